@@ -24,7 +24,7 @@ from opsmith.benchmarking.templates import (
     usable,
 )
 from opsmith.checking.effort import EFFORTS as CHECKED
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject_kinds import ForwardRaisedError, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import listed
@@ -32,6 +32,7 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import LocatedSamples, Make, samples_of
 from opsmith.core.shape_samples import samples_for
+from opsmith.judging.tensors import is_inexact, replica
 
 Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 Sizes = Mapping[str, Any] | None

@@ -36,7 +36,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.domain import among_symmetric
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.margins import read_outside
@@ -44,6 +44,7 @@ from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
 

@@ -12,16 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.exceptions import (
-    Overlooking,
-    WrongCountError,
-    WrongFormError,
-    calls_operator,
-    structure_of,
-)
+from opsmith.checking.exceptions import Overlooking, WrongCountError, WrongFormError, structure_of
 from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.random_states import is_state, seed_torch, torch_state_restored
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -32,6 +26,8 @@ from opsmith.core.origins.declared import Part
 from opsmith.core.origins.function_class import Outputs, StructureMismatchError, leaves
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.tensors import CPU, is_inexact, replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.flattening import ResultFlattening

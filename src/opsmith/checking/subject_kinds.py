@@ -23,7 +23,7 @@ from opsmith.adopting.registered import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import value_names
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import calls_operator, refuse_own, watched_calls
+from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.property import endless, raised_at
@@ -51,6 +51,7 @@ from opsmith.core.schema import functional_schema
 from opsmith.core.shape_samples import missing_words, samples_for
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
+from opsmith.judging.attribution import calls_operator
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.library_operators import library_operator_of
 from opsmith.torch_library.origins.forward import Returned, returned_by

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer, Computation
-from opsmith.checking.numerics.judge import judge
 from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
 from opsmith.exporting.packages import onnx_ir
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.judge import judge
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.numerics.answer import Answer
 from opsmith.core.specification import Specification
 from opsmith.exporting.capture import first_line, where_called
 from opsmith.exporting.closeness import Closeness, Rounding, closeness, in_float64
@@ -22,6 +21,7 @@ from opsmith.exporting.other_values import other_values
 from opsmith.exporting.report import GIVEN, Comparison, Export
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.translation import OPERATOR
+from opsmith.judging.answer import Answer
 
 OTHERS = 2
 """Number of inputs with other values, one of which is unlike the example, and of other sizes of each axis."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import nested_tensors
+from opsmith.judging.judge import judge
 from opsmith.surveying.guesses import Guess
 from opsmith.surveying.trials import right_answers, seeded
 

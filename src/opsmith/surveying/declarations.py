@@ -13,14 +13,14 @@ from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.signature import value_names
 from opsmith.checking import check
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.answer import Combination
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.origins.function_class import class_of
 from opsmith.core.tensors import map_tensors, nested_tensors
+from opsmith.judging.answer import Combination
+from opsmith.judging.judge import judge
 from opsmith.surveying.guesses import ClassSource, Guess
 from opsmith.surveying.trials import fresh_inputs, right_answers, run, seeded
 

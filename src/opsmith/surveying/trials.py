@@ -17,11 +17,11 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.adopting.signature import value_names
-from opsmith.checking.numerics.answer import Answer, Computation
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.location import where
 from opsmith.core.origins.function_class import overrides
 from opsmith.core.tensors import nested_tensors
+from opsmith.judging.answer import Answer, Computation
 from opsmith.surveying.guesses import ClassSource, Guess, guesses, unguessable
 
 SECONDS = 10.0

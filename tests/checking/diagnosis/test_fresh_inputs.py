@@ -13,9 +13,9 @@ import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
 from opsmith.checking.diagnosis.evidence import Evidence
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.compare import largest_magnitude
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.judging.compare import largest_magnitude
 
 
 def fresh(value: object, way: str = "mixed", seed: int = 0) -> object:

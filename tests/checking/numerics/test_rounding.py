@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer, Computation, fan_in
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.samples.perturb import perturbed
+from opsmith.judging.answer import Answer, Computation, fan_in
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import perturbed
 
 X = torch.rand(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4 - 2
 W = torch.rand(5, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 4 - 2

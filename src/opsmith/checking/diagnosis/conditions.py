@@ -19,8 +19,8 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.evidence import COMPARISONS
 from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.numerics.compare import in_double, largest_magnitude
 from opsmith.core.generate_like import WHOLE
+from opsmith.judging.compare import in_double, largest_magnitude
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
 """Bits of a condition: without a threshold, with one, with two."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import all_close
+from opsmith.judging.compare import all_close
 
 NAMED = 1e-9
 """Relative difference up to which a number has a name, or an operation a formula."""

@@ -25,7 +25,7 @@ from opsmith.checking.diagnosis.detectors import (
 )
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, multiple
 from opsmith.checking.diagnosis.observation import SAME, Observation
-from opsmith.checking.numerics.compare import all_close, largest_magnitude
+from opsmith.judging.compare import all_close, largest_magnitude
 
 
 @dataclass(frozen=True)

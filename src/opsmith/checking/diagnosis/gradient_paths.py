@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opsmith.checking.diagnosis.decompositions import decomposition
-from opsmith.checking.exceptions import Overlooking, calls_operator
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results, vjp
-from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
 from opsmith.core.tensors import nested_tensors, replace_tensors
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.tensors import is_inexact
 
 MOST_EDGES = 200
 """Largest number of edges."""

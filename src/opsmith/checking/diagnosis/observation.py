@@ -14,16 +14,17 @@ from torch import Tensor
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import in_double, is_close, largest_magnitude, share_of_largest
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of, variations
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
+from opsmith.judging.compare import in_double, is_close, largest_magnitude, share_of_largest
+from opsmith.judging.tensors import is_inexact, replica
 
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""

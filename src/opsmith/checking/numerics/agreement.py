@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import Results
-from opsmith.checking.numerics.compare import Difference, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.compare import Difference, unravel
 
 DIRECTIONS = 2
 """Number of random directions along which a gradient is compared."""

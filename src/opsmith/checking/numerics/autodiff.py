@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.checking.processes.watchdog import beat
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.tensors import dense, is_inexact
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
-
-SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
@@ -83,46 +79,6 @@ def vjp_or_zeros(
         torch.zeros_like(flat[argnum]) if gradient is None else gradient
         for argnum, gradient in zip(argnums, found, strict=True)
     ]
-
-
-def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Convert sparse gradients, such as that of an embedding's table, to dense tensors in memory.
-
-    Some gradients of torch are zeros without memory, as that of `torch.sgn`.
-
-    Raises:
-        LayoutError: If a gradient is nested or quantised, which cannot be compared.
-
-    Example:
-        >>> dense([torch.ones(1).to_sparse(), None])
-        [tensor([1.]), None]
-    """
-    found = [None if each is None else _in_memory(each) for each in gradients]
-    for each in found:
-        foreign = None if each is None else unsupported_kind(each)
-        if foreign is not None:
-            raise errors.LayoutError(
-                "a gradient must be a strided dense tensor",
-                expected="torch.strided",
-                got=foreign.name,
-                hint=f"return `{foreign.hint.format('gradient')}`",
-            )
-    return found
-
-
-def _in_memory(gradient: Tensor) -> Tensor:
-    if gradient.layout in SPARSE:
-        return gradient.to_dense()
-    return gradient.clone() if gradient.layout == torch.strided and _without_memory(gradient) else gradient
-
-
-def _without_memory(tensor: Tensor) -> bool:
-    """True if a tensor has no memory of its own: zeros that torch has not written yet, or a traced tensor."""
-    try:
-        tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return True
-    return False
 
 
 def record(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import Results
-from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.tensors import is_inexact
 
 
 @dataclass(frozen=True)

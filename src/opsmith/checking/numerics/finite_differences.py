@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.numerics.autodiff import Results
-from opsmith.checking.numerics.compare import Difference, largest_magnitude, unravel
-from opsmith.checking.numerics.constants import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
+from opsmith.judging.compare import Difference, largest_magnitude, unravel
+from opsmith.judging.constants import LIBRARY, allowed_roundings
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the noise allows it. It is not smaller, since

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.answer import Answer
+from opsmith.judging.judge import judge
 from opsmith.torch_library import capabilities
 
 FEWER = (torch.float32, *LOW_PRECISION)
@@ -86,7 +86,7 @@ def rounded_arguments(got: Tensor, right: Answer, flat: Sequence[Any]) -> str | 
     Units for matrices round their arguments, to the nearest number or towards zero, and sum in float32.
 
     Example:
-        >>> from opsmith.checking.numerics.answer import Computation
+        >>> from opsmith.judging.answer import Computation
         >>> a, b = (torch.rand(3, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
         >>> product = Computation.of(lambda flat: [flat[0] @ flat[1]], [a, b], torch.Generator())
         >>> (right,) = product.at([a, b], torch.float32)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.numerics.compare import as_bytes, same_bits, unravel
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     MemorySpan,
@@ -30,9 +29,10 @@ from opsmith.checking.processes.sanitizer_parent import (
     SanitizedCall,
     SanitizerJob,
 )
-from opsmith.checking.samples.sample import replica
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_child import end_with_parent
+from opsmith.judging.compare import as_bytes, same_bits, unravel
+from opsmith.judging.tensors import replica
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.runtime import fill_new_memory

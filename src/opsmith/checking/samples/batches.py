@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.tensors import is_inexact, replica
 
 
 def drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.answer import Answer, Computation
-from opsmith.checking.numerics.constants import FEW_DIGITS
 from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.domain import asked
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.constants import FEW_DIGITS
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 

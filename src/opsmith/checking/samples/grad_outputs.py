@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient, record
-from opsmith.checking.numerics.compare import all_finite
 from opsmith.checking.samples.memory_layouts import PLAIN
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import all_finite
+from opsmith.judging.tensors import CPU, is_inexact, replica
 
 
 @dataclass(frozen=True)

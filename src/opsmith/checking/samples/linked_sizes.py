@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import all_close
 from opsmith.checking.samples.domain import asked
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -25,6 +24,8 @@ from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.generate_like import WHOLE
 from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.tensors import sequence_like
+from opsmith.judging.compare import all_close
+from opsmith.judging.tensors import is_inexact
 
 
 @dataclass(frozen=True, order=True)

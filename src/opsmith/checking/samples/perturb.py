@@ -12,32 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import guarded
 from opsmith.core.generate_like import generate_like
-
-
-def perturbed(value: Any, step: float, generator: torch.Generator) -> Any:
-    """Move each number of a tensor up or down by a relative step; return any other value as it is.
-
-    The move is computed in float64 and rounded once: a step below the eps of the dtype moves few numbers, and
-    one above it moves all.
-
-    Args:
-        value: Floating or complex tensor of any dtype, or any other value.
-        step: Relative step.
-        generator: Source of the signs.
-
-    Example:
-        >>> moved = perturbed(torch.tensor([1.0, 4.0]), 0.25, torch.Generator().manual_seed(0))
-        >>> (moved / torch.tensor([1.0, 4.0])).sub(1).abs()
-        tensor([0.2500, 0.2500])
-    """
-    if not is_inexact(value):
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return (value * (1 + step * signs.to(value.device))).to(value.dtype)
-
+from opsmith.judging.tensors import is_inexact, replica
 
 FACTOR = 1.25
 """Factor on changed numbers."""

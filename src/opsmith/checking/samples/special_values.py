@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.tensors import CPU
 
 
 @dataclass(frozen=True)

@@ -137,10 +137,13 @@ def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Give the tensors of most dimensions one more in front, then all tensors, or take their first one away.
 
     `shapes=` says how many dimensions there are. The forward of a class may take others without meaning them.
+    A rule of the samples holds for their ranks.
     """
     subject, sample = sizes.subject, sizes.sample
+    ruled = {label for rule in rules_of(subject) for label in (rule.source, rule.target)}
     inexact = [argnum for argnum in sample.inexact if may_change(sizes, argnum)]
-    if not inexact or subject.specification.shapes is not None or not subject.kind.has_reference:
+    known = subject.specification.shapes is not None or not subject.kind.has_reference
+    if not inexact or known or not sample.elements or ruled & {sample.labels[at] for at in inexact}:
         return
     most = max(sample.flat[argnum].dim() for argnum in inexact)
     largest = [argnum for argnum in inexact if sample.flat[argnum].dim() == most]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.compare import describe_write, exact_difference
 from opsmith.kernels.cpp.runtime import fill_new_memory
 
 MARGIN = 64

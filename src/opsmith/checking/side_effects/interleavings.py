@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
-from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import dense, record
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
 from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
+from opsmith.judging.attribution import AboutOperatorError
+from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
 
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from opsmith.checking.calls import SampleRun, copies
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.compare import differ_beyond_rounding
 from opsmith.checking.property import Findings
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.compare import differ_beyond_rounding
+from opsmith.judging.tensors import is_inexact
 
 GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
 AGAIN = 3

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import same_bits
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
 from opsmith.core.formula import Formula
 from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
+from opsmith.judging.compare import same_bits
 
 if TYPE_CHECKING:
     from opsmith.checking.subject import Subject

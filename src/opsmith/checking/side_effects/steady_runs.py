@@ -17,7 +17,6 @@ from torch import Tensor
 from opsmith.checking.calls import SampleRun
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.compare import differ_beyond_rounding
 from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -25,6 +24,7 @@ from opsmith.checking.side_effects.outside_state import OutsideState
 from opsmith.checking.side_effects.random_states import random_states_restored, seed_all
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
+from opsmith.judging.compare import differ_beyond_rounding
 
 BYTES = (0xFF, 0x41)
 """Bytes left in used memory between two runs that must be the same."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.evidence import Detection, Evidence
 from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.numerics.compare import all_close, share_of_largest
+from opsmith.judging.compare import all_close, share_of_largest
 
 MOST_ELEMENTS = 96
 """Largest number of elements of a result that are tested one by one."""

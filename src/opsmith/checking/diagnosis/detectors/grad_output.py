@@ -14,15 +14,9 @@ from torch import Tensor
 from opsmith.checking.diagnosis.detectors.precision import precision
 from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence
 from opsmith.checking.diagnosis.observation import ROUNDINGS, Grads, Observation
-from opsmith.checking.numerics.compare import (
-    all_close,
-    in_double,
-    is_close,
-    largest_magnitude,
-    share_of_largest,
-)
-from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.samples.grad_outputs import random_grad_output
+from opsmith.judging.compare import all_close, in_double, is_close, largest_magnitude, share_of_largest
+from opsmith.judging.working_precision import working_precision
 
 Backward = Callable[[Grads], Tensor | None]
 """Function from grad_outputs, one for each result, to the gradient of an input."""

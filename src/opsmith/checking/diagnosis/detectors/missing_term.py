@@ -20,7 +20,7 @@ from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
 from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, Prediction, multiple, times
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
 from opsmith.checking.diagnosis.observation import SAME, Observation
-from opsmith.checking.numerics.compare import in_double, largest_magnitude
+from opsmith.judging.compare import in_double, largest_magnitude
 
 PAIRS = 30
 """Largest number of distinct edges for which all pairs are tried."""

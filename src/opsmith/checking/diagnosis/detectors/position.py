@@ -14,8 +14,8 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.evidence import Detection, Evidence
 from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.numerics.compare import in_double, largest_magnitude
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.compare import in_double, largest_magnitude
+from opsmith.judging.tensors import is_inexact
 
 FURTHEST = 8
 """Longest shift along one dimension; along two at once, `TOGETHER`."""

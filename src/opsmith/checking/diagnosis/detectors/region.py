@@ -15,7 +15,7 @@ from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, 
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
 from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, multiple, times
 from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.numerics.compare import all_close
+from opsmith.judging.compare import all_close
 
 
 def region(evidence: Evidence) -> Iterator[Detection]:

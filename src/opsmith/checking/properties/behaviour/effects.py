@@ -11,7 +11,6 @@ from torch import Tensor
 
 from opsmith.checking.calls import LiveCall, SampleRun, copies, rule_location
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
-from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
@@ -31,6 +30,7 @@ from opsmith.checking.side_effects.steady_runs import CHANGED
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
 from opsmith.core.formula import listed
+from opsmith.judging.compare import SavedBits, differ_beyond_rounding
 from opsmith.torch_library import capabilities
 
 NAME = "effects"

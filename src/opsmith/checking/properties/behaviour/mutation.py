@@ -11,7 +11,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.calls import rule_location
-from opsmith.checking.numerics.compare import Difference, SavedBits, describe_write, exact_difference
 from opsmith.checking.processes.fork import in_child
 from opsmith.checking.properties.behaviour.layouts import is_stated, layout_cases, samples_of_each_form
 from opsmith.checking.properties.behaviour.write_runs import (
@@ -52,6 +51,7 @@ from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.kernels import choose
 from opsmith.core.operator import Operator
+from opsmith.judging.compare import Difference, SavedBits, describe_write, exact_difference
 
 NAME = "mutation"
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from opsmith.checking.calls import CallValues, SampleRun, copies, differentiated, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
@@ -31,6 +30,7 @@ from opsmith.checking.side_effects.interleavings import (
 )
 from opsmith.checking.side_effects.outside_state import HiddenState, OutsideState
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import describe_difference, differ_beyond_rounding, same_bits
 
 NAME = "state"
 

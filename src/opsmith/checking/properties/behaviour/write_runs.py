@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import copies
-from opsmith.checking.exceptions import calls_operator, refuse_own
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.numerics.compare import as_bytes, is_close, is_same, share_of_largest
 from opsmith.checking.properties.behaviour.layouts import LayoutCase
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.functional_form import all_results
 from opsmith.core.operator import Operator
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.compare import as_bytes, is_close, is_same, share_of_largest
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.properties.kernels.equal_indices import keeps_one
@@ -30,12 +28,15 @@ from opsmith.checking.property import Findings, Note, Property, Skipped, each_sa
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import copies_of_written, on_copies
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.tensors import resolved
+from opsmith.judging.answer import Computation
+from opsmith.judging.compare import SavedBits
+from opsmith.judging.tensors import CPU
 from opsmith.kernels.triton.interpreter import missing_interpreter
 
 if TYPE_CHECKING:

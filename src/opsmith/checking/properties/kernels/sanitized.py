@@ -30,11 +30,12 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.memory_layouts import layouts_of
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, Rejected
+from opsmith.judging.tensors import CPU
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource

@@ -78,7 +78,8 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
         return ()
     lists = {each.name for each in subject.specification.schema.arguments if each.kind.sequence}
     seen: dict[tuple[str, int], set[int]] = {}
-    for sample in subject.samples:
+    authors = {each.dims for each in subject.samples if not each.origin}
+    for sample in (each for each in subject.samples if each.dims in authors):
         for name, value in zip(sample.names, sample.flat, strict=True):
             for axis, size in (
                 enumerate(value.shape) if isinstance(value, Tensor) and name not in lists else ()

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from opsmith.checking.calls import computed_in, rule_location
 from opsmith.checking.numerics.agreement import Claim
-from opsmith.checking.numerics.answer import Answer, Computation, Function, unknown
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import PackedTensors
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.answer import Answer, Computation, Function, unknown
+from opsmith.judging.judge import judge
 
 SHARE = 64
 """Divisor of the number of elements that are moved one at a time, for a function that is a derivative."""

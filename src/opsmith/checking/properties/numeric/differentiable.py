@@ -12,10 +12,11 @@ from opsmith.checking.exceptions import Overlooking, raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples, first_line
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 

@@ -13,22 +13,22 @@ from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.low_precision import rounded_arguments
-from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
 from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
+from opsmith.judging.answer import Computation
+from opsmith.judging.compare import largest_magnitude, metadata_difference
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import is_inexact, perturbed, replica
+from opsmith.judging.working_precision import working_precision
 
 
 def compare_results(

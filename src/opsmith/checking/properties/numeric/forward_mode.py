@@ -14,9 +14,7 @@ from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.agreement import agrees_along
-from opsmith.checking.numerics.answer import Answer
 from opsmith.checking.numerics.autodiff import differentiate, vjp
-from opsmith.checking.numerics.compare import distinct_texts, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
 from opsmith.checking.numerics.finite_differences import DirectionalDerivative, derivative_along
 from opsmith.checking.numerics.noise import noise_of
@@ -26,12 +24,15 @@ from opsmith.checking.properties.numeric.differentiable import each_subset
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import through_apply
 from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
+from opsmith.judging.answer import Answer
+from opsmith.judging.compare import distinct_texts, unravel
+from opsmith.judging.tensors import is_inexact
 
 NAME = "forward_mode"
 

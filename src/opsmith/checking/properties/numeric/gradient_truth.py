@@ -19,17 +19,18 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
-from opsmith.checking.numerics.answer import Answer, Computation
 from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp_or_zeros
-from opsmith.checking.numerics.compare import Difference, all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.compare import Difference, all_finite, largest_magnitude
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import is_inexact
 
 Grads = Sequence[Tensor | None]
 

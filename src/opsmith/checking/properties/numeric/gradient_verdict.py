@@ -15,7 +15,6 @@ from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by
-from opsmith.checking.numerics.compare import Difference, largest_magnitude
 from opsmith.checking.numerics.low_precision import low_precision_in_backward
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
@@ -23,9 +22,11 @@ from opsmith.checking.properties.numeric.gradient_truth import RightGradient, Ri
 from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.samples.cases import case_name, dtype_name
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
+from opsmith.judging.compare import Difference, largest_magnitude
+from opsmith.judging.tensors import CPU
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp
 

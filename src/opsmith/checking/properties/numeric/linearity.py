@@ -11,17 +11,17 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.answer import Answer, Combination
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import all_finite, largest_magnitude
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.answer import Answer, Combination
+from opsmith.judging.compare import all_finite, largest_magnitude
+from opsmith.judging.judge import judge
 
 NAME = "linearity"
 

@@ -12,9 +12,7 @@ from torch.autograd.function import FunctionCtx
 
 from opsmith import errors
 from opsmith.checking.numerics.agreement import Claim
-from opsmith.checking.numerics.answer import Answer
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
-from opsmith.checking.numerics.compare import Difference, largest_magnitude
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.promises import of_second_order
 from opsmith.checking.properties.numeric.derivatives import Derivatives, apart
@@ -23,11 +21,14 @@ from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
+from opsmith.judging.answer import Answer
+from opsmith.judging.compare import Difference, largest_magnitude
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.autograd.graph_cuts import is_cut
 

@@ -13,8 +13,6 @@ from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.differentiable import differentiated_names, not_exercised
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import Backward
@@ -23,9 +21,12 @@ from opsmith.checking.property import Findings, Note, Property, Skipped, each_sa
 from opsmith.checking.report import Failure, Given
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, cases
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
+from opsmith.judging.compare import metadata_difference
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import CPU
 
 NAME = "surrogate"
 

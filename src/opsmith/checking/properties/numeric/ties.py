@@ -18,9 +18,10 @@ from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGr
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, shown_sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.tensors import CPU, is_inexact
 
 APART = 1e-2
 """Relative move by which tied inputs come apart."""

@@ -20,11 +20,8 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.answer import Answer, Computation, Half, in_double_on_cpu, unknown
 from opsmith.checking.numerics.autodiff import Results, vjp
-from opsmith.checking.numerics.compare import Difference, all_finite, is_close, same_bits, unravel
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.numerics.judge import wrong_elements
 from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.properties.numeric.gradient_verdict import approximate, share_off
 from opsmith.checking.properties.numeric.ties import where_tied
@@ -32,7 +29,7 @@ from opsmith.checking.property import Coverage, Findings, Note, Property, Skippe
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
@@ -42,6 +39,10 @@ from opsmith.checking.samples.special_values import (
 )
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.judging.answer import Answer, Computation, Half, in_double_on_cpu, unknown
+from opsmith.judging.compare import Difference, all_finite, is_close, same_bits, unravel
+from opsmith.judging.judge import wrong_elements
+from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "values"
 ORDINARY = 4

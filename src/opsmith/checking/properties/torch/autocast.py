@@ -14,7 +14,6 @@ from torch import Tensor
 from opsmith.checking.calls import TensorName, differentiated, record_copies, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
-from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.forms import (
     Examples,
@@ -30,8 +29,10 @@ from opsmith.checking.property import Coverage, Findings, Property, covered_samp
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import exact_difference
+from opsmith.judging.tensors import replica
 
 NAME = "autocast"
 DTYPES = (torch.bfloat16, torch.float16)

@@ -26,12 +26,13 @@ from opsmith.checking.property import (
 )
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
 from opsmith.core.source import file_tree
+from opsmith.judging.tensors import replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import NO_ACCELERATOR, NO_SIZES_ON_META, has_message
 

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from opsmith.checking.calls import TensorName, computed_in, rule_location
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.answer import Computation
 from opsmith.checking.numerics.autodiff import vjp_or_zeros
-from opsmith.checking.numerics.compare import Difference, exact_difference, metadata_difference
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import batched, own_dtype
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.answer import Computation
+from opsmith.judging.compare import Difference, exact_difference, metadata_difference
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import replica
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ import torch
 from opsmith import errors
 from opsmith.checking.calls import SampleRun, differentiated, live_call
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
@@ -19,6 +18,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import SavedBits
 from opsmith.torch_library.torch_messages import LOOKS_AT_DATA, OPCHECK_DIFFERS, has_message
 
 NAME = "opcheck"

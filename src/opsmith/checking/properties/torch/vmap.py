@@ -17,8 +17,6 @@ from torch import Tensor
 from opsmith.checking.calls import TensorName, differentiated, record_copies
 from opsmith.checking.exceptions import stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
-from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
-from opsmith.checking.numerics.constants import allowed_roundings, unit_roundoff
 from opsmith.checking.promises import of_batches, of_tools
 from opsmith.checking.properties.torch.forms import (
     Examples,
@@ -47,10 +45,13 @@ from opsmith.checking.property import (
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.compare import all_close, exact_difference, share_of_largest
+from opsmith.judging.constants import allowed_roundings, unit_roundoff
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
 NAME, GRADIENTS = "vmap", "batched_gradients"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import in_double
-from opsmith.checking.samples.sample import is_inexact, replica
+from opsmith.judging.compare import in_double
+from opsmith.judging.tensors import is_inexact, replica
 
 FINE, COARSE = 2.0**-22, 2.0**-18
 """Relative steps: four roundings of float32, and 64. A curve is `COARSE**2`, a thousandth of a rounding."""

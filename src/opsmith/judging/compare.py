@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.constants import half_of_digits
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.constants import half_of_digits
+from opsmith.judging.tensors import is_inexact
 
 
 def is_same(got: Tensor, right: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ there; in half precision, where its results jump.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,10 +41,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import dense
-from opsmith.checking.numerics.compare import largest_magnitude, same_bits
-from opsmith.checking.numerics.constants import (
+from opsmith.core.cached_property import cached_property
+from opsmith.judging.attribution import raise_own
+from opsmith.judging.compare import largest_magnitude, same_bits
+from opsmith.judging.constants import (
     FEW_DIGITS,
     FIRST_MOVES,
     LIBRARY,
@@ -57,11 +58,8 @@ from opsmith.checking.numerics.constants import (
     half_of_digits,
     unit_roundoff,
 )
-from opsmith.checking.numerics.working_precision import working_precision
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import CPU, is_inexact, replica
-from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.core.cached_property import cached_property
+from opsmith.judging.tensors import CPU, dense, is_inexact, perturbed, replica
+from opsmith.judging.working_precision import working_precision
 
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
@@ -145,10 +143,10 @@ class Answer:
             return None
         if ordinary.shape != value.shape:
             return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
-        if self._in not in FEW_DIGITS:
-            return keeps_digits(ordinary, value, self._in, value.abs() + self.moved_by(MOVES))
+        if self.held_in not in FEW_DIGITS:
+            return keeps_digits(ordinary, value, self.held_in, value.abs() + self.moved_by(MOVES))
         kept = ordinary.isfinite() | ~value.isfinite()
-        jumps = None if self.computation is None else self.computation.jumps(self._in)[self.position]
+        jumps = None if self.computation is None else self.computation.jumps(self.held_in)[self.position]
         return kept if jumps is None or jumps.shape != kept.shape else kept & ~jumps
 
     def is_decided(self) -> bool:
@@ -163,16 +161,16 @@ class Answer:
         return judged is None or bool(judged.any())
 
     @cached_property
-    def _in(self) -> torch.dtype:
+    def held_in(self) -> torch.dtype:
         """The dtype that it is held to, or the coarser one that it is computed in."""
         return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
 
     def unit(self, size: Tensor) -> Tensor:
         """One rounding of numbers of a size, or the smallest number that the dtype has."""
-        coarse = unit_roundoff(self._in)
+        coarse = unit_roundoff(self.held_in)
         if self.ordinary is not None and is_inexact(self.ordinary):
             coarse = max(coarse, unit_roundoff(self.ordinary.dtype))
-        underflow = max(torch.finfo(self._in).tiny * coarse, torch.finfo(torch.float64).tiny)
+        underflow = max(torch.finfo(self.held_in).tiny * coarse, torch.finfo(torch.float64).tiny)
         return coarse * size + underflow
 
     def moved_by(self, count: int) -> Tensor | float:
@@ -185,18 +183,18 @@ class Answer:
         if moves is None or moves.shape != self.value.shape:
             return 0.0
         largest = max(largest_magnitude(self.value), self.computation.largest_argument)
-        half = half_of_digits(self._in) * largest  # of a result that is zero, arguments tell the size
-        return moves.clamp(max=half / unit_roundoff(self._in))
+        half = half_of_digits(self.held_in) * largest  # of a result that is zero, arguments tell the size
+        return moves.clamp(max=half / unit_roundoff(self.held_in))
 
     def own_error(self, unit: Tensor) -> float:
         """The error of the function itself in the dtype, in units."""
         value, ordinary = self.value, self.ordinary
-        if value is None or ordinary is None or not self.more_exact or self._in in FEW_DIGITS:
+        if value is None or ordinary is None or not self.more_exact or self.held_in in FEW_DIGITS:
             return 0.0
         if ordinary.shape != value.shape:
             return 0.0
-        size = unit / unit_roundoff(self._in)
-        kept = keeps_digits(ordinary, value, self._in, size) & value.isfinite()
+        size = unit / unit_roundoff(self.held_in)
+        kept = keeps_digits(ordinary, value, self.held_in, size) & value.isfinite()
         measured = ((ordinary.to(value.dtype) - value).abs() / unit)[kept]
         return float(measured.max()) if measured.numel() else 0.0
 
@@ -221,7 +219,7 @@ class Half:
     def bounds(self) -> Iterator[Bound]:
         """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
         yield Bound("half", self._free(self.answer.dtype), 1.0)
-        free = self._free(self.answer._in)
+        free = self._free(self.answer.held_in)
         for bound in self.answer.bounds():
             yield Bound(bound.term, free + bound.distance, 1.0)
 
@@ -236,7 +234,7 @@ class Half:
     def judged(self) -> Tensor | None:
         """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
         assert self.answer.value is not None
-        judged, beyond = self.answer.judged(), torch.finfo(self.answer._in).max
+        judged, beyond = self.answer.judged(), torch.finfo(self.answer.held_in).max
         within = ~(self.answer.value.abs() > beyond)
         return within if judged is None else judged & within
 
@@ -442,7 +440,7 @@ class Computation:
                 found = [*map(self._own_error, range(len(right)), right, ordinary)]
                 errors = tuple(map(max, errors, found))
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse_own(error)  # the property reports that it does not run in float32
+            raise_own(error)  # the property reports that it does not run in float32
             return (0.0,) * len(self.results)
         return errors
 
@@ -475,12 +473,17 @@ class Computation:
         return found
 
     def _sizes(self, flat: Sequence[Any]) -> Sequence[Tensor | None] | None:
-        with Overlooking(), without_warnings():  # an argument out of its domain shows nothing
-            return [
-                None if each is None or not is_inexact(each) else each.detach().abs().nan_to_num(0, 0, 0)
-                for each in self.function([*map(replica, flat)])
-            ]
-        return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = self.function([*map(replica, flat)])
+            except (Exception, SystemExit) as error:  # an argument out of its domain shows nothing
+                raise_own(error)
+                return None
+        return [
+            None if each is None or not is_inexact(each) else each.detach().abs().nan_to_num(0, 0, 0)
+            for each in found
+        ]
 
     @cached_property
     def precision(self) -> torch.dtype:
@@ -489,7 +492,7 @@ class Computation:
             known = torch.float64 if self.computed_in is None else self.computed_in()
             return working_precision(self.function, self.wide, self._own_generator(), known)
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse_own(error)  # as it may where arguments must be whole
+            raise_own(error)  # as it may where arguments must be whole
             return torch.float64
 
     def _own_generator(self, stream: int = 0) -> torch.Generator:
@@ -556,7 +559,7 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             real = torch.view_as_real(result.resolve_conj()).sum(-1) if result.is_complex() else result
             return max(1, *(_reached(real.flatten()[index], inputs) for index in indices))
         except RuntimeError as error:
-            refuse_own(error)
+            raise_own(error)
             return _largest(inputs)
 
 

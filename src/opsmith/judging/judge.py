@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer, Combination, Half
-from opsmith.checking.numerics.compare import (
+from opsmith.judging.answer import Answer, Combination, Half
+from opsmith.judging.compare import (
     Difference,
     all_close,
     exact_difference,
@@ -17,7 +17,7 @@ from opsmith.checking.numerics.compare import (
     within_rounding,
     worst_difference,
 )
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.tensors import is_inexact
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
     Whole numbers must be those of either precision: rounding may change an `argmax`.
 
     Example:
-        >>> from opsmith.checking.numerics.answer import Computation
+        >>> from opsmith.judging.answer import Computation
         >>> x = torch.tensor([0.5, 1.0])
         >>> exp = Computation.of(lambda flat: [flat[0].exp()], [x], torch.Generator()).at([x], torch.float32)
         >>> [str(judge(each, exp[0])) for each in (x.exp(), x.exp() + 1e-3)]
