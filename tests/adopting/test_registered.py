@@ -31,7 +31,7 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.side_effects.reachable_state import roots
+from opsmith.checking.side_effects.outside_state import roots
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.torch_library import capabilities
 

@@ -190,7 +190,7 @@ def test_a_property_that_raises_outside_of_a_sample_is_a_failure_and_no_crash() 
 
 
 def test_a_mistake_in_the_check_itself_is_not_blamed_on_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.checking.numerics import judge
+    from opsmith.judging import judge
 
     monkeypatch.delattr(judge, "Verdict")
     with pytest.raises(NameError, match="Verdict"):

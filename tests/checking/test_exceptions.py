@@ -16,9 +16,10 @@ from torch.autograd import Function
 import opsmith
 from opsmith import errors
 from opsmith.checking.calls import LiveCall
-from opsmith.checking.exceptions import Overlooking, WrongCountError, calls_operator, refuse_own
+from opsmith.checking.exceptions import Overlooking, WrongCountError, refuse_own
 from opsmith.checking.side_effects.interleavings import InterruptedOperationError
 from opsmith.checking.subject import Subject
+from opsmith.judging.attribution import calls_operator
 
 HOME = Path(opsmith.__file__).parent / "checking"
 
@@ -28,7 +29,7 @@ EXCUSED = {
     "processes/fork.py": "the child passes on to the parent what was raised",
     "processes/workers.py": "the child passes on to the parent what was raised",
     "processes/sanitizer_child.py": "the child passes on to the parent what was raised",
-    "side_effects/hidden_state.py": "whatever is raised means that the operator needs what it remembers",
+    "side_effects/outside_state.py": "whatever is raised means that the operator needs what it remembers",
     "side_effects/interleavings.py": "a thread passes on what was raised to the one that started it",
 }
 """Modules that catch every exception and attribute none, and why."""

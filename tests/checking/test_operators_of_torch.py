@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.numerics.compare import within_rounding
+from opsmith.judging.compare import within_rounding
 
 
 def checked(function: Callable[..., Any], *samples: tuple[Any, ...], only: list[str]) -> opsmith.Report:

@@ -17,7 +17,7 @@ from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.exceptions import raised_within, stated
 from opsmith.checking.properties.torch.compiled_calls import refused
-from opsmith.checking.properties.torch.mapping import refusal
+from opsmith.checking.properties.torch.vmap import refusal
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
@@ -80,7 +80,7 @@ class ComparedWithNone(Function):
 
 def test_what_python_does_not_support_is_no_refusal_of_empty_tensors() -> None:
     found = variations(subject_of(ComparedWithNone, [(X,)], 0, EFFORTS["default"]))
-    assert "'>' not supported between instances of 'NoneType' and 'int'" in found.unserved[0].raised[1]
+    assert "'>' not supported between instances of 'NoneType' and 'int'" in found.unserved[0].message
 
 
 def subject(checked: Any) -> Subject:

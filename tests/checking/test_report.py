@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opsmith.checking import Failure, Outcome, Report
-from opsmith.checking.numerics.compare import Difference
+from opsmith.judging.compare import Difference
 
 FAILURE = Failure(
     "gradient",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,50 +11,60 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking import property as property_module
+from opsmith.checking import Failure
 from opsmith.checking.effort import EFFORTS
+from opsmith.checking.processes import watchdog
 
 
 class Clock:
-    """A clock on which each look takes some seconds."""
+    """A clock on which each call of `square` takes some seconds, and nothing else does."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.now = seconds, 0.0
+    seconds = now = 0.0
 
-    def monotonic(self) -> float:
-        self.now += self.seconds
-        return self.now
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now
 
 
 @opsmith.operator("slow_operators::square")
 def square(x: Tensor) -> Tensor:
+    Clock.now += Clock.seconds
     return x * x
 
 
 SAMPLES = [(torch.randn(3, 4),), (torch.randn(5),)]
 
 
-def limits(monkeypatch: pytest.MonkeyPatch, seconds: float, effort: Any) -> list[Any]:
-    monkeypatch.setattr(property_module, "time", Clock(seconds))
-    report = opsmith.check(square, samples=SAMPLES, only=["forward", "gradient"], effort=effort)
-    assert report.passed_as_asked
-    return [each for each in report.failures if each.cause == "not-exercised"]
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
+    def limits(seconds: float, effort: Any = "quick", *, only: Sequence[str] = FAST) -> list[Failure]:
+        monkeypatch.setattr(watchdog, "time", Clock)
+        monkeypatch.setattr(Clock, "seconds", seconds)
+        report = opsmith.check(square, samples=SAMPLES, only=only, effort=effort)
+        assert not report.errors
+        return [each for each in report.failures if each.cause == "not-exercised"]
+
+    return limits
 
 
-def test_inputs_that_no_time_is_left_for_are_a_limit_in_each_property(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = limits(monkeypatch, 100.0, "quick")
+FAST = ("forward", "gradient")
+
+
+def test_inputs_that_no_time_is_left_for_are_a_limit_in_each_property(limits: Any) -> None:
+    found = limits(25.0)
     assert [(each.property, each.severity) for each in found] == [("forward", "limit"), ("gradient", "limit")]
-    count = len(opsmith.check(square, samples=SAMPLES, only=["forward"], effort="quick").inputs)
-    assert found[0].message.startswith(
-        f"{count - 1} of {count} inputs were left out, for the others took 60 s"
-    )
+    assert "inputs were left out, or were not finished: 60 s are over" in found[0].message
 
 
-def test_what_is_fast_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not limits(monkeypatch, 0.01, "quick")
+def test_one_input_that_takes_too_long_is_not_finished(limits: Any) -> None:
+    """As second order by differences, which runs the first input many hundred times."""
+    (found,) = limits(20.0, only=["second_order"])
+    assert found.severity == "limit"
 
 
-def test_more_seconds_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not limits(monkeypatch, 50.0, replace(EFFORTS["quick"], seconds=1e6))
+def test_what_is_fast_leaves_nothing_out(limits: Any) -> None:
+    assert not limits(0.0001)
+
+
+def test_more_seconds_leave_nothing_out(limits: Any) -> None:
+    assert not limits(25.0, replace(EFFORTS["quick"], seconds=1e9))

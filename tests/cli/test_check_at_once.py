@@ -184,7 +184,7 @@ def test_a_number_that_is_none_is_refused(opsmith: Run, write: Write) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("opsmith.checking.processes.workers.os.fork", "where processes cannot be forked"),
+        ("opsmith.checking.processes.child.os.fork", "where processes cannot be forked"),
         ("opsmith.checking.processes.workers.torch.cuda.is_initialized", "CUDA has been used"),
     ],
     ids=["no-fork", "cuda"],
@@ -209,7 +209,7 @@ def test_a_system_that_forks_no_more_says_so(
     def fork() -> int:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("opsmith.checking.processes.workers.os.fork", fork)
+    monkeypatch.setattr("opsmith.checking.processes.child.os.fork", fork)
     done = opsmith("check", str(write()), "-j", "2", *FAST)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "the system forks no process: Resource temporarily unavailable" in done.stderr

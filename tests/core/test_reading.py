@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch.autograd import Function
 
-from opsmith.checking.samples.compared_values import others
+from opsmith.checking.samples.argument_values import others
 from opsmith.core.reading import Reading
 
 ORDERS = {"one": 1, "two": 2}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.errors import ExportMismatchError
-from opsmith.exporting.tolerance import in_coarser, rounding, tolerance
+from opsmith.exporting.closeness import Closeness, closeness, in_float64, rounding
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 20, "d" : 1]>
@@ -55,14 +55,64 @@ def test_types_are_followed_into_functions() -> None:
     }
 
 
-def test_what_a_coarser_type_allows() -> None:
-    assert in_coarser(torch.float32, torch.float32, 9) is None
-    assert in_coarser(torch.float16, torch.float32, 9) is None
-    assert in_coarser(torch.int64, torch.float16, 9) is None
-    assert in_coarser(torch.float32, None, 9) is None
-    coarse = in_coarser(torch.float64, torch.float32, 9)
-    assert coarse is not None
-    assert coarse.relative == tolerance(torch.float32, 9).relative
+def off_by(
+    share: float, dtype: torch.dtype = torch.float32, coarsest: torch.dtype | None = None
+) -> Closeness:
+    right = torch.ones(3, dtype=dtype)
+    return closeness(right * (1 + share), right, 9, coarsest)
+
+
+def test_the_bound_of_an_output_is_that_of_the_coarsest_type() -> None:
+    assert off_by(12 * 2**-24).close
+    assert not off_by(16 * 2**-24).close
+    assert off_by(12 * 2**-11, coarsest=torch.float16).close
+    assert not off_by(16 * 2**-11, coarsest=torch.float16).close
+    assert off_by(12 * 2**-24, torch.float64, torch.float32).close
+    assert not off_by(12 * 2**-24, torch.float64, torch.float64).close
+    assert "of float16" in off_by(0.0, torch.float16, torch.float32).reason
+    whole = torch.ones(3, dtype=torch.int64)
+    assert closeness(whole, whole, 9, torch.float16).close
+    assert not closeness(whole + 1, whole, 9, torch.float16).close
+
+
+def test_another_form_and_other_special_values_are_not_close() -> None:
+    right = torch.tensor([1.0, torch.nan, torch.inf])
+    assert closeness(right, right, 9).close
+    for got in (right.double(), right[:2], right.nan_to_num(0.0), -right):
+        assert not closeness(got, right, 9).close
+
+
+class Shrinking(torch.nn.Module):
+    """It loses digits, all of them for small inputs."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return ((1 + x) - 1,)
+
+
+@pytest.mark.parametrize(
+    ("size", "off", "close"), [(1e-3, 3e-5, True), (1e-3, 1e-2, False), (1e-6, 0.5, False)]
+)
+def test_the_model_in_float64_explains_lost_digits_down_to_half(size: float, off: float, close: bool) -> None:
+    x = torch.linspace(1, 2, 7) * size
+    (right,) = Shrinking()(x)
+    found = in_float64(Shrinking(), [x])
+    assert found is not None
+    judged = closeness(right * (1 + off), right, 3, None, lambda dtype: found.at([x], dtype)[0])
+    assert judged.close is close
+    assert ("in float64" in judged.reason) is close
+
+
+def refused() -> tuple[Tensor]:
+    raise TypeError("float32 alone")
+
+
+class Fixed(torch.nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x.float() @ torch.ones(2, 2),) if x.dtype == torch.float32 else refused()
+
+
+def test_a_model_that_does_not_run_in_float64_explains_nothing() -> None:
+    assert in_float64(Fixed(), [torch.ones(2, 2)]) is None
 
 
 def half_way(x: Tensor) -> Tensor:
@@ -78,7 +128,7 @@ def test_an_output_that_went_through_float16_may_be_off_as_that(export: Callable
     by_name = {each.output: each for each in made.export.comparisons}
     assert by_name["whole"].allowed < 1e-5
     assert 1e-5 < by_name["half"].difference <= by_name["half"].allowed < 0.05
-    assert "some of them to float16" in by_name["half"].reason
+    assert "roundings of float16" in by_name["half"].reason
 
 
 @pytest.mark.slow
@@ -87,4 +137,4 @@ def test_another_output_may_not(export: Callable[..., Made]) -> None:
     with pytest.raises(ExportMismatchError) as caught:
         export(Calls(lambda x: {"half": half_way(x), "whole": of.off(x)}), X)
     assert caught.value.argument == "whole"
-    assert "eps(float32)" in str(caught.value.expected)
+    assert "roundings of float32" in str(caught.value.expected)

@@ -28,6 +28,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("core",),
     ("build", "init"),
     ("torch_library",),
+    ("judging",),
     ("declaration", "kernels"),
     ("adopting",),
     ("targets",),

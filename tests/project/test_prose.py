@@ -70,9 +70,7 @@ KEPT: dict[tuple[str, str], str] = {
     ("checking/diagnosis/conditions.py", "source[1].startswith('times')"): "key of a column",
     ("checking/diagnosis/detectors/region.py", "rule.words.startswith('at')"): "a list of indices",
     ("checking/diagnosis/detectors/region.py", "text.startswith(('the last', 'the first'))"): "grammar",
-    ("checking/diagnosis/detectors/scale.py", "_OF_SIZES not in form"): "key of a factor",
-    ("checking/diagnosis/detectors/scale.py", "form.startswith('minus ')"): "key of a factor",
-    ("checking/properties/behaviour/memory.py", "'result' not in each.label"): "name of a value",
+    ("checking/properties/behaviour/memory.py", "'result' not in each.words"): "name of a value",
     ("checking/properties/behaviour/mutation.py", "about.startswith(('`', 'the '))"): "name of a value",
     ("torch_library/origins/fallback.py", "task.startswith('backward')"): "name of a task",
 }

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.benchmarking.result import Contender
-from opsmith.checking.numerics.answer import Answer
-from opsmith.checking.numerics.compare import exact_difference, metadata_difference
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.kernels import choose
@@ -24,6 +21,10 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.source_hash import source_hash
+from opsmith.judging.answer import Answer
+from opsmith.judging.compare import exact_difference, metadata_difference
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import CPU, is_inexact, replica
 
 Baselines = Mapping[str, Callable[..., Any]]
 RESERVED_NAMES = ("native", "operator", "reference", "compiled", "copy", "multiply")

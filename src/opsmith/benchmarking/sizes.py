@@ -23,16 +23,16 @@ from opsmith.benchmarking.templates import (
     shown_letters,
     usable,
 )
-from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import EFFORTS as CHECKED
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
-from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject_kinds import ForwardRaisedError, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.samples import LocatedSamples, Make, samples_of
 from opsmith.core.shape_samples import samples_for
+from opsmith.judging.tensors import is_inexact, replica
 
 Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 Sizes = Mapping[str, Any] | None

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.shapes import LEADING, Shapes
 from opsmith.core.specification import Specification
+from opsmith.judging.tensors import is_inexact
 
 Letters = dict[str, Any]
 """Size of each letter; under `...` the leading sizes."""

@@ -16,20 +16,21 @@ from opsmith.adopting.outputs import never_returned
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import Overlooking, raised_within, refuse_own, stated
-from opsmith.checking.numerics.autodiff import dense, differentiate, has_gradient, record
-from opsmith.checking.numerics.working_precision import working_precision
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.grad_outputs import (
     plain_grad_outputs,
     random_grad_output,
     results_with_gradient,
 )
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
+from opsmith.judging.tensors import dense, replica
+from opsmith.judging.working_precision import working_precision
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 

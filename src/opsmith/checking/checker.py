@@ -12,11 +12,13 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
-from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import Effort, effort_named
 from opsmith.checking.first_calls import (
     compile_kernels,
+    in_single_precision,
+    precision_remarks,
     runnable_samples,
+    subset_remarks,
     tried_inputs,
     unrunnable,
     without_calls,
@@ -31,14 +33,11 @@ from opsmith.checking.property import missing_here
 from opsmith.checking.report import Outcome, Report, unverified_kernels
 from opsmith.checking.root_causes import name_roots
 from opsmith.checking.run_property import few_threads
-from opsmith.checking.samples.given import GivenSamples
-from opsmith.checking.samples.selection import subset_remarks
-from opsmith.checking.samples.single_precision import in_single_precision, precision_remarks
-from opsmith.checking.samples.symmetric import symmetric_remarks
+from opsmith.checking.samples.domain import symmetric_remarks
 from opsmith.checking.schedule import Progress, Schedule
 from opsmith.checking.severity import graded
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.effort_level import Level
 from opsmith.core.operator import Operator

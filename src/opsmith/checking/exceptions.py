@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ import opsmith
 from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
-from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
+from opsmith.checking.processes.watchdog import EndlessCallError, OutOfTimeError, Watchdog
+from opsmith.judging.attribution import CALLS, AboutOperatorError, is_own
 from opsmith.torch_library import capabilities
 
 
@@ -139,13 +140,6 @@ def _sizes(text: str) -> list[int]:
     return [int(each) for each in found[1].split(",") if each.strip()] if found else []
 
 
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-class AboutOperatorError(Exception):
-    """Exception that the checker raises on purpose, about what an operator did."""
-
-
 class UncheckableError(Exception):
     """Exception that ends the check: the property cannot run here, whatever the operator is.
 
@@ -158,25 +152,11 @@ class UncheckableError(Exception):
         super().__init__(str(reason))
 
 
-def calls_operator(function: Call) -> Call:
-    """Mark a function that calls the operator: exceptions of compiled code in it are the operator's.
-
-    Example:
-        >>> @calls_operator
-        ... def run(kernel, x):
-        ...     return kernel(x)
-        >>> run(len, "four")
-        4
-    """
-    _CALLS.append(function.__code__)
-    return function
-
-
 def refuse_own(error: BaseException) -> None:
     """Raise an exception of the checker itself again: it is a bug of ours, not a finding.
 
     An operator that calls `sys.exit` raises SystemExit. KeyboardInterrupt is the user's, except in a child
-    process, which Ctrl-C does not reach. EndlessCallError ends the property.
+    process, which Ctrl-C does not reach. EndlessCallError and OutOfTimeError end the property.
 
     Example:
         >>> try:
@@ -190,8 +170,8 @@ def refuse_own(error: BaseException) -> None:
 
 def _is_the_operators(error: BaseException) -> bool:
     raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
-    leaves = isinstance(error, GeneratorExit | EndlessCallError | UncheckableError)
-    return (raised or (in_child() and not leaves)) and not _is_own(error)
+    leaves = isinstance(error, GeneratorExit | EndlessCallError | OutOfTimeError | UncheckableError)
+    return (raised or (in_child() and not leaves)) and not is_own(error)
 
 
 class Overlooking:
@@ -209,39 +189,13 @@ class Overlooking:
         return error is not None and _is_the_operators(error)
 
 
-def _is_own(error: BaseException) -> bool:
-    while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-        error = error.__cause__  # Python replaces a StopIteration that leaves a generator
-    code = _innermost(error.__traceback__)
-    # A GPU tells of an error in a kernel late, wherever it is asked next.
-    if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError | torch.AcceleratorError):
-        return False
-    if any(code is each for each in _CALLS):
-        return False
-    return Path(code.co_filename).is_relative_to(_HERE)
-
-
-def _innermost(traceback: TracebackType | None) -> CodeType | None:
-    """The code that raised; None for an exception without its traceback, as from another process."""
-    code = None
-    while traceback is not None:
-        code, traceback = traceback.tb_frame.f_code, traceback.tb_next
-    return code
-
-
 def watched_calls(*more: CodeType) -> Watchdog:
     """A region in which a call of the operator that does not return is stopped by `EndlessCallError`.
 
     Args:
         more: Codes of other functions that call it.
     """
-    return Watchdog((*_CALLS, *more), report_hang if in_child() else None)
-
-
-_CALLS: list[CodeType] = []
-"""Codes of the marked functions, compared by identity: codes of two files may be equal."""
-
-_HERE = Path(__file__).parent
+    return Watchdog((*CALLS, *more), report_hang if in_child() else None)
 
 
 CHECKS = ("_check", "_assert")

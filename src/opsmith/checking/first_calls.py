@@ -1,55 +1,59 @@
 """First calls: each sample, and each input derived from one, is called once before any property runs on it.
 
-What cannot run is reported once, and not by every property in the same words.
+What cannot run, or not in float64, is reported once, and not by every property in the same words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith.build.toolchain import processors
-from opsmith.checking.class_runs import ForwardRaisedError
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import refuse_own, watched_calls
+from opsmith.checking.exceptions import attribute_exception, refuse_own, stated, watched_calls
+from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
-from opsmith.checking.property import Property, each_sample, endless, missing_here, raised
+from opsmith.checking.property import (
+    REFUSED,
+    Property,
+    each_sample,
+    endless,
+    first_line,
+    missing_here,
+    raised,
+)
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
-from opsmith.checking.samples.given import GivenSamples
-from opsmith.checking.samples.sample import CPU, Sample
-from opsmith.checking.samples.selection import sample_subset
-from opsmith.checking.samples.symmetric import among_symmetric
-from opsmith.checking.samples.variations import Variations, failure_of, variations
+from opsmith.checking.samples.cases import dtype_name
+from opsmith.checking.samples.domain import among_symmetric
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.margins import read_outside
 from opsmith.checking.subject import Subject
-from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
+from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
 
 PROPERTY = "forward"
 """Property that reports what a call raises."""
 
 
 def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, limit_s: float) -> Outcome:
-    """Try in a child process to find a subject's types: a class is run for this, and may end the process.
-
-    Args:
-        operator: As of `check`.
-        samples: As of `check`.
-        seed: As of `check`.
-        level: Level of effort.
-        limit_s: Seconds that it may take.
-    """
+    """Try in a child process to find a subject's types: a class is run for this, and may end the process."""
 
     def begin() -> Outcome:
         try:
@@ -63,12 +67,109 @@ def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, l
     return run_isolated(PROPERTY, begin, where=location, limit_s=limit_s)
 
 
-def compile_kernels(subject: Subject) -> None:
-    """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them.
+def in_single_precision(subject: Subject, limit_s: float) -> Subject:
+    """Return the subject with samples in float32, if it takes these, as its author's are, and not float64.
+
+    A forward that takes float64 and a backward that fails there, without a word of its own, stay as they are.
+    Where something asks for float64, such as finite differences, numbers are cast, and all that holds for a
+    function that computes in float32 holds for it. What launches kernels in Triton is narrowed whatever its
+    samples are, and also where it returns float32: GPU kernels seldom take float64.
 
     Args:
         subject: The subject of the check.
+        limit_s: Seconds that its calls may take in a child process; 0 for none.
     """
+    if subject.kind.has_reference or not subject.samples or not subject.samples[0].inexact:
+        return subject
+    if not interprets_launches() and not _is_single(subject.samples[0]):
+        return subject
+    where = subject.specification.where
+    tried = (
+        run_isolated(PROPERTY, partial(_tried, subject), where=where, limit_s=limit_s)
+        if limit_s
+        else _tried(subject)
+    )
+    if not tried.reason:
+        return subject
+    narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
+    return replace(subject, samples=narrowed, narrow=tried.reason, refused_float64=tried.failures)
+
+
+def _is_single(sample: Sample) -> bool:
+    """True if the floating arguments of a sample are in float32, as its author gave them."""
+    given = [sample.flat[argnum] for argnum in sample.inexact]
+    return all(each.dtype in (torch.float32, torch.complex64) for each in given)
+
+
+def _tried(subject: Subject) -> Outcome:
+    """Return what it raises in float64, as the reason, if it takes float32; and the failure for that."""
+    refusal: BaseException | str | None = None
+    # A property reports a call that does not return.
+    with without_warnings(), suppress(EndlessCallError), watched_calls():
+        refusal = _refusal(subject, torch.float64)
+        if refusal is not None and _refusal(subject, torch.float32) is not None:
+            refusal = None
+    launches = bool(launched_kernels())
+    if refusal is None or not (launches or _is_single(subject.samples[0])):
+        return Outcome(PROPERTY, "passed")
+    if isinstance(refusal, str):
+        return Outcome(PROPERTY, "passed", refusal)
+    reason = f"{type(refusal).__name__}: {first_line(refusal)}"
+    return Outcome(PROPERTY, "passed", reason, failures=() if launches else (_failure(subject, refusal),))
+
+
+def _failure(subject: Subject, error: BaseException) -> Failure:
+    """The failure for what is raised in float64 alone: a limit if that is said on purpose."""
+    found = raised(PROPERTY, subject, error, f"{subject.samples[0]} in float64")
+    said = isinstance(error, Exception) and attribute_exception(
+        error, lambda: _refusal(subject, torch.float64)
+    )
+    words = "" if said else ". Make tensors in the dtype of its arguments"
+    return replace(
+        found,
+        message=f"it takes float32 and not float64: {found.message}{words}",
+        dtypes=("float64",),
+        evidence={**found.evidence, **({REFUSED: "by an error of its own"} if said else {})},
+    )
+
+
+def precision_remarks(subject: Subject) -> tuple[str, ...]:
+    """Return the remarks for a report on kernels in Triton, and on samples that were narrowed."""
+    kernels = ", ".join(f"`{name}`" for name in launched_kernels())
+    found = []
+    if kernels:
+        found.append(f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}")
+    if subject.narrow and (kernels or subject.refused_float64):
+        found.append(f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32")
+    return tuple(found)
+
+
+def _refusal(subject: Subject, dtype: torch.dtype) -> BaseException | str | None:
+    """Return what a call on the first sample and its backward raise in a dtype; None if they run in it."""
+    sample, forward = subject.samples[0], True
+    try:
+        with torch.enable_grad():
+            flat = sample.at(dtype)
+            for argnum in sample.inexact:
+                flat[argnum].requires_grad_()
+            leaves = [value for value in flat if has_gradient(value)]
+            every = [each for each in subject.call(sample, flat) if is_inexact(each)]
+            forward = False
+            narrower = [each for each in every if torch.finfo(each.dtype).bits < torch.finfo(dtype).bits]
+            if narrower and launched_kernels():
+                return f"a result is {dtype_name(narrower[0].dtype)} then"
+            results = [each for each in every if has_gradient(each)]
+            ones = [torch.ones_like(each) for each in results]
+            torch.autograd.grad(results, leaves, ones, allow_unused=True)
+    except BaseException as error:
+        refuse_own(error)
+        meant = forward or bool(launched_kernels()) or stated(error) or dtype == torch.float32
+        return error if meant else None
+    return None
+
+
+def compile_kernels(subject: Subject) -> None:
+    """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them."""
     kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
     if len(kernels) > 1:
         with ThreadPoolExecutor(processors()) as threads:
@@ -145,7 +246,7 @@ OUTSIDE = "out-of-bounds"
 READS = Property(PROPERTY, "", partial(each_sample, PROPERTY, partial(read_outside, PROPERTY)))
 """Calls between margins, whose failures are those of results."""
 
-NO_VARIATIONS = Variations((), ())
+NO_VARIATIONS = Variations()
 
 
 @dataclass(frozen=True)
@@ -194,7 +295,7 @@ class Inputs:
             # Properties that did not run refer to this outcome, so its own reason must name what is missing.
             reason = outcome.reason and (missing_here(failures) or "it could not be run at all")
             outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
-        more = [failure_of(PROPERTY, self.subject, each) for each in self.derived.unserved]
+        more = [*self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):
             more += self.deaths
         more += merged(self.deadly.deaths)
@@ -205,13 +306,47 @@ class Inputs:
         return outcome
 
 
-def without_calls(subject: Subject, refused: tuple[Failure, ...] = ()) -> Inputs:
-    """The inputs of a check in which nothing is called.
+def sample_subset(subject: Subject) -> Subject:
+    """The subject with the samples that differ most from one another, if the effort limits them.
 
-    Args:
-        subject: The subject of the check.
-        refused: Failures for the author's samples.
+    First come samples in which other arguments are tensors, or have other numbers of dimensions, or no
+    elements; then the others in turn.
+
+    Example:
+        >>> import opsmith.ops
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> len(sample_subset(subject_of(opsmith.ops.linear, None, 0, EFFORTS["quick"])).samples)
+        4
     """
+    if len(subject.samples) <= subject.effort.subset:
+        return subject
+    kinds: dict[tuple[Any, ...], int] = {}
+    for sample in subject.samples:
+        kinds.setdefault(_kind(sample), sample.position)
+    first = {*kinds.values()}
+    ordered = sorted(subject.samples, key=lambda sample: sample.position not in first)
+    chosen = ordered[: subject.effort.subset]
+    return replace(subject, samples=tuple(sorted(chosen, key=lambda sample: sample.position)))
+
+
+def _kind(sample: Sample) -> tuple[Any, ...]:
+    """What distinguishes samples: their tensors, ranks and dtypes, and those that are empty."""
+    return tuple(
+        (value.dim(), value.dtype, bool(value.numel())) if isinstance(value, Tensor) else type(value)
+        for value in sample.flat
+    )
+
+
+def subset_remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
+    """The remark for a report on properties that ran on a subset, by their names."""
+    few, every = len(sample_subset(subject).samples), len(subject.samples)
+    names = ", ".join(f"`{name}`" for name in ran)
+    shown = f"{names} looked at {few} of the {every} samples: the effort is `quick`"
+    return (shown,) if few < every and names else ()
+
+
+def without_calls(subject: Subject, refused: tuple[Failure, ...] = ()) -> Inputs:
+    """The inputs of a check in which nothing is called, with failures for the author's samples."""
     return Inputs(subject, refused, NO_VARIATIONS, subject, (), DeadlySizes(()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -23,7 +22,7 @@ from opsmith.checking.exceptions import (
     refuse_own,
 )
 from opsmith.checking.processes.fork import announced
-from opsmith.checking.processes.watchdog import Watchdog
+from opsmith.checking.processes.watchdog import OutOfTimeError, Watchdog, time_limit
 from opsmith.checking.report import UNVERIFIED, Failure, Given
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -109,25 +108,25 @@ def each_sample(
 ) -> Findings:
     """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
 
-    A slow operator is not tried on more inputs once the seconds of the effort are over: that is a limit.
+    A slow operator is not called any more once the seconds of the effort are over: that is a limit.
     """
-    end = time.monotonic() + subject.effort.seconds
-    for at, sample in enumerate(subject.samples):
-        if at and time.monotonic() > end:
-            yield _left_out(property, subject, len(subject.samples) - at)
-            return
-        try:
-            yield from check_sample(subject, sample)
-        except BaseException as error:
-            refuse_own(error)
-            yield raised(property, subject, error, str(sample))
+    with time_limit(subject.effort.seconds):
+        for at, sample in enumerate(subject.samples):
+            try:
+                yield from check_sample(subject, sample)
+            except OutOfTimeError:
+                yield _left_out(property, subject, len(subject.samples) - at)
+                return
+            except BaseException as error:
+                refuse_own(error)
+                yield raised(property, subject, error, str(sample))
 
 
 def _left_out(property: str, subject: Subject, count: int) -> Failure:
     seconds = subject.effort.seconds
     message = (
-        f"{count} of {len(subject.samples)} inputs were left out, for the others took {seconds:g} s: give "
-        "smaller samples, or an effort with more `seconds`"
+        f"{count} of {len(subject.samples)} inputs were left out, or were not finished: {seconds:g} s are "
+        "over; give smaller samples, or an effort with more `seconds`"
     )
     return Failure(property, None, "not-exercised", message, subject.specification.where, replay="")
 
@@ -139,12 +138,13 @@ class Coverage:
     Args:
         ran: Number of samples, or of calls, that were checked.
         refused: Reasons why parts of the property were not checked.
-        wrong: Inputs and results already found wrong: other failures of them would report the same.
+        wrong: Inputs and results already found wrong: other failures of them would report the same. None
+            stands for a failure of none of them.
     """
 
     ran: int = 0
     refused: dict[str, None] = field(default_factory=dict)
-    wrong: set[str] = field(default_factory=set)
+    wrong: set[str | None] = field(default_factory=set)
 
 
 def covered_samples(

@@ -15,7 +15,7 @@ from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import Inputs
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties import PROPERTIES, USUAL
-from opsmith.checking.properties.kernels.calls_on_cpu import unrun_kernels
+from opsmith.checking.properties.kernels.unverified import unrun_kernels
 from opsmith.checking.property import Property
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, run

@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.exceptions import (
-    Overlooking,
-    WrongCountError,
-    WrongFormError,
-    calls_operator,
-    structure_of,
-)
-from opsmith.checking.processes.watchdog import beat
+from opsmith.checking.exceptions import Overlooking, WrongCountError, WrongFormError, structure_of
+from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
-from opsmith.checking.side_effects.torch_random import is_state, seed_torch, torch_state_restored
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.random_states import is_state, seed_torch, torch_state_restored
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose
@@ -32,6 +26,8 @@ from opsmith.core.origins.declared import Part
 from opsmith.core.origins.function_class import Outputs, StructureMismatchError, leaves
 from opsmith.core.results import Result
 from opsmith.core.specification import Specification
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.tensors import CPU, is_inexact, replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.flattening import ResultFlattening
@@ -168,7 +164,7 @@ class Subject:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
         self.note_call((*args, *kwargs.values()))
-        beat()
+        begin_call()
         returned = call(*args, **kwargs)
         beat(returned=True)
         return returned
@@ -194,7 +190,7 @@ class Subject:
         """Call the reference as it is."""
         if torch.compiler.is_compiling():
             return self.specification.reference(*args, **kwargs)
-        beat()
+        begin_call()
         returned = self.specification.reference(*args, **kwargs)
         beat(returned=True)
         return returned
@@ -318,7 +314,7 @@ class Subject:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
-            beat()  # finite differences run it many hundred times, and no single one of these hangs
+            begin_call()  # finite differences run it many hundred times, and no single one of these hangs
             returned = (function or self.specification.reference)(*args, **kwargs)
             beat(returned=True)
             results = self._listed(returned)

@@ -1,29 +1,37 @@
-"""Kinds of subjects: operators, `autograd.Function` classes and operators of torch.library."""
+"""Subjects of a check: operators, `autograd.Function` classes and operators of torch.library, with samples.
+
+An adopted class is run for what its code does not say: types, results, and what it writes.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opsmith import errors
-from opsmith.adopting.class_samples import Samples, class_samples
+from opsmith.adopting.class_samples import class_samples
 from opsmith.adopting.function_class import adopt_function, is_function_class
 from opsmith.adopting.registered import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
 from opsmith.adopting.signature import value_names
-from opsmith.checking.class_runs import first_run, learnt_from
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import calls_operator
-from opsmith.checking.report import Failure
+from opsmith.checking.exceptions import refuse_own, watched_calls
+from opsmith.checking.processes.fork import announce
+from opsmith.checking.processes.watchdog import EndlessCallError
+from opsmith.checking.property import endless, raised_at
+from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
-from opsmith.checking.samples.given import GIVEN, GivenSamples, drawing, drawn
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.samples.sample import Sample, sample_named
+from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
+from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -32,20 +40,27 @@ from opsmith.checking.subject import (
     OPERATOR,
     LibraryWrite,
     Subject,
-    SubjectKind,
 )
-from opsmith.core.call_arguments import CallArguments, shown
+from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.functional_form import on_copies
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.core.origins.function_class import class_of
-from opsmith.core.samples import Make
+from opsmith.core.samples import LocatedSamples, Make, location_of, read_samples, samples_of
 from opsmith.core.schema import functional_schema
-from opsmith.core.shape_samples import missing_words
+from opsmith.core.shape_samples import missing_words, samples_for
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import map_tensors
+from opsmith.judging.attribution import calls_operator
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.library_operators import library_operator_of
+from opsmith.torch_library.origins.forward import Returned, returned_by
 from opsmith.torch_library.registration import BITWISE
+
+GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
+
+GIVEN = "the samples given to `check`"
+"""Location of a list of them in messages."""
 
 
 def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -> Subject:
@@ -64,40 +79,78 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
     if is_function_class(checked):
-        with drawing(seed) as make:
-            operator = as_operator(checked, samples, make)
-        calls = drawn(operator.specification, None, seed, checked.__qualname__)
+        with _drawing(seed) as make:
+            operator = _as_operator(checked, samples, make)
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
         old = class_of(operator.specification.origin).takes_self
-        apply = None if old else _apply_of(operator.specification)
-        kind = ADOPTED_CLASS if apply is None else FUNCTION_CLASS
-        return _subject(
-            operator.specification, calls, seed, effort, kind, operator, apply, checked.__qualname__
-        )
+        kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, _apply_of(operator.specification))
+        own = Subject(operator.specification, (), seed, effort, kind, operator, apply, checked.__qualname__)
+        return _with_samples(own, None)
     if isinstance(checked, Operator):
-        samples = learnt_from(checked, samples, seed)
+        samples = _learnt_from(checked, samples, seed)
         form = checked.functional  # what it writes in place is compared as a result, too
-        calls = drawn(form.specification, samples, seed, checked.name)
-        subject = _subject(
-            form.specification, calls, seed, effort, _kind_of(form.specification), form, None, checked.name
-        )
-        return subject if form is checked else replace(subject, in_place=checked)
+        origin = form.specification.origin
+        kind = ADOPTED if origin.referenced else ADOPTED_CLASS
+        kind = OPERATOR if origin.kind == "declared" else kind
+        own = Subject(form.specification, (), seed, effort, kind, form, None, checked.name)
+        own = _with_samples(own, samples)
+        return own if form is checked else replace(own, in_place=checked)
     if is_operator(checked):
-        declared = as_specification(checked)
-        written = bool(declared.schema.written)
-        called = on_copies_of(declared) if written else declared
-        calls = drawn(called, samples, seed)
-        subject = _subject(
-            called, calls, seed, effort, LIBRARY_OPERATOR, None, called.reference, declared.name
-        )
-        return replace(subject, in_place=LibraryWrite(declared)) if written else subject
+        called = declared = _as_specification(checked)
+        if declared.schema.written:
+            call = calls_operator(on_copies(declared.reference, declared.schema))
+            called = replace(declared, schema=functional_schema(declared.schema), reference=call)
+        own = Subject(called, (), seed, effort, LIBRARY_OPERATOR, None, called.reference, declared.name)
+        own = _with_samples(own, samples)
+        return replace(own, in_place=LibraryWrite(declared)) if declared.schema.written else own
     raise _no_subject(checked)
 
 
-def _kind_of(specification: Specification) -> SubjectKind:
-    if specification.origin.kind == "declared":
-        return OPERATOR
-    return ADOPTED if specification.origin.referenced else ADOPTED_CLASS
+def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
+    """The subject with the samples that are given, or with those of its operator."""
+    specification = subject.specification
+    calls = _drawn(specification, samples, subject.seed, subject.name)
+    if not calls:
+        raise errors.MissingSamplesError(
+            f"there are no samples to check it on{missing_words(specification)}",
+            operator=specification.name,
+            where=specification.where,
+            hint=_sampling_hint(subject),
+        )
+    own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
+    for each in own:
+        refuse_unfit(each.position, each.labels, each.flat, subject.name, GIVEN)
+    subject = replace(subject, samples=own)
+    return replace(subject, outside=OutsideState.of(subject, LARGE))
+
+
+def _sampling_hint(subject: Subject) -> str:
+    specification = subject.specification
+    if subject.kind.in_library:
+        names = specification.schema.names
+        listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
+        path = specification.name.replace("::", ".")
+        return f"call `opsmith.check(torch.ops.{path}, samples=[{listed}])`"
+    attached = f"write `@{specification.variable}.samples` over a function of `make` that yields tuples of "
+    there = specification.origin.takes_samples or f"{attached}arguments"
+    return f"{there}, or call `check(..., samples=[(x, weight)])`"
+
+
+def _drawn(specification: Specification, samples: GivenSamples, seed: int, name: str) -> list[CallArguments]:
+    """The samples' calls."""
+    source = samples_for(specification) if samples is None else samples
+    if source is None:
+        return []
+    with _drawing(seed) as make:
+        return samples_of(source, make, specification.schema, name, GIVEN)
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[Make]:
+    """A region with seeded random state, for authors who draw without `make`."""
+    with torch_state_restored():
+        seed_torch(seed)
+        yield Make(generator=torch.Generator().manual_seed(seed))
 
 
 def _no_subject(checked: Any) -> errors.UsageError:
@@ -152,60 +205,13 @@ def of_own_apply(failure: Failure, subject: Subject) -> Failure:
     return replace(failure, message=message, evidence={**failure.evidence, THROUGH_APPLY: call})
 
 
-def _subject(
-    specification: Specification,
-    calls: Sequence[CallArguments],
-    seed: int,
-    effort: Effort,
-    kind: SubjectKind,
-    operator: Operator[..., Any] | None,
-    apply: Callable[..., Any] | None = None,
-    shown_as: str | None = None,
-) -> Subject:
-    if not calls:
-        raise errors.MissingSamplesError(
-            f"there are no samples to check it on{missing_words(specification)}",
-            operator=specification.name,
-            where=specification.where,
-            hint=_sampling_hint(specification, operator),
-        )
-    own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
-    for each in own:
-        refuse_unfit(each.position, each.labels, each.flat, shown_as or specification.name, GIVEN)
-    subject = Subject(specification, own, seed, effort, kind, operator, apply, shown_as)
-    return replace(subject, outside=OutsideState.of(subject))
-
-
-def _sampling_hint(specification: Specification, operator: Operator[..., Any] | None) -> str:
-    if operator is None:
-        names = specification.schema.names
-        listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
-        path = specification.name.replace("::", ".")
-        return f"call `opsmith.check(torch.ops.{path}, samples=[{listed}])`"
-    attached = f"write `@{specification.variable}.samples` over a function of `make` that yields tuples of "
-    there = specification.origin.takes_samples or f"{attached}arguments"
-    return f"{there}, or call `check(..., samples=[(x, weight)])`"
-
-
 NAMESPACE = "checked"
 
 
-def as_operator(
-    function_class: type[torch.autograd.Function], samples: Samples, make: Make
+def _as_operator(
+    function_class: type[torch.autograd.Function], samples: GivenSamples, make: Make
 ) -> Operator[..., Any]:
-    """The operator that a class is checked as; checking the class again replaces it.
-
-    Args:
-        function_class: The class.
-        samples: Tuples of arguments as `apply` takes them, or a function that returns them.
-        make: Maker of tensors for such a function.
-
-    Raises:
-        MissingSamplesError: If there are none.
-        SampleError: If one does not fit forward.
-        ForwardRaisedError: If forward must run to determine its results, and raises.
-        UsageError, ParameterKindError, ...: As of `opsmith.adopt`.
-    """
+    """The operator that a class is checked as; checking the class again replaces it."""
     name = throwaway_name(NAMESPACE, function_class)
     called = function_class.__qualname__
     try:
@@ -229,26 +235,14 @@ def as_operator(
             kind="true",
             opaque=False,
             module=__name__,
-            run=first_run,
+            run=_first_run,
             mutates=(),
         )
     except errors.OpsmithError as error:
-        if error.operator != name:
-            raise
-        raise _about(error, called) from error
-
-
-def _about(error: errors.OpsmithError, operator: str) -> errors.OpsmithError:
-    """Copy an error, with the name that the user knows."""
-    return type(error)(
-        error.problem,
-        operator=operator,
-        argument=error.argument,
-        expected=error.expected,
-        got=error.got,
-        where=error.where,
-        hint=error.hint,
-    )
+        if error.operator == name:
+            error.operator = None  # a temporary name, which users do not know
+            error.of(called)
+        raise
 
 
 def throwaway_name(namespace: str, function_class: type) -> str:
@@ -263,7 +257,7 @@ def throwaway_name(namespace: str, function_class: type) -> str:
     return f"{namespace}::{plain}_{zlib.crc32(full.encode()):08x}"
 
 
-def as_specification(operator: Any) -> Specification:
+def _as_specification(operator: Any) -> Specification:
     """A specification in which the operator stands for its own reference.
 
     Args:
@@ -297,7 +291,147 @@ def as_specification(operator: Any) -> Specification:
     )
 
 
-def on_copies_of(specification: Specification) -> Specification:
-    """The specification of an operator that is called on copies of what it writes, and returns them."""
-    call = calls_operator(on_copies(specification.reference, specification.schema))
-    return replace(specification, schema=functional_schema(specification.schema), reference=call)
+class ForwardRaisedError(Exception):
+    """A class's forward raises on every sample, or does not return, so that its results are unknown."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.outcome = Outcome("forward", "failed", failures=(failure,))
+        super().__init__(self.outcome)
+
+
+def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> GivenSamples:
+    """The samples as calls of an operator, which has learnt from them what an adopted class shows in runs.
+
+    Those of any other operator are returned as they are.
+
+    Raises:
+        ForwardRaisedError: If forward raises on a sample whose types no other one shows, or does not return.
+    """
+    if operator.specification.origin.kind != "class":
+        return samples
+    adopted = class_of(operator.specification.origin)
+    if samples is not None:
+        location = location_of(samples, GIVEN)
+        with _drawing(seed) as make:
+            given = read_samples(samples, make, operator.name, location)
+        if not adopted.provenance().stated:
+            _show_types(operator, given)
+        calls = [_packed(operator, each) for each in given]
+        samples = LocatedSamples(lambda make: calls, location) if callable(samples) else calls
+    if adopted.mutates is None and not adopted.facts.written_under and adopted.may_write:
+        _show_writes(operator, samples, seed)
+    return samples
+
+
+def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
+    """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
+    calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
+    function_class, known = class_of(operator.specification.origin).function_class, None
+    raised: dict[int, Raised] = {}
+    while known is not operator.specification:
+        known = operator.specification
+        for position, call in calls:
+            run = partial(_call_with_copies, operator, call)
+            error = None if _fits(operator, call) else _raised_by(function_class, position, call, run)
+            if error is not None and not isinstance(error[1], errors.ArgumentError):
+                raised.setdefault(position, error)
+    for position, call in calls:
+        if position in raised and not _fits(operator, call):
+            raise ForwardRaisedError(raised[position][0]) from raised[position][1]
+
+
+def _call_of(sample: Any) -> CallArguments | None:
+    """The call of a sample; None if it is none."""
+    if isinstance(sample, CallArguments):
+        return sample
+    if isinstance(sample, Tensor):
+        return CallArguments((sample,))
+    return CallArguments(tuple(sample)) if isinstance(sample, tuple | list) else None
+
+
+def _fits(operator: Operator[..., Any], call: CallArguments) -> bool:
+    adopted = class_of(operator.specification.origin)
+    return call_error(*adopted.completed(call.args, call.kwargs), adopted.schema) is None
+
+
+def _packed(operator: Operator[..., Any], sample: Any) -> Any:
+    """A sample with the operator's arguments, where these carry those of forward in another form."""
+    adopted, call = class_of(operator.specification.origin), _call_of(sample)
+    if call is None or (adopted.parameters.plain and not adopted.defaults):
+        return sample
+    return CallArguments(*adopted.completed(call.args, call.kwargs))
+
+
+@calls_operator
+def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None:
+    values = map_tensors(Tensor.clone, call.kwargs.values())
+    with torch_state_restored(), torch.no_grad():
+        operator(*map_tensors(Tensor.clone, call.args), **dict(zip(call.kwargs, values, strict=True)))
+
+
+def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
+    """Call a class that may write, and was never run: a call shows what it marks as dirty."""
+    adopted = class_of(operator.specification.origin)
+    calls = _drawn(operator.specification, samples, seed, operator.name)
+    given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
+    if not given:
+        return
+    try:
+        position, returned = _first_run(adopted.function_class, [adopted.spread(values) for values in given])
+        if returned.marked:
+            call = CallArguments(tuple(given[position]))
+            run = partial(_call_with_copies, operator, call)
+            _raised_by(adopted.function_class, position, call, run)
+    except errors.OpsmithError:
+        return  # the check reports it
+
+
+def _first_run(
+    function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
+) -> tuple[int, Returned]:
+    """The first sample on which forward runs, and what it returns.
+
+    Raises:
+        ForwardRaisedError: With what it raises on the first, if it raises on each.
+    """
+    returned: list[Returned] = []
+    raised: list[Raised] = []
+    for position, values in enumerate(samples):
+
+        def run(values: Sequence[Any] = values) -> None:
+            returned.append(returned_by(function_class, values))
+
+        error = _raised_by(function_class, position, CallArguments(tuple(values)), run)
+        if error is None:
+            return position, returned[0]
+        raised.append(error)
+    raise ForwardRaisedError(raised[0][0]) from raised[0][1]
+
+
+Raised = tuple[Failure, BaseException]
+
+
+def _raised_by(
+    function_class: type[torch.autograd.Function],
+    position: int,
+    call: CallArguments,
+    run: Callable[[], object],
+) -> Raised | None:
+    """Run a class on a sample; return what it raises.
+
+    Raises:
+        ForwardRaisedError: If it does not return.
+    """
+    location, watchdog = where(function_class.forward), watched_calls(returned_by.__code__)
+    labels = [*value_names(function_class, len(call.args)), *call.kwargs]
+    named = sample_named(position, labels, (*call.args, *call.kwargs.values()))
+    announce(lambda: named)
+    try:
+        with watchdog:
+            run()
+    except EndlessCallError as error:
+        raise ForwardRaisedError(endless("forward", location, error, watchdog)) from error
+    except BaseException as error:
+        refuse_own(error)
+        return raised_at("forward", location, error, named), error
+    return None

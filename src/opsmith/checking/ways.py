@@ -15,23 +15,22 @@ from torch import Tensor
 
 from opsmith.checking.calls import SampleRun, TensorName
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.answer import Answer, Computation
-from opsmith.checking.numerics.compare import (
+from opsmith.checking.property import Findings, first_line, innermost
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import replicas
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.core.cached_property import cached_property
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.compare import (
     Difference,
     agree_to_share,
     differ_beyond_rounding,
     exact_difference,
     form_difference,
 )
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.property import Findings, first_line, innermost
-from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import replicas
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import CPU, is_inexact, replica
-from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import PERTURBATIONS, Subject
-from opsmith.core.cached_property import cached_property
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import CPU, is_inexact, perturbed, replica
 
 Outputs = Sequence[Tensor | None]
 

@@ -23,6 +23,7 @@ from opsmith.exporting import packages
 from opsmith.exporting.bodies import Bodies, inline_bodies, remove_bodies
 from opsmith.exporting.calls import OperatorCall
 from opsmith.exporting.capture import translated_model, translator
+from opsmith.exporting.closeness import rounding
 from opsmith.exporting.library import calls_by_type, needs_library, with_library
 from opsmith.exporting.model import (
     FlatModel,
@@ -38,7 +39,6 @@ from opsmith.exporting.model import (
 from opsmith.exporting.model_file import add_metadata, drafted, name_axes, name_values, strip_metadata
 from opsmith.exporting.report import Export
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.tolerance import rounding
 from opsmith.exporting.translation import complete, exact_scalars, operator_nodes, translations
 from opsmith.exporting.verification import Verification, refuse_random
 from opsmith.extras import install

@@ -14,21 +14,14 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.core.specification import Specification
 from opsmith.exporting.capture import first_line, where_called
+from opsmith.exporting.closeness import Closeness, Rounding, closeness, in_float64
 from opsmith.exporting.model import Axes, other_sizes
 from opsmith.exporting.model_file import PREFIX, save
 from opsmith.exporting.other_values import other_values
 from opsmith.exporting.report import GIVEN, Comparison, Export
 from opsmith.exporting.runtime import Runtime
-from opsmith.exporting.tolerance import (
-    Rounding,
-    Tolerance,
-    difference,
-    explained,
-    in_coarser,
-    in_float64,
-    tolerance,
-)
 from opsmith.exporting.translation import OPERATOR
+from opsmith.judging.answer import Answer
 
 OTHERS = 2
 """Number of inputs with other values, one of which is unlike the example, and of other sizes of each axis."""
@@ -137,33 +130,29 @@ class Verification:
         self, runtime: Runtime, values: str, inputs: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Iterator[Comparison]:
         results = runtime.run(dict(zip(self.axes.inputs, inputs, strict=True)))
+        truths: dict[torch.dtype, Sequence[Answer] | None] = {}
         for at, (name, got, wanted) in enumerate(zip(self.outputs, results, expected, strict=True)):
-            off, allowed = difference(got, wanted), tolerance(wanted.dtype, self.rounding.nodes)
-            if off > allowed.relative:
-                explanation = self._explained(inputs, at, got, wanted)
-                if explanation is None:
-                    raise self._mismatch(name, got, wanted, off, allowed, values, inputs, runtime.library)
-                allowed = explanation
-            sizes, native = self.axes.sizes(inputs), runtime.library is not None
-            yield Comparison(sizes, values, name, off, allowed.relative, allowed.reason, native)
 
-    def _explained(self, inputs: Sequence[Tensor], at: int, got: Tensor, wanted: Tensor) -> Tolerance | None:
-        """The tolerance that explains a large difference of an output; None if none does."""
-        truth = in_float64(self.model, inputs)
-        found = None if truth is None else explained(got, wanted, truth[at])
-        if found is not None:
-            return found
-        coarsest = self.rounding.coarsest.get(self.outputs[at])
-        coarse = in_coarser(wanted.dtype, coarsest, self.rounding.nodes)
-        return coarse if coarse is not None and difference(got, wanted) <= coarse.relative else None
+            def truth(dtype: torch.dtype, at: int = at) -> Answer | None:
+                if dtype not in truths:
+                    found = in_float64(self.model, inputs)
+                    truths[dtype] = None if found is None else found.at(inputs, dtype)
+                answers = truths[dtype]
+                return None if answers is None else answers[at]
+
+            rounding = self.rounding
+            found = closeness(got, wanted, rounding.nodes, rounding.coarsest.get(name), truth)
+            if not found.close:
+                raise self._mismatch(name, got, wanted, found, values, inputs, runtime.library)
+            sizes, native = self.axes.sizes(inputs), runtime.library is not None
+            yield Comparison(sizes, values, name, found.difference, found.allowed, found.reason, native)
 
     def _mismatch(
         self,
         name: str,
         got: Tensor,
         wanted: Tensor,
-        off: float,
-        allowed: Tolerance,
+        found: Closeness,
         values: str,
         inputs: Sequence[Tensor],
         library: Path | None,
@@ -171,17 +160,17 @@ class Verification:
         sizes = self._named(GIVEN, inputs)
         first = self._first_difference(inputs, library)
         if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-            found = f"{got.dtype} {list(got.shape)} in place of {wanted.dtype} {list(wanted.shape)}"
+            words = f"{got.dtype} {list(got.shape)} in place of {wanted.dtype} {list(wanted.shape)}"
         else:
-            found = f"off by {off:.1e} of the largest value"
+            words = f"off by {found.difference:.1e} of the largest value"
         return errors.ExportMismatchError(
             f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}"
             f"{f' for {self._named(values, inputs)}' * (values != GIVEN)}"
             f"{', with the library of kernels' * (library is not None)}",
             operator=None if first is None else first.operator,
             argument=name,
-            expected=f"at most {allowed.relative:.1e}: {allowed.reason}",
-            got=found if first is None else f"{found}; the first node that differs is {first}",
+            expected=f"at most {found.allowed:.1e}: {found.reason}",
+            got=words if first is None else f"{words}; the first node that differs is {first}",
             where=None if first is None else first.where,
             hint=f"no file was left; {self._hint(values, first)}",
         )
@@ -204,11 +193,10 @@ class Verification:
             return None  # an output cannot have such a value, or the disk is full
         for (node, value, name), got in zip(candidates, results, strict=True):
             wanted = recorded[name].detach().cpu()
-            off, allowed = difference(got, wanted), tolerance(wanted.dtype, rounding.nodes)
-            allowed = in_coarser(wanted.dtype, rounding.coarsest.get(value.name), rounding.nodes) or allowed
-            if off > allowed.relative:
+            found = closeness(got, wanted, rounding.nodes, rounding.coarsest.get(value.name))
+            if not found.close:
                 kind, operator = node.op_type, node.metadata_props.get(OPERATOR)
-                return NodeDifference(kind, name, operator, where_called(calls[name]), off)
+                return NodeDifference(kind, name, operator, where_called(calls[name]), found.difference)
         return None
 
     def _hint(self, values: str, first: NodeDifference | None) -> str:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import nested_tensors
+from opsmith.judging.judge import judge
 from opsmith.surveying.guesses import Guess
-from opsmith.surveying.trials import seeded
-
-COARSE = 1e-8
+from opsmith.surveying.trials import right_answers, seeded
 
 
 def abilities(
@@ -100,34 +99,34 @@ def _compared_second_order(
     first: list[Tensor] = []
     try:
         with seeded(0):
-            got = _second_order(apply, guess, first)
+            got = _second_order(apply, guess, first, _inputs(guess))
     except Exception as error:
         if not first:
             return "new", []  # there is no gradient by `apply` either
         return "mended", [f"mends second order: `apply` raises {type(error).__name__}: {first_line(error)}"]
-    with seeded(0):
-        right = _second_order(operator, guess, [])
-    for index, one, other in zip(_floating(guess), got, right, strict=True):
-        if agree_to_share(one, other, torch.finfo(other.dtype).eps ** 0.5):
-            continue
-        furthest = (one - other).abs().nan_to_num(torch.inf).argmax()
-        at = [int(each) for each in torch.unravel_index(furthest, other.shape)]
-        wrong, expected = (each.flatten()[furthest].item() for each in (one, other))
-        return "mended", [
-            f"mends second order: by `apply` a derivative of the gradient by `{names[index]}` is {wrong:.6g} "
-            f"at {at} where {expected:.6g} is right, and nothing says so: torch takes what forward has "
-            "computed and kept for a constant"
-        ]
+    right = right_answers(partial(_second_order, operator, guess, []), _inputs(guess))
+    for index, one, answer in zip(_floating(guess), got, right, strict=True):
+        verdict = judge(one, answer)
+        worst = verdict.difference
+        if worst is not None and not verdict.minor:
+            return "mended", [
+                f"mends second order: by `apply` a derivative of the gradient by `{names[index]}` is "
+                f"{worst.got:.6g} at {list(worst.index)} where {worst.expected:.6g} is right, and nothing "
+                "says so: torch takes what forward has computed and kept for a constant"
+            ]
     return "kept", []
 
 
-def _second_order(function: Callable[..., Any], guess: Guess, gradients: list[Tensor]) -> list[Tensor]:
+def _second_order(
+    function: Callable[..., Any], guess: Guess, gradients: list[Tensor], given: Sequence[Tensor]
+) -> list[Tensor]:
     """Derivatives of the squared gradients of a sum of squares; the gradients are appended to a list."""
-    inputs = [each.requires_grad_() for each in _inputs(guess)]
+    inputs = [each.detach().clone().requires_grad_() for each in given]
     total = _call(function, guess, inputs).square().sum()
     first: Sequence[Tensor | None] = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
-    gradients += [each for each in first if each is not None]
-    squares = torch.stack([each.square().sum() for each in gradients]).sum()
+    present = [each for each in first if each is not None]
+    gradients += present
+    squares = torch.stack([each.square().sum() for each in present]).sum()
     second: Sequence[Tensor | None] = torch.autograd.grad(squares, inputs, allow_unused=True)
     pairs = zip(inputs, second, strict=True)
     return [torch.zeros_like(each) if found is None else found for each, found in pairs]
@@ -149,8 +148,11 @@ def _vmap(function: Callable[..., Any], guess: Guess) -> None:
         return _call(function, guess, tensors).square().sum()
 
     for mapped in (lambda *tensors: _call(function, guess, tensors), torch.func.grad(total, argnums)):
+
+        def loop(given: Sequence[Tensor], mapped: Callable[..., Any] = mapped) -> list[Tensor]:
+            alone = (nested_tensors(mapped(*(each[row] for each in given))) for row in range(2))
+            return [torch.stack(rows) for rows in zip(*alone, strict=True)]
+
         together = nested_tensors(torch.func.vmap(mapped)(*batch))
-        alone = [nested_tensors(mapped(*(each[row] for each in batch))) for row in range(2)]
-        for got, *rows in zip(together, *alone, strict=True):
-            if not agree_to_share(got, torch.stack(rows), COARSE):
-                raise ArithmeticError("vmap gives other numbers than a loop")
+        if any(judge(*pair).wrong for pair in zip(together, right_answers(loop, batch), strict=True)):
+            raise ArithmeticError("vmap gives other numbers than a loop")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,15 +13,16 @@ from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.signature import value_names
 from opsmith.checking import check
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.compare import agree_to_share
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.origins.function_class import class_of
 from opsmith.core.tensors import map_tensors, nested_tensors
+from opsmith.judging.answer import Combination
+from opsmith.judging.judge import judge
 from opsmith.surveying.guesses import ClassSource, Guess
-from opsmith.surveying.trials import fresh_inputs, run, seeded
+from opsmith.surveying.trials import fresh_inputs, right_answers, run, seeded
 
 NAMESPACE = "surveyed"
 
@@ -102,7 +103,6 @@ class Declaration:
 
 
 STEP = 1e-7
-COARSE = 1e-6
 
 Class = type[torch.autograd.Function]
 
@@ -127,11 +127,16 @@ def is_identity(function_class: Class, guess: Guess, index: int, seed: int) -> b
 
 def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
     """Return True if twice, or minus, the grad_output does not give that multiple of the gradient."""
-    once = _gradients(function_class, guess, seed, 1.0)
-    return not all(
-        agree_to_share(factor * one, other, COARSE)
+
+    def gradients(given: Sequence[Tensor], factor: float = 1.0) -> list[Tensor]:
+        return _gradients(function_class, guess.with_floating(given), seed, factor)
+
+    inputs = [each for each in guess.values if isinstance(each, Tensor) and each.is_floating_point()]
+    once = right_answers(gradients, inputs)
+    return any(
+        judge(found, Combination(((factor, right),), right)).wrong
         for factor in (2.0, -1.0)
-        for one, other in zip(once, _gradients(function_class, guess, seed, factor), strict=True)
+        for right, found in zip(once, gradients(inputs, factor), strict=True)
     )
 
 

@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -168,11 +168,13 @@ class Guess:
 
     def made_positive(self) -> Guess:
         """Return a copy with numbers from 0.5 up in its floating tensors."""
-        values = [
-            value.abs() + 0.5 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-            for value in self.values
-        ]
+        values = [value.abs() + 0.5 if _is_floating(value) else value for value in self.values]
         return Guess(tuple(values), positive=True)
+
+    def with_floating(self, tensors: Sequence[torch.Tensor]) -> Guess:
+        """Return a copy with these floating tensors in the places of its own."""
+        given = iter(tensors)
+        return replace(self, values=tuple(next(given) if _is_floating(v) else v for v in self.values))
 
     def with_other_indices(self) -> list[Guess]:
         """Return copies with the same index everywhere, and with one index after the other."""
@@ -194,6 +196,10 @@ class Guess:
     def shapes(self) -> tuple[Any, ...]:
         """Return the shapes and plain values, by which guesses are distinct."""
         return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _is_whole(value: Any) -> bool:

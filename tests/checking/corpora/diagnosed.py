@@ -13,8 +13,8 @@ import opsmith
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.sample import is_inexact
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.judging.tensors import is_inexact
 
 _numbers = itertools.count()
 

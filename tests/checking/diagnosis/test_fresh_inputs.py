@@ -12,10 +12,10 @@ from torch import Tensor
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
 from opsmith.checking.diagnosis.evidence import Evidence
-from opsmith.checking.diagnosis.fresh_inputs import METHODS, draw_fresh
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.judging.compare import largest_magnitude
 
 
 def fresh(value: object, way: str = "mixed", seed: int = 0) -> object:
@@ -91,9 +91,9 @@ def test_an_operator_that_takes_few_inputs_is_given_such() -> None:
     a = random(3, 3)
     declared = operator(cholesky, [(a @ a.mT + torch.eye(3, dtype=torch.float64),)])
     seen = Evidence(observation(declared, "matrix"))
-    assert len(seen.fresh) == seen.observation.fresh_count
+    assert len(seen.fresh) == seen.fresh_count
     for pair in seen.fresh:
-        matrix = pair.observation.inputs["matrix"]
+        matrix = pair.inputs["matrix"]
         assert bool(torch.linalg.eigvalsh(matrix).min() > 0)
 
 

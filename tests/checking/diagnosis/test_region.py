@@ -205,4 +205,4 @@ def test_a_set_of_elements_has_words(indices: list[tuple[int, int]], words: str)
         mask[index] = True
     described = list(element_rules(mask))
     assert described[0].words == words
-    assert all(torch.equal(each.mask(mask.shape), mask) for each in described)
+    assert all(torch.equal(each.at(mask.shape), mask) for each in described)

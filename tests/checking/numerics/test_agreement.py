@@ -1,12 +1,13 @@
 """Agreement along random directions: it settles what is right, and never what is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.agreement import agrees_along
+from opsmith.checking.numerics.agreement import Claim, agrees_along
+from opsmith.checking.numerics.directional import PackedTensors
 
 X = torch.tensor([0.3, -1.2, 2.0, 0.7, -0.4], dtype=torch.float64)
 
@@ -88,3 +89,29 @@ def test_complex_arguments_move_in_both_parts() -> None:
         for got in (right, right.conj())
     ]
     assert verdicts == [True, False]
+
+
+def claim(got: dict[int, Tensor | None], elements: int = 64) -> Claim:
+    """Derivatives of `x y**2` by both."""
+    x, y = X.clone(), X.flip(0) + 2
+
+    def function(flat: Sequence[Tensor]) -> list[Tensor]:
+        return [flat[0] * flat[1] ** 2]
+
+    packed = PackedTensors([x, y], (0, 1))
+    return Claim(function, packed, [torch.ones(5)], got, elements, torch.Generator)
+
+
+def test_a_claim_by_several_arguments_names_the_wrong_one_and_its_element() -> None:
+    x, y = X.clone(), X.flip(0) + 2
+    right: dict[int, Tensor | None] = {0: y**2, 1: 2 * x * y}
+    assert claim(right).is_settled()
+    assert claim(right).worst() is None
+    wrong = right | {1: 2 * x * y * torch.tensor([1.0, 1.0, 1.0, 1.001, 1.0])}
+    assert not claim(wrong).is_settled()
+    found = claim(wrong).worst()
+    assert found is not None
+    assert (found[0], found[1].index) == (1, (3,))
+    assert claim(wrong).by(0).worst() is None
+    assert claim(wrong).worst(rounding=1.0) is None
+    assert claim(right | {0: None}, elements=1).worst() is not None

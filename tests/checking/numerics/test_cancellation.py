@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.judge import judge
+from opsmith.judging.answer import Computation
+from opsmith.judging.judge import judge
 
 
 class Softmax(Function):

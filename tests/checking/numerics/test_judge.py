@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.numerics.answer import Answer, Combination, Computation, unknown
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.low_precision import rounded_arguments
+from opsmith.judging.answer import Answer, Combination, Computation, unknown
+from opsmith.judging.judge import judge
 
 X = torch.linspace(0.5, 3.0, 6, dtype=torch.float64) * 1.1
 

@@ -1,7 +1,6 @@
 """The bounds on results: they follow from dtype, accumulation and conditioning, and let nothing else pass."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,14 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import opsmith.ops
-from opsmith.checking.effort import EFFORTS
-from opsmith.checking.numerics.answer import Answer, Computation, fan_in
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.properties.numeric.values import ORDINARY_VALUES
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.special_values import SpecialCall
-from opsmith.checking.subject_kinds import subject_of
+from opsmith.judging.answer import Answer, Computation, fan_in
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import perturbed
 
 X = torch.rand(6, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 4 - 2
 W = torch.rand(5, 40, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 4 - 2
@@ -148,18 +142,6 @@ def test_a_nudge_moves_every_number_by_its_part_and_no_other_value(dtype: torch.
     assert torch.equal(perturbed(value, eps / 64, torch.Generator()), value)
     whole = torch.arange(3)
     assert perturbed(whole, 0.5, torch.Generator()) is whole
-
-
-def test_what_special_values_are_held_to_is_moved_in_float64_as_well() -> None:
-    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
-    sample = subject.samples[0]
-    flat = sample.at(torch.float64)
-    trial = SpecialCall(subject, sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
-    one, other = trial.perturbed_copies()
-    assert not torch.equal(one[0], flat[0])
-    assert not torch.equal(one[0], other[0])
-    again = SpecialCall(replace(subject, seed=1), sample, 0, flat, {}, ORDINARY_VALUES, torch.float64)
-    assert not torch.equal(next(again.perturbed_copies())[0], one[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

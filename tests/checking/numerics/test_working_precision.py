@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.numerics.working_precision import working_precision
+from opsmith.judging.answer import Computation
+from opsmith.judging.judge import judge
+from opsmith.judging.working_precision import working_precision
 
 SEEDS = range(20)
 

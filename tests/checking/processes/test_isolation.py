@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome
 from opsmith.checking.processes import fork
-from opsmith.checking.processes.fork import SIGNALS, announce, run_isolated
+from opsmith.checking.processes.child import SIGNALS
+from opsmith.checking.processes.fork import announce, run_isolated
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is isolated where there is no fork")
 
@@ -322,7 +324,7 @@ def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pyt
 
     before = set(os.listdir("/dev/fd"))
     monkeypatch.setattr(os, "fork", fork)
-    words = "a check cannot be isolated where the system forks no process: Cannot allocate memory"
+    words = "the system forks no process: Cannot allocate memory"
     with pytest.raises(errors.UsageError, match=words):
         run_isolated("forward", leave, where=HERE)
     assert set(os.listdir("/dev/fd")) == before
@@ -406,17 +408,17 @@ def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2048:
         pytest.skip("the system allows no number above 1023")
-    pipe = os.pipe
+    pair = socket.socketpair
 
-    def pipe_above() -> tuple[int, int]:
-        reading, writing = pipe()
-        above = fcntl.fcntl(reading, fcntl.F_DUPFD_CLOEXEC, 1500)
-        os.close(reading)
-        return above, writing
+    def pair_above() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = pair()
+        above = socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 1500))
+        ours.close()
+        return above, theirs
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     try:
-        monkeypatch.setattr(os, "pipe", pipe_above)
+        monkeypatch.setattr(socket, "socketpair", pair_above)
         found = run_isolated("forward", lambda: Outcome("forward", "passed", 0.0), where=HERE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

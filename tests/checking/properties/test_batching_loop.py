@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.properties.torch.mapping import ExampleLoop
+import opsmith.ops
+from opsmith.checking.calls import TensorName
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.torch.forms import Examples, Form
+from opsmith.checking.subject_kinds import subject_of
 
 
-def loop_of(*results: Tensor | None) -> ExampleLoop:
+def loop_of(*results: Tensor | None) -> Examples:
     def function(flat: list[Any]) -> Sequence[Tensor | None]:
         return results
 
     rows = [[torch.ones(2)], [torch.ones(2)]]
-    return ExampleLoop(function, rows, (0,), torch.Generator(), True, torch.float32)
+    subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+    return Examples(subject, subject.samples[0], rows, (0,), dtype=torch.float32, functions=[function])
 
 
 @pytest.mark.parametrize("got", [torch.zeros(1), torch.ones(2, 3)], ids=["one zero", "several"])
@@ -33,3 +39,17 @@ def test_none_where_a_tensor_is_right_is_a_fault() -> None:
 
 def test_none_where_none_is_right_is_no_fault() -> None:
     assert loop_of(None).fault(0, None) is None
+
+
+def test_another_number_of_outputs_is_a_fault() -> None:
+    output = TensorName("result", "result", "here")
+    form = Form("vmap", "mapped, ", "is not what a loop gives", [output], loop_of(None).fault)
+    (failure,) = form.failures([None, None], set())
+    message = "mapped, `result` is not what a loop gives: it has the count 2, where 1 is right"
+    assert (failure.input, failure.message) == ("result", message)
+
+
+def test_the_bound_of_a_sum_counts_the_arguments_that_are_not_batched() -> None:
+    rows = [[torch.ones(5), torch.ones(5)] for _ in range(2)]
+    loop = replace(loop_of(), rows=rows, functions=[lambda flat: [flat[0] @ flat[1]]])
+    assert loop._computations[0].summands == (10,)

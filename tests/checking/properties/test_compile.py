@@ -149,6 +149,17 @@ def test_what_raises_by_itself_is_left_to_others() -> None:
     assert "raises without `torch.compile`" in found.notes[0]
 
 
+def test_a_sample_that_raises_by_itself_is_left_out_alone() -> None:
+    class OfMatrices(Square):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return 2 * grad.mT.mT * ctx.saved_tensors[0]
+
+    found = compiled(OfMatrices, (X,), (X[0],))
+    assert found.status == "passed"
+    assert [note.partition(" (")[0] for note in found.notes] == ["sample 1"]
+
+
 @pytest.mark.slow
 def test_without_a_fake_kernel_the_graph_breaks_with_the_hint() -> None:
     def sine(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking import Outcome
-from opsmith.checking.properties.torch import export as module
+from opsmith.checking.properties.torch import compile as module
 
 pytestmark = pytest.mark.compile
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking import Failure
-from opsmith.checking.properties.torch.frozen_sizes import INSTEAD, frozen
+from opsmith.checking.properties.torch.fake import INSTEAD, frozen
 from opsmith.torch_library import capabilities
 
 X = torch.rand(4, 6) + 0.5

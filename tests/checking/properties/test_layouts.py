@@ -11,9 +11,10 @@ from torch import Tensor
 import opsmith
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for, plain
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.schema import schema_of
+from opsmith.judging.tensors import replica
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 4), (1,), (0, 3), (1, 4), (2, 3, 2, 3), (2, 1, 2, 3, 2)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool]

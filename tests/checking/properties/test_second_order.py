@@ -186,6 +186,49 @@ def test_two_numbers_are_shown_with_the_digits_in_which_they_differ() -> None:
     assert found[1] != found[2]
 
 
+@pytest.mark.parametrize("off", [0.0, 1e-7])
+def test_tangents_beside_surrogate_gradients_are_held_to_half_of_the_digits(off: float) -> None:
+    @opsmith.operator(f"second_order::rounded_{bool(off)}")
+    def rounded(x: Tensor) -> Tensor:
+        return x.round()
+
+    rounded.samples(lambda make: [(make(3),)])
+    rounded.surrogate_gradients(x=lambda grad, x: grad * torch.sigmoid(x))
+    rounded.tangents(result=lambda tangent_x, x: tangent_x * torch.sigmoid(x) * (1 + off))
+    causes = [each.cause for each in outcome(rounded, "forward_mode").failures]
+    assert causes == ["forward-mode"] * bool(off)
+
+
+class TangentWhenAlone(Function):
+    """Its tangent by one input alone is off by a ten-millionth."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor | None, other: Tensor | None) -> Tensor:
+        x, y = ctx.saved_tensors
+        if tangent is None or other is None:
+            alone: Tensor = (tangent * y if other is None else other * x) * (1 + 1e-7)
+            return alone
+        return tangent * y + other * x
+
+
+def test_a_tangent_by_one_input_alone_is_held_to_half_of_the_digits() -> None:
+    (failure,) = outcome(TangentWhenAlone, "forward_mode", (matrix(), matrix(1))).failures
+    assert failure.cause == "forward-mode"
+    assert "is another one where `y` alone has a tangent than where every input has one" in failure.message
+
+
 def test_a_gradient_that_is_wrong_at_first_order_may_be_consistent_at_second() -> None:
     @opsmith.operator("second_order::wrong_by_two")
     def square(x: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from torch.nn import functional
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.numeric.values import _by_reference
+from opsmith.checking.properties.numeric.values import _right_gradients
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
     boundaries,
+    placements,
     value_groups,
-    with_values,
 )
 from opsmith.checking.subject_kinds import subject_of
 
@@ -279,30 +279,36 @@ def test_boundaries_are_found_by_bisection(function: Callable[[float], float], r
     assert boundaries(function) == pytest.approx(right, abs=1e-9)
 
 
+def special(x: Tensor, where: dict[int, float]) -> Tensor:
+    """The tensor with special values in it."""
+    subject = subject_of(declared("special", torch.sin), [(x,)], 0, EFFORTS["quick"])
+    group, dtype = ValueGroup("some", ()), x.dtype
+    found: Tensor = SpecialCall(subject, subject.samples[0], 0, where, group, dtype).flat[0]
+    return found
+
+
 def test_values_take_the_place_of_at_most_half_of_the_elements() -> None:
     x, generator = matrix(), torch.Generator().manual_seed(0)
     numbers = tuple(float(i + 10) for i in range(14))
-    found = [*with_values(x, ValueGroup("some", numbers), generator)]
-    assert [len(where) for _, where in found] == [6, 6, 2]
-    assert [value for _, where in found for value in where.values()] == [*numbers]
-    for other, where in found:
+    found = [*placements(x, ValueGroup("some", numbers), generator)]
+    assert [len(where) for where in found] == [6, 6, 2]
+    assert [value for where in found for value in where.values()] == [*numbers]
+    for where in found:
+        other = special(x, where)
         assert all(float(other.view(-1)[position]) == value for position, value in where.items())
         assert int((other != x).sum()) == len(where)
-    (single, where), *_ = with_values(torch.tensor(1.0), ValueGroup("some", (5.0, 6.0)), generator)
-    assert (float(single), where) == (5.0, {0: 5.0})
+    assert next(placements(torch.tensor(1.0), ValueGroup("some", (5.0, 6.0)), generator)) == {0: 5.0}
 
 
 def test_what_stands_everywhere_fills_a_row_and_then_all() -> None:
     x, generator = matrix(), torch.Generator()
     group = ValueGroup("nothing but fives", (5.0,), everywhere=True)
-    row, whole = (other for other, _ in with_values(x, group, generator))
+    row, whole = (special(x, where) for where in placements(x, group, generator))
     assert torch.equal(row[0], torch.full_like(row[0], 5.0))
     assert torch.equal(row[1:], x[1:])
     assert torch.equal(whole, torch.full_like(x, 5.0))
     for vector in (torch.randn(3), torch.tensor(1.0)):
-        ((only, where),) = with_values(vector, group, generator)
-        assert torch.equal(only, torch.full_like(vector, 5.0))
-        assert where == dict.fromkeys(range(vector.numel()), 5.0)
+        assert [*placements(vector, group, generator)] == [dict.fromkeys(range(vector.numel()), 5.0)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -356,6 +362,7 @@ def test_a_classes_nan_is_held_to_differences_where_its_forward_gives_nan_too(ef
     (failure,) = outcome(Sinc, samples=samples, effort=effort).failures
     assert (failure.input, failure.cause) == ("x", "nan")
     assert "at [0] it is nan where 0 is right" in failure.message
+    assert failure.dtypes == ("float64",)
     assert outcome(SincWithItsLimit, samples=samples, effort=effort).status == "passed"
     assert outcome(Root, samples=samples, effort=effort).status == "passed"
 
@@ -459,13 +466,12 @@ def test_a_reference_that_does_not_depend_on_an_argument_has_zeros_for_its_gradi
         sample = subject.samples[0]
         flat = sample.at(torch.float64)
         group = ValueGroup("zeros", (0.0,))
-        call = SpecialCall(subject, sample, 0, flat, {0: 0.0}, group, torch.float64)
-        return _by_reference(call, (0,), [torch.ones_like(flat[0])])[0]
+        call = SpecialCall(subject, sample, 0, {0: 0.0}, group, torch.float64)
+        return [each.value for each in _right_gradients(call, (0,), [torch.ones_like(flat[0])])]
 
-    found = by_reference(constant)
-    assert found is not None
-    assert not found[0].any()
-    assert by_reference(_detached) is None
+    (found,) = by_reference(constant)
+    assert not found.any()
+    assert by_reference(_detached) == []
 
 
 def _detached(x: Tensor) -> Tensor:

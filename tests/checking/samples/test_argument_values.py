@@ -12,7 +12,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.compared_values import compared_values
+from opsmith.checking.samples.argument_values import compared_values
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject_kinds import subject_of
 
@@ -273,7 +273,10 @@ def test_what_samples_show_is_not_tried_again_and_the_number_is_limited() -> Non
     samples = [(X, "1", True), (X, "2", False)]
     for effort, limit in (("quick", 4), ("default", 12)):
         found = variations(subject_of(many, samples, 0, EFFORTS[effort])).samples
-        tried = [sample.flat[1] for sample in found if sample.change and sample.change.given != "usual"]
+        chosen = (
+            each for each in found if each.change and each.change.given != "usual" and each.dims == X.dim()
+        )
+        tried = [sample.flat[1] for sample in chosen]
         assert tried == [str(position) for position in [0, *range(3, 40)][:limit]]
         assert not [sample for sample in found if "flag" in sample.origin and sample.given != "usual"]
 

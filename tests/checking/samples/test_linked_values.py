@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.linked_values import links_of
+from opsmith.checking.samples.domain import rules_of
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject_kinds import subject_of
 
@@ -85,7 +85,8 @@ def test_the_order_in_place_of_its_inverse_is_found() -> None:
 
 def test_what_one_sample_denies_or_chance_shows_is_no_link() -> None:
     def links(*samples: tuple[Any, ...]) -> int:
-        return len(links_of(subject_of(Taken, samples, 0, EFFORTS["default"]).samples))
+        rules = rules_of(subject_of(Taken, samples, 0, EFFORTS["default"]))
+        return sum(rule.relation.follows for rule in rules)
 
     assert links(CALLS[Taken]) == 1
     assert links(CALLS[Taken], (drawn(3, 4), ORDER, ORDER)) == 0

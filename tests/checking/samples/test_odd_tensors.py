@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import Report, errors
-from opsmith.checking.numerics.autodiff import dense
+from opsmith.judging.tensors import dense
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 

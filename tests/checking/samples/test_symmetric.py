@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.symmetric import among_symmetric
+from opsmith.checking.samples.domain import among_symmetric
 from opsmith.checking.subject_kinds import subject_of
 
 SMOOTH = ["gradient", "values", "forward_mode", "second_order"]

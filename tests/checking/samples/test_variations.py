@@ -27,8 +27,12 @@ def shapes(sample: Sample) -> tuple[Any, ...]:
     return tuple(list(value.shape) if isinstance(value, Tensor) else value for value in sample.flat)
 
 
+def of_known_ranks(found: Variations) -> list[Sample]:
+    return [each for each in found.samples if each.change is None or each.dims == each.change.of.dims]
+
+
 def shaped(found: Variations) -> list[tuple[Any, ...]]:
-    return [shapes(sample) for sample in found.samples]
+    return [shapes(sample) for sample in of_known_ranks(found)]
 
 
 def declared(function: Callable[..., Any], samples: Any, **options: Any) -> Any:
@@ -51,7 +55,7 @@ AFFINE = [
 def test_sizes_that_go_together_are_varied_together() -> None:
     found = derived(declared(affine, AFFINE))
     assert ([5, 7], [3, 7], [3]) in shaped(found)
-    for sample in found.samples:
+    for sample in of_known_ranks(found):
         x, weight, bias = sample.flat
         assert x.shape[1] == weight.shape[1]
         assert bias is None or bias.shape[0] == weight.shape[0]
@@ -66,6 +70,43 @@ def test_a_size_that_no_sample_varies_stays_unless_each_place_stands_for_itself(
     sizes = {tuple(shape) for (shape,) in shaped(found)}
     assert {width for _, width in sizes} <= {4, 0}
     assert {7, 1, 33, 0} <= {height for height, _ in sizes}
+
+
+def test_other_ranks_are_tried_where_the_reference_takes_them_and_no_shapes_are_declared() -> None:
+    def last(x: Tensor, scale: Tensor) -> Tensor:
+        return x.softmax(-1) * scale
+
+    given = [(torch.rand(3, 4), torch.rand(4)), (torch.rand(2, 5), torch.rand(5))]
+    found = derived(declared(last, given))
+    others = [each for each in found.samples if each not in of_known_ranks(found)]
+    assert [2, 3, 4] in [shapes(each)[0] for each in others]
+    assert {each.given for each in others} == {"undeclared"}
+    stated = opsmith.operator("varied::stated_ranks", shapes="x: A B, scale: B -> A B")(last)
+    stated.samples(lambda: given)
+    assert {len(x) for x, _ in (shapes(each) for each in derived(stated).samples)} == {2}
+
+
+class Flipped(torch.autograd.Function):
+    """Right for matrices, which all samples are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].flip(-1)
+
+
+def test_a_class_that_is_right_for_the_ranks_of_its_samples_passes() -> None:
+    samples = [(torch.rand(3, 4),), (torch.rand(2, 5),)]
+    report = opsmith.check(Flipped, samples=samples, only=["forward", "gradient"])
+    assert not report.failures, report
+
+
+def test_all_sizes_are_1_at_once() -> None:
+    found = derived(declared(affine, AFFINE), effort="default")
+    assert [1, 1] in [x for x, *_ in shaped(found)]
 
 
 def without_single_rows(x: Tensor) -> Tensor:
@@ -366,9 +407,10 @@ def test_bounds_stay_below_and_above() -> None:
 
     low = torch.rand(9)
     found = derived(declared(clamped, [(torch.randn(9), low, low + 0.05)]))
-    redrawn = [sample for sample in found.samples if sample.origin.endswith("other numbers")]
-    assert redrawn
-    assert all(bool((each.flat[1] <= each.flat[2]).all()) for each in redrawn)
+    for change in ("other numbers", "`x.shape[0]` at 33 where it had 9", "times 4"):
+        assert any(sample.origin.endswith(change) for sample in found.samples), change
+    alike = [sample.flat for sample in found.samples if sample.flat[1].shape == sample.flat[2].shape]
+    assert all(bool((low <= high).all()) for _, low, high in alike)
 
 
 def test_indices_stay_within_what_they_point_into() -> None:

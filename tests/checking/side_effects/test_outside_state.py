@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from typing import Any, ClassVar
 
 import pytest
@@ -12,8 +14,9 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.side_effects import outside_state
-from opsmith.checking.side_effects.outside_state import OutsideState
+from opsmith.checking.side_effects.outside_state import HiddenState, OutsideState
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.core.reachable import CONTAINERS, Reached
 
 X = torch.linspace(-2, 2, 12).view(4, 3) + 0.013
 ONLY = ["forward", "gradient", "determinism", "effects", "state"]
@@ -208,8 +211,57 @@ class LooksUp(Counts):
 
 def test_a_table_too_large_to_copy_leaves_room_for_small_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_state, "LARGE", 10)
-    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]))
+    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]), 10)
     before = MEAN.clone()
     MEAN.add_(1)
     state.restore()
     assert torch.equal(MEAN, before)
+
+
+KEPT: list[Any] = [{"a": 1}, [1], {1}, deque([1])]
+
+
+def test_every_container_is_tried() -> None:
+    assert {type(value) for value in KEPT} == set(CONTAINERS)
+
+
+@pytest.mark.parametrize("value", KEPT, ids=lambda value: type(value).__name__)
+def test_what_a_container_holds_is_named_put_away_and_put_back(value: Any) -> None:
+    memory = HiddenState((Reached("`cache`", value),))
+    before = value.copy()
+    assert memory.filled() == ["`cache`"]
+    with memory.away():
+        assert not value
+        assert memory.filled() == []
+    assert value == before
+
+
+LOCAL = threading.local()
+
+
+class WarmsUpInThreads(Counts):
+    """Scales by the number of calls of its thread so far."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        LOCAL.calls = getattr(LOCAL, "calls", 0) + 1
+        return 2 * x + 1 / LOCAL.calls
+
+
+def test_the_state_of_a_thread_is_restored_too() -> None:
+    found = check(WarmsUpInThreads)
+    assert ("state", "stale-state") in faults(found), str(found)
+    assert all(each.status != "skipped" for each in found.outcomes if each.property == "gradient"), str(found)
+
+
+def test_numbers_that_are_added_to_a_gradient_of_a_module_are_seen_and_restored() -> None:
+    NORM.weight = torch.nn.Parameter(torch.ones(3))
+    NORM.weight.grad = torch.zeros(3)
+    state = OutsideState.of(subject_of(CentresByModule, [(X,)], 0, EFFORTS["quick"]))
+    NORM.weight.grad += 1
+    ((name, change),) = state.changes()
+    assert "NORM" in name
+    assert change.startswith("of its `weight`, its `.grad` was written")
+    state.restore()
+    assert torch.equal(NORM.weight.grad, torch.zeros(3))
+    del NORM.weight

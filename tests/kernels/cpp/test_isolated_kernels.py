@@ -11,7 +11,7 @@ from faulty_kernels import FAULTS
 
 import opsmith
 from opsmith.build.cache import Cache
-from opsmith.checking.processes.fork import SIGNALS
+from opsmith.checking.processes.child import SIGNALS
 from opsmith.kernels.cpp import crash_trace
 from opsmith.kernels.cpp.source import CppSource
 

@@ -8,17 +8,19 @@ the bits of the condition.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import Pair
-from opsmith.checking.numerics.compare import in_double, largest_magnitude
+from opsmith.checking.diagnosis.evidence import COMPARISONS
+from opsmith.checking.diagnosis.observation import Observation
 from opsmith.core.generate_like import WHOLE
+from opsmith.judging.compare import in_double, largest_magnitude
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
 """Bits of a condition: without a threshold, with one, with two."""
@@ -32,27 +34,6 @@ TINY = 1e-3
 CONSTANTS = 8
 """Largest number of distinct values that conditions of equality are made of."""
 ABOUT = "about"
-RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "is": torch.eq,
-    "is less than": torch.lt,
-    "is greater than": torch.gt,
-    "is at most": torch.le,
-    "is at least": torch.ge,
-    "is not": torch.ne,
-}
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition that the evidence confirms.
-
-    Args:
-        words: Text, as in `where `x` is less than 0`.
-        chosen: Mask of the elements for which it holds, over all pairs in turn.
-    """
-
-    words: str
-    chosen: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,24 +53,16 @@ class ElementTable:
     marks: dict[str, Tensor]
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], wrong: Callable[[Pair], Tensor]) -> ElementTable:
+    def of(cls, pairs: Sequence[Observation], wrong: Callable[[Observation], Tensor]) -> ElementTable:
         """Build the table of some pairs."""
-        every = [values_beside(pair) for pair in pairs]
-        known = [name for name in every[0] if all(name in each for each in every)]
-        columns = {
-            name: torch.cat([each[name].flatten() for each in every])
-            for name in known
-            if len({each[name].dtype for each in every}) == 1
-        }
-        marked = [marks(pair) for pair in pairs]
-        found = {
-            words: torch.cat([each[words].flatten() for each in marked])
-            for words in marked[0]
-            if all(words in each for each in marked)
-        }
-        masks = [wrong(pair).flatten() for pair in pairs]
-        small = [negligible(pair, wrong(pair)).flatten() for pair in pairs]
-        return cls(torch.cat(masks), torch.cat(small), columns, found)
+        masks = [wrong(pair) for pair in pairs]
+        small = [negligible(pair, mask).flatten() for pair, mask in zip(pairs, masks, strict=True)]
+        return cls(
+            torch.cat([mask.flatten() for mask in masks]),
+            torch.cat(small),
+            _joined([values_beside(pair) for pair in pairs]),
+            _joined([marks(pair) for pair in pairs]),
+        )
 
     @property
     def bits(self) -> float:
@@ -106,7 +79,19 @@ class ElementTable:
         return outside > 0 and extra <= SLIPS * int(chosen.sum())
 
 
-def negligible(pair: Pair, wrong: Tensor) -> Tensor:
+K = TypeVar("K")
+
+
+def _joined(every: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
+    """Join the tensors that all pairs have, of one dtype."""
+    return {
+        name: torch.cat([each[name].flatten() for each in every])
+        for name in every[0]
+        if all(name in each for each in every) and len({each[name].dtype for each in every}) == 1
+    }
+
+
+def negligible(pair: Observation, wrong: Tensor) -> Tensor:
     """Mark the elements in which a fault does not show, since the right and the computed one are tiny.
 
     If the fault makes zeros nonzero, as a mask that is too wide does, every element is evidence.
@@ -124,18 +109,18 @@ def chances(many: int, chosen: int) -> float:
     return log_count / math.log(2)
 
 
-def conditions(table: ElementTable) -> Iterator[Condition]:
+def conditions(table: ElementTable) -> Iterator[str]:
     """Yield the conditions that fit a table, the simplest first."""
     for bits, words, chosen in _candidates(table):
         if table.bits >= bits and table.fits(chosen):
-            yield Condition(words, chosen)
+            yield words
 
 
 Candidate = tuple[float, str, Tensor]
+"""Bits of a condition, its words, and the mask of the elements for which it holds, over all pairs in turn."""
 
 
 def _candidates(table: ElementTable) -> Iterator[Candidate]:
-    real = {source: each for source, each in table.columns.items() if each.dtype == torch.float64}
     for (name, how), each in table.columns.items():
         if each.dtype == torch.bool:
             yield PLAIN, f"where {name} is True", each
@@ -148,15 +133,17 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
             for part, values in (("real", each.real), ("imaginary", each.imag)):
                 yield PLAIN, f"where the {part} part of {name} is negative", values < 0
                 yield PLAIN, f"where the {part} part of {name} is positive", values > 0
-    plain = {source: each for source, each in real.items() if not source[1].startswith("times")}
-    beside = {source: each for source, each in plain.items() if source[1] != "number"}
-    for (name, _), each in list(beside.items())[:1]:
+    plain = {
+        source: each
+        for source, each in table.columns.items()
+        if each.dtype == torch.float64 and not source[1].startswith("times")
+    }
+    beside = [(name, each) for (name, how), each in plain.items() if how != "number"]
+    for name, each in beside[:1]:
         yield from _against(name, each, "0", torch.zeros_like(each))
         yield from _constants(name, each)
-        for one in (*_thresholds(table, name, each), *_thresholds(table, f"the size of {name}", each.abs())):
-            if ABOUT not in one[1]:
-                yield one
-    for (name, _), each in list(beside.items())[1:]:
+        yield from (one for one in _thresholds(table, name, each) if ABOUT not in one[1])
+    for name, each in beside[1:]:
         yield from _against(name, each, "0", torch.zeros_like(each))
     # Conditions on inputs alone are simpler than those on results and grad_outputs.
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
@@ -171,15 +158,14 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
         if some is given:
             yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
             yield from _differing(table, given)
-    for (name, _), each in beside.items():
+    for name, each in beside:
         yield from _constants(name, each)
-    for (name, _), each in beside.items():
+    for name, each in beside:
         yield from _thresholds(table, name, each)
-        yield from _thresholds(table, f"the size of {name}", each.abs())
     for (name, _), each in table.columns.items():
         if each.is_complex():
-            yield from _thresholds(table, f"the size of {name}", each.abs())
-    for (name, _), each in beside.items():
+            yield from _threshold(table, f"the size of {name}", each.abs())
+    for name, each in beside:
         yield from _bands(table, name, each)
 
 
@@ -189,7 +175,6 @@ def _differing(table: ElementTable, given: dict[Source, Tensor]) -> Iterator[Can
         if "number" not in (how, kind):
             name = f"the difference of {first} and {other}"
             yield from _thresholds(table, name, first_values - other_values)
-            yield from _thresholds(table, f"the size of {name}", (first_values - other_values).abs())
             yield from _bands(table, name, first_values - other_values)
 
 
@@ -203,11 +188,16 @@ def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
 
 
 def _against(one: str, first_values: Tensor, other: str, other_values: Tensor) -> Iterator[Candidate]:
-    for words, relation in RELATIONS.items():
-        yield PLAIN, f"where {one} {words} {other}", relation(first_values, other_values)
+    for relation, words in COMPARISONS.items():
+        yield PLAIN, f"where {one} {words[0]} {other}", relation(first_values, other_values)
 
 
 def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
+    yield from _threshold(table, name, each)
+    yield from _threshold(table, f"the size of {name}", each.abs())
+
+
+def _threshold(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
     """Yield conditions of a bound that separates the wrong elements from the others."""
     wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
     if not wrong.numel() or not others.numel():
@@ -262,28 +252,20 @@ Source = tuple[str, str]
 """Name of the values in a message, and their alignment with the elements."""
 
 
-def values_beside(pair: Pair) -> dict[Source, Tensor]:
+def values_beside(pair: Observation) -> dict[Source, Tensor]:
     """Return tensors that align with each element of a pair, by name; the input's own first.
 
     A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
     integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
     A number stands beside every element.
     """
-    observation, shape = pair.observation, pair.expected.shape
-    named: dict[str, Tensor] = {}
-    own = observation.inputs.get(observation.argument or "")
-    if isinstance(own, Tensor):
-        named[f"`{observation.argument}`"] = own
-    named |= {
-        f"`{label}`": value
-        for label, value in observation.inputs.items()
-        if isinstance(value, Tensor) and label != observation.argument
-    }
-    named |= {f"the result `{label}`": value for label, value in observation.results.items()}
-    alone = len(observation.grads) == 1
-    for label, value in observation.grads.items():
-        if value is not None:
-            named["the grad_output" if alone else f"the grad_output of `{label}`"] = value
+    shape, own = pair.expected.shape, f"`{pair.argument}`"
+    named = {f"`{label}`": value for label, value in pair.inputs.items() if isinstance(value, Tensor)}
+    named = {**({own: named[own]} if own in named else {}), **named}
+    named |= {f"the result `{label}`": value for label, value in pair.results.items()}
+    alone = len(pair.grads) == 1
+    for label, value in pair.given.items():
+        named["the grad_output" if alone else f"the grad_output of `{label}`"] = value
     found: dict[Source, Tensor] = {}
     for name, value in named.items():
         for how, aligned in _aligned(value.detach().cpu(), shape):
@@ -293,7 +275,7 @@ def values_beside(pair: Pair) -> dict[Source, Tensor]:
                 found[f"an index in {name}", how] = times
             for how, times in _aligned(_own_times(value.cpu()), shape):
                 found[f"its value in {name}", f"times {how}"] = times
-    for label, value in observation.inputs.items():
+    for label, value in pair.inputs.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[f"`{label}`", "number"] = torch.full(shape, float(value), dtype=torch.float64)
     return found
@@ -321,7 +303,7 @@ def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
             yield f"times within {dim}", torch.zeros(shape, dtype=torch.float64).scatter_add(dim, index, ones)
 
 
-def marks(pair: Pair) -> dict[str, Tensor]:
+def marks(pair: Observation) -> dict[str, Tensor]:
     """Return truth values of each element that depend on other elements: the largest of a row, ties."""
     found: dict[str, Tensor] = {}
     shape = pair.expected.shape

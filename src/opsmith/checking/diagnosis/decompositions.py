@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import all_close
+from opsmith.judging.compare import all_close
 
-CLOSE = 1e-9
-"""Largest relative difference of a formula from the operation."""
+NAMED = 1e-9
+"""Relative difference up to which a number has a name, or an operation a formula."""
 
 
 def decomposition(
@@ -44,7 +44,7 @@ def decomposition(
         with torch.no_grad():
             composed = ready()  # first: if it rejects the arguments, an operation in place is not run
             right = operation(*args, **kwargs)
-            same = all_close(composed, right, CLOSE * right.abs())
+            same = all_close(composed, right, NAMED * right.abs())
     except (TypeError, RuntimeError):  # arguments that the formula does not support
         return None
     return ready if same else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -13,12 +14,18 @@ from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
 from opsmith.checking.diagnosis.conditions import values_beside
-from opsmith.checking.diagnosis.detectors import DETECTORS
-from opsmith.checking.diagnosis.detectors.precision import not_matched
-from opsmith.checking.diagnosis.detectors.scale import shown_factor
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.checking.diagnosis.observation import Observation
-from opsmith.checking.numerics.compare import all_close, largest_magnitude, share_of_largest
+from opsmith.checking.diagnosis.detectors import (
+    broadcast,
+    grad_output,
+    missing_term,
+    position,
+    precision,
+    region,
+    scale,
+)
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, multiple
+from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.judging.compare import all_close, largest_magnitude
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,63 @@ class Diagnosis:
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
+@dataclass(frozen=True)
+class Detector:
+    """A detector, and the differences that it applies to.
+
+    Args:
+        detect: Makes hypotheses on the first pair, tests them on all, and yields those that hold.
+        any_size: True if it also applies to a difference as small as rounding.
+        any_shape: True if it also applies to a tensor of another shape.
+        needless_after: Causes that make it unnecessary.
+        last_resort: True if it runs only where nothing but weak detections was made before.
+    """
+
+    detect: Callable[[Evidence], Iterator[Detection]]
+    any_size: bool = False
+    any_shape: bool = False
+    needless_after: frozenset[str] = frozenset()
+    last_resort: bool = False
+
+    def applies(self, pair: Observation, found: Mapping[str, Detection]) -> bool:
+        """Return True if to run it on a pair after some detections, by cause."""
+        if not pair.same_shape:
+            return self.any_shape
+        if pair.is_small and not self.any_size:
+            return False
+        if self.last_resort and not all(each.weak for each in found.values()):
+            return False
+        return not self.needless_after & set(found)
+
+
+DETECTORS = (
+    Detector(broadcast.broadcast, any_shape=True),
+    Detector(missing_term.missing, any_size=True),
+    Detector(precision.nonfinite, any_size=True),
+    Detector(grad_output.grad_output_dependence, any_size=True),
+    Detector(precision.precision, any_size=True),
+    Detector(scale.sign),
+    Detector(scale.scale),
+    Detector(scale.per_index_scale),
+    Detector(position.swapped, any_shape=True),
+    Detector(position.transposed, any_shape=True),
+    Detector(position.shifted),
+    Detector(region.region),
+    Detector(missing_term.forgotten_number),
+    Detector(
+        missing_term.missing_term,  # it takes the longest
+        needless_after=frozenset(
+            {
+                *("nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad"),
+                *("precision", "transposed", "shifted"),
+            }
+        ),
+    ),
+    Detector(grad_output.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
+)
+"""All detectors, in the order in which they run; the table of causes decides which cause comes first."""
+
+
 def diagnose(observation: Observation) -> Diagnosis:
     """Diagnose a tensor that differs from the right one.
 
@@ -52,23 +116,20 @@ def diagnose(observation: Observation) -> Diagnosis:
     """
     evidence = Evidence(observation)
     found: dict[str, Detection] = {}
-    if not evidence.first.same_shape:
-        got, right = list(evidence.first.got.shape), list(evidence.first.expected.shape)
+    if not observation.same_shape:
+        got, right = list(observation.got.shape), list(observation.expected.shape)
         found["shape"] = Detection("shape", f"it has the shape {got}, and the right one {right}")
     for detector in DETECTORS:
-        if not detector.applies(evidence.first, found):
+        if not detector.applies(observation, found):
             continue
         for each in detector.detect(evidence):
             if each.cause not in found or (found[each.cause].weak and not each.weak):
                 found[each.cause] = each
-    tested = {"fresh inputs": len(evidence.fresh)} if observation.redraw is not None else {}
-    if not found:
-        each = unknown(evidence)
-        return Diagnosis(UNKNOWN, each.reason, evidence={**each.evidence, **tested})
+    tested = {"fresh inputs": len(evidence.fresh)} if observation.observer is not None else {}
+    found = found or {UNKNOWN: unknown(evidence)}
     cause = first_of({name for name, each in found.items() if not each.weak} or set(found))
     others = {other: each.reason for other, each in found.items() if other != cause}
-    first = found[cause]
-    return Diagnosis(cause, first.reason, others, {**first.evidence, **tested})
+    return Diagnosis(cause, found[cause].reason, others, {**found[cause].evidence, **tested})
 
 
 def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
@@ -84,7 +145,7 @@ def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
     """
     observation = Observation(got, expected)
     found, evidence = diagnose(observation), Evidence(observation)
-    other = not_matched(evidence)
+    other = precision.not_matched(evidence)
     if other is None:
         return found.cause, found.reason
     if found.cause != "nan" and evidence.first.is_small:  # all finite numbers are right
@@ -92,8 +153,6 @@ def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
     return found.cause, "; ".join(filter(None, [found.reason, other.reason]))
 
 
-CLOSE = 1e-6
-FEW = 3
 RESEMBLES = 0.9
 """Correlation from which a tensor is described as proportional to the right one."""
 
@@ -103,15 +162,16 @@ def unknown(evidence: Evidence) -> Detection:
     pair = evidence.first
     if not pair.same_shape:
         return Detection(UNKNOWN, "")
-    wrong = pair.wrong
-    count, total = int(wrong.sum()), wrong.numel()
+    count, total = int(pair.wrong.sum()), pair.wrong.numel()
     size = largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
     measured = {"wrong": f"{count} of {total}", "error": size}
     if pair.is_small:
         words = f"it is off by {size:.2g} of its largest element, too little for a diagnosis"
         return Detection(UNKNOWN, words, measured)
-    for words in _patterns(evidence):
-        return Detection(UNKNOWN, words, measured)
+    if pair.argument is not None and evidence.everywhere(lambda pair: not bool(pair.expected.any())):
+        return Detection(UNKNOWN, CONSTANT, measured)
+    for each in evidence.first_fitting(_patterns(pair)):
+        return replace(each, evidence=measured)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
@@ -121,32 +181,6 @@ def unknown(evidence: Evidence) -> Detection:
     )
 
 
-def _patterns(evidence: Evidence) -> Iterator[str]:
-    """Yield patterns that have no cause of their own, each confirmed by every pair."""
-    dims = range(evidence.first.expected.dim())
-    if evidence.observation.argument is not None and evidence.everywhere(
-        lambda pair: not bool(pair.expected.any())
-    ):
-        yield CONSTANT
-        return
-    for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
-        if evidence.fits(partial(_reversed, dims=some)):
-            yield f"it is the right one in the reverse order along {words}"
-    if evidence.everywhere(_constant_off):
-        off = (evidence.first.got - evidence.first.expected).flatten()[0].item()
-        yield f"it is the right one plus the same number everywhere ({off:.6g})"
-    for name, _ in values_beside(evidence.first):
-        for words, times in (("once too often", True), ("once too few", False)):
-            factor = _factor(evidence.first, name, times=times)
-            if factor is not None and evidence.everywhere(
-                partial(_has_factor, name=name, times=times, factor=factor)
-            ):
-                more = "" if abs(factor - 1) < CLOSE else f", and times {shown_factor(factor)}"
-                yield f"it is the right one with the factor {name} {words}{more}"
-    if evidence.everywhere(_other_order):
-        yield "it has the right values in another order"
-
-
 CONSTANT = (
     "the right one is zero, since the results do not move with the input; where another is meant, as of a "
     'straight-through estimator, declare it: `opsmith.adopt(..., kind="surrogate")` of a class, '
@@ -154,51 +188,64 @@ CONSTANT = (
 )
 
 
-def _reversed(pair: Pair, dims: tuple[int, ...]) -> Tensor:
+def _patterns(first: Observation) -> Iterator[Detection]:
+    """Yield patterns that have no cause of their own."""
+    pattern, dims = partial(Detection, UNKNOWN), range(first.expected.dim())
+    for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
+        words = f"it is the right one in the reverse order along {words}"
+        yield pattern(words, predicted=partial(_reversed, dims=some))
+    if first.got.numel() > 2:
+        off = (first.got - first.expected).flatten()[0].item()
+        words = f"it is the right one plus the same number everywhere ({off:.6g})"
+        yield pattern(words, predicted=lambda pair: pair.expected + (pair.got - pair.expected).flatten()[0])
+        for (name, _), times in product(values_beside(first), (True, False)):
+            factor = _factor(first, name, times=times)
+            if factor is not None:
+                words = f"it is the right one with the factor {name} once too {'often' if times else 'few'}"
+                words += "" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}"
+                yield pattern(words, predicted=partial(_multiplied, name=name, times=times, factor=factor))
+        if not first.got.is_complex():
+            yield pattern("it has the right values in another order", predicted=_reordered)
+
+
+def _reversed(pair: Observation, dims: tuple[int, ...]) -> Tensor:
     return pair.expected.flip(dims)
 
 
-def _constant_off(pair: Pair) -> bool:
-    off = (pair.got - pair.expected).flatten()
-    return len(off) > 2 and all_close(off, off[0].expand_as(off), float(pair.slack.max()))
-
-
-def _sides(pair: Pair, name: str, *, times: bool) -> tuple[Tensor, Tensor] | None:
-    """Return both tensors, one of them multiplied by other numbers."""
-    aligned = next((each for (known, _), each in values_beside(pair).items() if known == name), None)
-    if (
-        aligned is None
-        or aligned.dtype == torch.bool
-        or (aligned.is_complex() and not pair.expected.is_complex())
-    ):
+def _aligned(pair: Observation, name: str) -> Tensor | None:
+    """Return other numbers that may be a factor."""
+    found = next((each for (known, _), each in values_beside(pair).items() if known == name), None)
+    if found is None or found.dtype == torch.bool or (found.is_complex() and not pair.expected.is_complex()):
         return None
-    return (pair.got, pair.expected * aligned) if times else (pair.got * aligned, pair.expected)
+    return found
 
 
-def _factor(pair: Pair, name: str, *, times: bool) -> float | None:
+def _factor(pair: Observation, name: str, *, times: bool) -> float | None:
     """Fit the factor between both tensors, apart from those numbers."""
-    sides = _sides(pair, name, times=times)
-    if sides is None or not bool(sides[1].any()):
+    numbers = _aligned(pair, name)
+    if numbers is None:
         return None
-    factor = complex((sides[1].conj() * sides[0]).sum() / (sides[1].abs() ** 2).sum())
-    return factor.real if factor.real and abs(factor.imag) <= CLOSE * abs(factor) else None
+    right, got = (pair.expected * numbers, pair.got) if times else (pair.expected, pair.got * numbers)
+    factor = multiple(right, got)
+    if factor is None or abs(factor.imag) > SAME * abs(factor):
+        return None
+    return factor.real or None
 
 
-def _has_factor(pair: Pair, name: str, *, times: bool, factor: float) -> bool:
-    sides = _sides(pair, name, times=times)
-    if sides is None or pair.expected.numel() < FEW:
-        return False
-    return all_close(sides[0], factor * sides[1], share_of_largest(CLOSE, *sides))
+def _multiplied(pair: Observation, name: str, times: bool, factor: float) -> Tensor | None:
+    numbers = _aligned(pair, name)
+    if numbers is None or times:
+        return None if numbers is None else factor * pair.expected * numbers
+    nothing = (numbers == 0) & (pair.expected == 0)
+    return torch.where(nothing, pair.got, factor * pair.expected / numbers)
 
 
-def _other_order(pair: Pair) -> bool:
-    if pair.got.is_complex() or pair.got.numel() < 3:
-        return False
-    actual, right = pair.got.flatten().sort().values, pair.expected.flatten().sort().values
-    return all_close(actual, right, float(pair.slack.max()))
+def _reordered(pair: Observation) -> Tensor | None:
+    actual, right = (each.flatten().sort().values for each in (pair.got, pair.expected))
+    return pair.got if all_close(actual, right, float(pair.slack.max())) else None
 
 
-def _correlation(pair: Pair) -> float:
+def _correlation(pair: Observation) -> float:
     sizes = float(pair.got.abs().pow(2).sum().sqrt() * pair.expected.abs().pow(2).sum().sqrt())
-    product = float((pair.got.conj() * pair.expected).real.sum())
-    return product / sizes if sizes else 0.0
+    together = float((pair.got.conj() * pair.expected).real.sum())
+    return together / sizes if sizes else 0.0

@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opsmith.checking.diagnosis.decompositions import decomposition
-from opsmith.checking.exceptions import Overlooking, calls_operator
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results, vjp
-from opsmith.checking.samples.sample import is_inexact
 from opsmith.core.cached_property import cached_property
 from opsmith.core.tensors import nested_tensors, replace_tensors
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.tensors import is_inexact
 
 MOST_EDGES = 200
 """Largest number of edges."""
@@ -66,14 +67,7 @@ class OperandEdge:
 
 
 class GradientPaths:
-    """The gradient of a function with respect to one argument, with edges cut.
-
-    Args:
-        function: Function from flat arguments to visible results.
-        flat: Arguments.
-        argnum: Position of the argument to differentiate with respect to.
-        grads: grad_output of each result.
-    """
+    """The gradient of a function of flat arguments with respect to one of them, with edges cut."""
 
     def __init__(
         self, function: Results, flat: Sequence[Any], argnum: int, grads: Sequence[Tensor | None]

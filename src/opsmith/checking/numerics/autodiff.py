@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.checking.processes.watchdog import beat
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.tensors import dense, is_inexact
 from opsmith.torch_library import capabilities
-from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
-
-SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
@@ -28,16 +24,13 @@ def has_gradient(result: Tensor) -> bool:
 def vjp(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Compute the gradients of a function with respect to some arguments, given its grad_outputs.
+    """Compute the gradients of a function with respect to some arguments; None where autograd has none.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
         argnums: Positions of the arguments to differentiate with respect to.
         grads: grad_output of each result; None where there is none.
-
-    Returns:
-        A gradient for each position, None where autograd has none.
 
     Raises:
         LayoutError: If a gradient is not a strided dense tensor.
@@ -49,13 +42,10 @@ def vjp(
 def differentiate(
     results: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Tensor | None], **options: bool
 ) -> list[Tensor | None]:
-    """Compute the gradients of recorded results; None where autograd has none.
+    """Compute the gradients of recorded results by some leaves; None where autograd has none.
 
-    Args:
-        results: Results of any kind; those without a gradient are left out.
-        inputs: Leaves to differentiate with respect to.
-        grads: grad_output of each result; None where there is none.
-        options: As of `torch.autograd.grad`.
+    Results without a gradient are left out, and those whose grad_output is None; options are those of
+    `torch.autograd.grad`.
     """
     pairs = [
         (result, grad)
@@ -77,12 +67,6 @@ def vjp_or_zeros(
     """Compute gradients as `vjp` does, with zeros where autograd has none.
 
     Where a result has other sizes than its grad_output, as of `x[x > 0]` at other numbers, they are nan.
-
-    Args:
-        function: Function of flat arguments.
-        flat: Arguments.
-        argnums: Positions of the arguments to differentiate with respect to.
-        grads: grad_output of each result; None where there is none.
     """
     leaves, _, results = record(function, flat, argnums)
     if any(
@@ -95,46 +79,6 @@ def vjp_or_zeros(
         torch.zeros_like(flat[argnum]) if gradient is None else gradient
         for argnum, gradient in zip(argnums, found, strict=True)
     ]
-
-
-def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Convert sparse gradients, such as that of an embedding's table, to dense tensors in memory.
-
-    Some gradients of torch are zeros without memory, as that of `torch.sgn`.
-
-    Raises:
-        LayoutError: If a gradient is nested or quantised, which cannot be compared.
-
-    Example:
-        >>> dense([torch.ones(1).to_sparse(), None])
-        [tensor([1.]), None]
-    """
-    found = [None if each is None else _in_memory(each) for each in gradients]
-    for each in found:
-        foreign = None if each is None else unsupported_kind(each)
-        if foreign is not None:
-            raise errors.LayoutError(
-                "a gradient must be a strided dense tensor",
-                expected="torch.strided",
-                got=foreign.name,
-                hint=f"return `{foreign.hint.format('gradient')}`",
-            )
-    return found
-
-
-def _in_memory(gradient: Tensor) -> Tensor:
-    if gradient.layout in SPARSE:
-        return gradient.to_dense()
-    return gradient.clone() if gradient.layout == torch.strided and _without_memory(gradient) else gradient
-
-
-def _without_memory(tensor: Tensor) -> bool:
-    """True if a tensor has no memory of its own: zeros that torch has not written yet, or a traced tensor."""
-    try:
-        tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return True
-    return False
 
 
 def record(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import LIBRARY, allowed_roundings
 from opsmith.checking.numerics.autodiff import Results
-from opsmith.checking.numerics.compare import Difference, unravel
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.noise import Noise, SecondEstimate, noise_of
 from opsmith.checking.numerics.slope import Slope, slope
+from opsmith.judging.compare import Difference, largest_magnitude, unravel
+from opsmith.judging.constants import LIBRARY, allowed_roundings
 
 GOAL = 1e-6
 """Relative error at which differences are good enough, where the noise allows it. It is not smaller, since
@@ -25,18 +25,9 @@ FINER = 8
 """Number of times that a step is divided by 8 where differences do not settle."""
 
 
-Excuses = Callable[[int, float], bool]
-
-
 @dataclass(frozen=True)
 class DirectionalDerivative:
-    """The derivative along one random direction.
-
-    Args:
-        direction: Move of each coordinate.
-        value: Derivative of the sum of the weighted results.
-        error: Bound of its error.
-    """
+    """The derivative of the sum of the weighted results along one direction, with a bound of its error."""
 
     direction: Tensor
     value: float
@@ -47,21 +38,21 @@ class DirectionalDerivative:
 class NumericalGradient:
     """The gradient of one argument from differences, in torch's convention for complex numbers.
 
+    Tensors are of the argument's shape, and of a complex argument have a last dimension of 2 for real and
+    imaginary parts; but for `values`.
+
     Args:
         values: The gradient, in float64 or complex128; nan where it was not estimated.
-        errors: Distance from `values` within which the right gradient lies, for each coordinate (of a complex
-            tensor, for real and imaginary parts, in a last dimension of 2); infinite where it is unknown.
-        rounding: Rounding error that a right gradient may have, for each coordinate.
+        errors: Distance from `values` within which the right gradient lies; infinite where it is unknown.
+        rounding: Rounding error that a right gradient may have.
         estimated: Coordinates that were moved one at a time.
-        left: At a kink, the derivative from below, for each coordinate; else nan. Where only one side has a
-            derivative, as at the edge of a domain, the other is nan.
+        left: At a kink, the derivative from below; else nan. Where only one side has a derivative, as at the
+            edge of a domain, the other is nan.
         right: The derivative from above, likewise.
         along: Derivatives along random directions, where not every element was moved.
-        excuses: Makes a second estimate of a coordinate where a gradient differs: True if the gradient may be
-            right after all.
-        excuses_along: The same for a random direction.
-        has_nan_results: True if a result is nan, so that a gradient may be nan too.
-        precision: Measured precision of the function: half of its eps.
+        slopes: The first estimates, by coordinate.
+        second: Makes a second estimate of a coordinate where a gradient differs.
+        wider: Rounding error that is added to each bound.
     """
 
     values: Tensor
@@ -71,10 +62,9 @@ class NumericalGradient:
     left: Tensor
     right: Tensor
     along: tuple[DirectionalDerivative, ...]
-    precision: float
-    excuses: Excuses
-    excuses_along: Callable[[DirectionalDerivative, float], bool]
-    has_nan_results: bool = False
+    slopes: Mapping[int, Slope]
+    second: SecondEstimate
+    wider: float = 0.0
 
     @property
     def is_known(self) -> Tensor:
@@ -84,13 +74,12 @@ class NumericalGradient:
     @property
     def has_estimate(self) -> bool:
         """True if any element or direction is known, so that a gradient can be judged."""
-        return bool(self.along) or bool((self.is_known | self._kinked).any())
+        return bool(self.along) or bool(self._settled.any())
 
     @property
     def known(self) -> Tensor:
         """The gradient, with nan where it is unknown; at a kink, the middle of both sides."""
-        unknown = _of_elements(~(self.is_known | self._kinked), self.values)
-        return self.values.masked_fill(unknown, torch.nan)
+        return self.values.masked_fill(_of_elements(~self._settled, self.values), torch.nan)
 
     @property
     def kinks(self) -> Tensor:
@@ -101,103 +90,90 @@ class NumericalGradient:
     def _kinked(self) -> Tensor:
         return ~(self.left.isnan() | self.right.isnan())
 
-    def widened(self, rounding: float) -> NumericalGradient:
-        """The same gradient with wider bounds.
+    @property
+    def _settled(self) -> Tensor:
+        """Mask of the coordinates at which a gradient is judged."""
+        return self.is_known | self._kinked
 
-        Args:
-            rounding: Rounding error of each coordinate that is added to its bound.
-        """
-        along = (
-            replace(each, error=each.error + rounding * float(each.direction.norm())) for each in self.along
-        )
-        return replace(self, rounding=self.rounding + rounding, along=tuple(along))
+    def widened(self, rounding: float) -> NumericalGradient:
+        """The same gradient with a rounding error of each coordinate that is added to its bound."""
+        return replace(self, wider=rounding)
 
     def wrong(self, got: Tensor | None) -> Tensor:
-        """Mark the elements at which a gradient is wrong beyond doubt.
+        """Mark the elements at which a gradient is wrong beyond doubt; None stands for zeros.
 
         At a kink it is wrong if it lies outside of the interval of both one-sided derivatives. Where there is
         no derivative, or noise hides it, nothing is wrong.
-
-        Args:
-            got: Gradient, of the argument's shape; None stands for zeros.
         """
-        given_numbers = _coordinates(self._given(got))
-        return _of_elements(self._confirmed(given_numbers, self._units(given_numbers)) > 1, self.values)
-
-    def _units(self, given_numbers: Tensor) -> Tensor:
-        """Compute the distance of each coordinate in error bounds; 0 where the derivative is unknown."""
-        bounds = self.errors + self.rounding
-        off = (given_numbers - _coordinates(self.values)).abs()
-        low, high = torch.minimum(self.left, self.right), torch.maximum(self.left, self.right)
-        outside = torch.maximum(low - given_numbers, given_numbers - high)
-        kinked = self._kinked
-        off = torch.where(kinked, outside, off)
-        bounds = torch.where(kinked, KINK * (high - low) + self.rounding, bounds)
-        natural = given_numbers.isfinite() | (given_numbers.isnan() & self.has_nan_results)
-        units = torch.where(natural, off / bounds, torch.inf)
-        return torch.where(
-            (self.is_known | kinked) & bounds.isfinite(), units.nan_to_num(0.0, torch.inf), 0.0
-        )
+        return _of_elements(self._units(_coordinates(self._given(got))) > 1, self.values)
 
     def judge(self, got: Tensor | None) -> Difference | None:
-        """Find the element of a gradient furthest outside its bounds; None where none is wrong.
-
-        Args:
-            got: Gradient, of the argument's shape; None stands for zeros.
-        """
+        """Find the element of a gradient furthest outside its bounds; None where none is wrong."""
         given = self._given(got)
-        given_numbers = _coordinates(given)
-        units = self._confirmed(given_numbers, self._units(given_numbers))
+        numbers = _coordinates(given)
+        units = self._units(numbers)
         if (units > 1).any():
-            return self._worst(given, units)
+            return self._worst(given, units.amax(-1) if given.is_complex() else units)
         for each in self.along:
-            value = float(given_numbers.reshape(-1) @ each.direction)
-            if math.isnan(value) and self.has_nan_results:
-                continue
-            if not abs(value - each.value) <= each.error and not self.excuses_along(each, value):
-                off = abs(value - each.value) / each.error
+            value = float(numbers.reshape(-1) @ each.direction)
+            error = each.error + self.wider * float(each.direction.norm())
+            natural = math.isnan(value) and self.second.line.has_nan
+            if not (natural or abs(value - each.value) <= error or self._excuses_along(each, value)):
+                off = abs(value - each.value) / error
                 return Difference((), value, each.value, 1, 1, off, 1.0, f"{_UNIT} along a random direction")
         return None
 
-    def _confirmed(self, given_numbers: Tensor, units: Tensor) -> Tensor:
-        """Set to 0 what a second estimate excuses; stops once it confirms that some elements are wrong."""
-        units, numbers = units.clone(), given_numbers.reshape(-1)
+    def _units(self, numbers: Tensor) -> Tensor:
+        """Compute the distance of each coordinate in error bounds; 0 where nothing is known or it is excused.
+
+        Second estimates stop once they confirm that some elements are wrong.
+        """
+        rounding, kinked = self.rounding + self.wider, self._kinked
+        low, high = torch.minimum(self.left, self.right), torch.maximum(self.left, self.right)
+        outside = torch.maximum(low - numbers, numbers - high)
+        off = torch.where(kinked, outside, (numbers - _coordinates(self.values)).abs())
+        bounds = torch.where(kinked, KINK * (high - low), self.errors) + rounding
+        natural = numbers.isfinite() | (numbers.isnan() & self.second.line.has_nan)
+        units = torch.where(natural, off / bounds, torch.inf).nan_to_num(0.0, torch.inf)
+        units = torch.where(self._settled & bounds.isfinite(), units, 0.0)
         found = units.view(-1)
         beyond = (found > 1).nonzero().view(-1)
         suspects = beyond[found[beyond].argsort(descending=True)].tolist()
         for start in range(0, len(suspects), SUSPECTS):
             some = suspects[start : start + SUSPECTS]
-            excused = [at for at in some if self.excuses(at, float(numbers[at]))]
+            excused = [at for at in some if self._excuses(at, float(numbers.reshape(-1)[at]))]
             found[excused] = 0.0
             if len(excused) < len(some):
                 break
         return units
 
+    def _excuses(self, at: int, got: float) -> bool:
+        """True if a coordinate of a gradient may be right after all."""
+        bound = float((self.errors + self.rounding).view(-1)[at])
+        return math.isfinite(got) and self.second.excuses(at, got, self.slopes[at], bound)
+
+    def _excuses_along(self, found: DirectionalDerivative, got: float) -> bool:
+        """True if differences over finer steps, whose error is larger and otherwise made, allow a value."""
+        for finer in (8, 64):
+            noise = replace(self.second.noise, step=self.second.noise.step / finer)
+            again = derivative_along(self.second.line, noise, found.direction)
+            if again is not None and abs(got - again.value) <= again.error:
+                return True
+        return False
+
     def _worst(self, given: Tensor, units: Tensor) -> Difference:
-        whole = units.amax(-1) if given.is_complex() else units
-        index = unravel(int(whole.argmax()), whole.shape)
-        return Difference(
-            index,
-            given[index].item(),
-            self.values[index].item(),
-            int((whole > 1).sum()),
-            int(_of_elements(self.estimated, self.values).sum()),
-            float(whole[index]),
-            1.0,
-            _UNIT,
-        )
+        index = unravel(int(units.argmax()), units.shape)
+        wrong, total = int((units > 1).sum()), int(_of_elements(self.estimated, self.values).sum())
+        got, right = given[index].item(), self.values[index].item()
+        return Difference(index, got, right, wrong, total, float(units[index]), 1.0, _UNIT)
 
     def _given(self, got: Tensor | None) -> Tensor:
         zeros = torch.zeros_like(self.values)
         return zeros if got is None else got.detach().to(zeros.device, zeros.dtype)
 
     def describe_unknown(self, label: str) -> str | None:
-        """Describe the number of unknown elements; None where all estimated ones are known.
-
-        Args:
-            label: Name of the argument in messages.
-        """
-        unknown = self.estimated & ~(self.is_known | self._kinked)
+        """Describe the number of unknown elements of the gradient by a label; None where none is unknown."""
+        unknown = self.estimated & ~self._settled
         if not bool(unknown.any()):
             return None
         return (
@@ -229,9 +205,8 @@ def numerical_gradient(
 ) -> NumericalGradient:
     """Compute the gradient with respect to one argument from differences, with an error for each element.
 
-    It first measures the precision that the function computes in; steps and errors follow from it. The
-    bounds are wider for a function that computes in float32 than for one in float64. The
-    argument is copied before it is moved.
+    It first measures the precision that the function computes in; steps and errors follow from it, and are
+    larger for one that computes in float32. The argument is copied before it is moved.
 
     Args:
         function: Function of flat arguments.
@@ -253,68 +228,37 @@ def numerical_gradient(
     """
     line = DirectionalFunction(function, flat, argnum, grads)
     noise = noise_of(line, generator)
-    total = line.coordinates.numel()
-    values = torch.full((total,), torch.nan, dtype=torch.float64)
-    errors = torch.full((total,), torch.inf, dtype=torch.float64)
-    rounding = torch.zeros(total, dtype=torch.float64)
-    left, right = torch.full_like(values, torch.nan), torch.full_like(values, torch.nan)
-    all_of_them = only is not None or total <= elements
-    if only is not None:
-        chosen: Sequence[int] = list(only)
-    else:
-        chosen = range(total) if all_of_them else _some(total, elements, generator)
+    argument, total = flat[argnum], line.coordinates.numel()
+    chosen, along = range(total) if only is None else only, []
+    if only is None and total > elements:
+        chosen = torch.randperm(total, generator=generator)[:elements].tolist()
+    shape = torch.view_as_real(argument).shape if argument.is_complex() else argument.shape
+    table = torch.full((5, total), torch.nan, dtype=torch.float64)
+    table[1], table[2] = torch.inf, 0.0
     slopes: dict[int, Slope] = {}
-    for coordinate in chosen:
-        found, rounding[coordinate] = _element(line, noise, coordinate)
-        slopes[coordinate] = found
-        values[coordinate], errors[coordinate] = found.value, max(found.error, GOAL * abs(found.value))
-        left[coordinate], right[coordinate] = found.left, found.right
-    along = (
-        []
-        if all_of_them
-        else [derivative_along(line, noise, line.direction(generator)) for _ in range(directions)]
-    )
+    for at in chosen:
+        slopes[at], lost = _element(line, noise, at)
+        value, error = slopes[at].value, max(slopes[at].error, GOAL * abs(slopes[at].value))
+        row = [value, error, lost, slopes[at].left, slopes[at].right]
+        table[:, at] = torch.tensor(row, dtype=torch.float64)
+    if only is None and total > elements:
+        along = [derivative_along(line, noise, line.direction(generator)) for _ in range(directions)]
     estimated = torch.zeros(total, dtype=torch.bool)
     estimated[list(chosen)] = True
-    known = values[errors.isfinite()].abs()
-    largest = float(known.max()) if known.numel() else 0.0
     # Rounding of the judged gradient itself, in units of the measured precision.
-    rounding += LIBRARY * noise.precision * largest
-    second = SecondEstimate(line, noise, generator)
-
-    def excuses(coordinate: int, got: float) -> bool:
-        bound = float(errors[coordinate] + rounding[coordinate])
-        return math.isfinite(got) and second.excuses(coordinate, got, slopes[coordinate], bound)
-
-    def excuses_along(found: DirectionalDerivative, got: float) -> bool:
-        """True if differences over finer steps, whose error is larger and otherwise made, allow a value."""
-        for finer in (8, 64):
-            again = derivative_along(line, replace(noise, step=noise.step / finer), found.direction)
-            if again is not None and abs(got - again.value) <= again.error:
-                return True
-        return False
-
-    argument = flat[argnum]
-    shape = torch.view_as_real(argument).shape if argument.is_complex() else argument.shape
-    shaped = values.view(shape)
+    table[2] += LIBRARY * noise.precision * largest_magnitude(table[0, table[1].isfinite()])
+    values, errors, rounding, left, right = (row.view(shape) for row in table)
     return NumericalGradient(
-        torch.view_as_complex(shaped) if argument.is_complex() else shaped,
-        errors.view(shape),
-        rounding.view(shape),
+        torch.view_as_complex(values) if argument.is_complex() else values,
+        errors,
+        rounding,
         estimated.view(shape),
-        left.view(shape),
-        right.view(shape),
+        left,
+        right,
         tuple(each for each in along if each is not None),
-        noise.precision,
-        excuses,
-        excuses_along,
-        line.has_nan,
+        slopes,
+        SecondEstimate(line, noise, generator),
     )
-
-
-def _some(total: int, count: int, generator: torch.Generator) -> list[int]:
-    found: list[int] = torch.randperm(total, generator=generator)[:count].tolist()
-    return found
 
 
 def _element(line: DirectionalFunction, noise: Noise, coordinate: int) -> tuple[Slope, float]:
@@ -323,13 +267,12 @@ def _element(line: DirectionalFunction, noise: Noise, coordinate: int) -> tuple[
     steps = [*_steps(own, line.usual, noise.step)]
     reached = _reached(line, coordinate, own)
     count = int(reached.sum())
-    noise_level = float(noise.levels[reached].norm())
-    scale = max(own, line.usual)
-    weight = float(line.weighed[reached].norm())
-    moves = max(float(noise.slopes[reached].norm()) / max(count, 1) ** 0.5, noise.usual) / scale
-    size = max(
-        moves, SMALL * weight / scale, NOISY * float(noise.expected[reached].norm()) / (noise.step * scale)
+    noise_level, weight, moves, expected = (
+        float(each[reached].norm()) for each in (noise.levels, line.weighed, noise.slopes, noise.expected)
     )
+    scale = max(own, line.usual)
+    moves = max(moves / max(count, 1) ** 0.5, noise.usual)
+    size = max(moves, SMALL * weight, NOISY * expected / noise.step) / scale
     goal = min(max(GOAL, 64 * noise.step**4), 0.1)
 
     def moved(step: float) -> tuple[float, float]:
@@ -382,7 +325,6 @@ def derivative_along(
         noise: Its noise.
         direction: Move of every coordinate, by about its own size.
     """
-    weight = float(line.weighed.norm())
 
     def moved(step: float) -> tuple[float, float]:
         return step, float(line.along(direction, step).sum())
@@ -390,7 +332,8 @@ def derivative_along(
     # Rounding of what is moved: along the direction of the measured noise, the slope may be small by chance.
     rounded = line.unit * abs(moved(noise.step)[1]) / noise.step
     noise_level = max(float(noise.levels.norm()), rounded if math.isfinite(rounded) else 0.0)
-    size = max(float(noise.slopes.norm()), SMALL * weight, NOISY * float(noise.expected.norm()) / noise.step)
+    size = max(float(noise.slopes.norm()), SMALL * float(line.weighed.norm()))
+    size = max(size, NOISY * float(noise.expected.norm()) / noise.step)
     steps = [noise.step / 8**exponent for exponent in range(FINER + 1)]
     found = slope(moved, steps, noise_level, size, GOAL)
     if not found.is_known:

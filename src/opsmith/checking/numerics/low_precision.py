@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.grad_outputs import GradOutputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.answer import Answer
+from opsmith.judging.judge import judge
 from opsmith.torch_library import capabilities
 
 FEWER = (torch.float32, *LOW_PRECISION)
@@ -63,14 +63,7 @@ def _rounded(tensor: Tensor) -> bool:
 def low_precision_in_backward(
     subject: Subject, sample: Sample, argnums: Sequence[int], grad_outputs: GradOutputs
 ) -> str | None:
-    """Find the operation by which the backward, but not the forward, loses precision; None for none.
-
-    Args:
-        subject: The checked operator.
-        sample: The sample, run in float64.
-        argnums: Positions of the inputs that require a gradient.
-        grad_outputs: The grad_outputs.
-    """
+    """Find the operation by which the backward, but not the forward, loses precision; None for none."""
     flat = sample.in_double()
     for argnum in argnums:
         flat[argnum].requires_grad_()
@@ -92,13 +85,8 @@ def rounded_arguments(got: Tensor, right: Answer, flat: Sequence[Any]) -> str | 
 
     Units for matrices round their arguments, to the nearest number or towards zero, and sum in float32.
 
-    Args:
-        got: The result.
-        right: The right one.
-        flat: The arguments.
-
     Example:
-        >>> from opsmith.checking.numerics.answer import Computation
+        >>> from opsmith.judging.answer import Computation
         >>> a, b = (torch.rand(3, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
         >>> product = Computation.of(lambda flat: [flat[0] @ flat[1]], [a, b], torch.Generator())
         >>> (right,) = product.at([a, b], torch.float32)

@@ -69,12 +69,7 @@ class Noise:
 
 
 def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
-    """Measure the noise, along one random direction in which every element moves by its own size.
-
-    Args:
-        line: The function of one argument.
-        generator: Source of the direction.
-    """
+    """Measure the noise, along one random direction in which every element moves by its own size."""
     direction = line.direction(generator)
     rows = torch.stack([_quotient(line, direction, step) for step in STEPS])
     steps = torch.tensor(STEPS, dtype=torch.float64).unsqueeze(1)
@@ -82,9 +77,8 @@ def noise_of(line: DirectionalFunction, generator: torch.Generator) -> Noise:
     apart = (rows[:-1] - rows[1:]).abs()
     larger = torch.maximum(rows[:-1].abs(), rows[1:].abs())
     least_apart = torch.maximum(apart, line.rounding * size / steps[1:])  # agreement below rounding is chance
-    ratio = (least_apart / larger).nan_to_num(
-        torch.inf, torch.inf, torch.inf
-    )  # a result that does not move gives no ratio
+    # A result that does not move gives no ratio.
+    ratio = (least_apart / larger).nan_to_num(torch.inf, torch.inf, torch.inf)
     found = _stairs(ratio, (steps[:-1] * apart).nan_to_num(0.0, 0.0, 0.0), line.rounding * size)
     stairs = found.least <= COARSE
     if stairs.any():
@@ -225,16 +219,10 @@ EXACT = 1e-6
 
 
 class SecondEstimate:
-    """Second estimate of a gradient's element, where the first one contradicts the tested gradient.
-
-    Args:
-        line: The function of one argument.
-        noise: Its noise, as measured before.
-        generator: Source of directions.
-    """
+    """Second estimate of a gradient's element, where the first one contradicts the tested gradient."""
 
     def __init__(self, line: DirectionalFunction, noise: Noise, generator: torch.Generator) -> None:
-        self._line, self._noise, self._generator = line, noise, generator
+        self.line, self.noise, self._generator = line, noise, generator
 
     def excuses(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
         """Return True if a gradient that differs may be right: by noise, at a kink, or on a staircase.
@@ -253,26 +241,26 @@ class SecondEstimate:
 
     @cached_property
     def _levels(self) -> Tensor:
-        more = [noise_of(self._line, self._generator).levels for _ in range(2)]
-        return torch.stack([self._noise.levels, *more]).amax(0)
+        more = [noise_of(self.line, self._generator).levels for _ in range(2)]
+        return torch.stack([self.noise.levels, *more]).amax(0)
 
     def _blurred(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
         """Explain the difference by noise, measured along more directions."""
         if not found.is_known:
             return False
-        line, own = self._line, self._size(coordinate)
+        line, own = self.line, self._size(coordinate)
         far = 64 * max(own, line.usual)
         reached = torch.stack([line.at(coordinate, step)[1] != 0 for step in (-1.5 * own, far, -far)]).any(0)
         levels = self._levels[reached] if reached.any() else self._levels
         return abs(got - found.value) <= bound + 2 * NOISES * float(levels.norm()) / found.step
 
     def _beside(self, coordinate: int, got: float, found: Slope) -> bool:
+        """Explain the difference by a kink beside the point."""
         # Points within the step of the estimate: a pole, which that step did not see, must not count as a
         # kink.
-        """Explain the difference by a kink beside the point."""
         reach = min(BESIDE, found.step / self._size(coordinate) / 64) if found.is_known else BESIDE
-        parts = torch.rand(POINTS, self._line.coordinates.numel(), generator=self._generator).double()
-        directions = [part * self._line.direction(self._generator) for part in parts]
+        parts = torch.rand(POINTS, self.line.coordinates.numel(), generator=self._generator).double()
+        directions = [part * self.line.direction(self._generator) for part in parts]
         near, blur = self._hull(coordinate, directions, reach / 8)
         far, _ = self._hull(coordinate, directions, reach)
         if near is None or far is None:
@@ -289,25 +277,25 @@ class SecondEstimate:
         step = reach / 64 * self._size(coordinate)
         slopes: list[float] = []
         for direction in directions:
-            near = self._line.shifted(reach * direction)
+            near = self.line.shifted(reach * direction)
             (rise, above), (fall, below) = (near.at(coordinate, side * step) for side in (1, -1))
             slopes.append(float((above - below).sum()) / (rise - fall) if rise > fall else math.nan)
         if not all(map(math.isfinite, slopes)):
             return None, 0.0
-        return (min(slopes), max(slopes)), NOISES * float(self._noise.levels.norm()) / step
+        return (min(slopes), max(slopes)), NOISES * float(self.noise.levels.norm()) / step
 
     def _on_a_tread(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
         """Explain the difference by a staircase, if the gradient is right on one of its treads."""
         own = self._size(coordinate)
         for size in TREADS:
-            (rise, above), (fall, below) = (self._line.at(coordinate, side * size * own) for side in (1, -1))
+            (rise, above), (fall, below) = (self.line.at(coordinate, side * size * own) for side in (1, -1))
             if rise <= fall:
                 return False
             tread = float((above - below).sum()) / (rise - fall)
             if got == tread == 0:
                 return self._staircase
             moved = (above != 0) | (below != 0)
-            blur = 2 * NOISES * float((self._line.rounding * self._line.weighed)[moved].norm()) / (size * own)
+            blur = 2 * NOISES * float((self.line.rounding * self.line.weighed)[moved].norm()) / (size * own)
             if not abs(got - tread) <= blur + EXACT * abs(got):
                 return False
             if found.is_known and abs(found.value - tread) <= bound + blur:
@@ -317,10 +305,10 @@ class SecondEstimate:
     @cached_property
     def _staircase(self) -> bool:
         """True if the function is a staircase by design, whose stairs do not shrink with its argument."""
-        if self._noise.precision < WIDE:
+        if self.noise.precision < WIDE:
             return False
-        smaller = noise_of(self._line.shifted(-63 / 64 * self._line.coordinates), self._generator)
-        return not self._noise.precision / 8 <= smaller.precision <= self._noise.precision * 8
+        smaller = noise_of(self.line.shifted(-63 / 64 * self.line.coordinates), self._generator)
+        return not self.noise.precision / 8 <= smaller.precision <= self.noise.precision * 8
 
     def _size(self, coordinate: int) -> float:
-        return float(self._line.sizes[coordinate]) or self._line.usual
+        return float(self.line.sizes[coordinate]) or self.line.usual

@@ -64,7 +64,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
         size: Ordinary size of a derivative: one that is much smaller need not be known better.
         goal: Relative error at which no further step is tried.
     """
-    found: list[_Estimate] = []
+    found: list[Slope] = []
     sides = (_Side(), _Side())
     for step in steps:
         if not step / 2 > 0:  # underflow
@@ -85,31 +85,22 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
             break
     best = _best(found)
     if best is not None and best.error <= KNOWN * max(abs(best.value), size):
-        return Slope(best.value, best.error, step=best.step)
+        return best
     return _one_sided(best, *sides, size)
-
-
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    """The estimate of one step."""
-
-    step: float
-    value: float
-    error: float
 
 
 def _extrapolated(
     step: float, far: tuple[float, float], near: tuple[float, float], blur: float
-) -> _Estimate | None:
+) -> Slope | None:
     """Extrapolate one step; None where the function has a kink, jump or spike at that scale."""
     coarse, fine = (far[0] + far[1]) / 2, (near[0] + near[1]) / 2
     bend, kink = abs(far[1] - far[0]), abs(2 * (near[1] - near[0]) - (far[1] - far[0]))
     if kink > max(bend / 2, 4 * blur) or abs(fine) - abs(coarse) > max(abs(coarse) / 2, 4 * blur):
         return None
-    return _Estimate(step, (4 * fine - coarse) / 3, 2 * abs(fine - coarse) + kink / 2 + blur)
+    return Slope((4 * fine - coarse) / 3, 2 * abs(fine - coarse) + kink / 2 + blur, step=step)
 
 
-def _best(found: list[_Estimate]) -> _Estimate | None:
+def _best(found: list[Slope]) -> Slope | None:
     """Return the estimate of least error that no finer step contradicts."""
     for each in sorted(found, key=lambda each: each.error):
         finer = (other for other in found if other.step < each.step)
@@ -140,7 +131,7 @@ class _Side:
             self.value, self.error = value, error
 
 
-def _one_sided(best: _Estimate | None, left: _Side, right: _Side, size: float) -> Slope:
+def _one_sided(best: Slope | None, left: _Side, right: _Side, size: float) -> Slope:
     """Handle what central differences do not settle: a kink, one side alone, or nothing."""
     middle = math.nan if best is None else best.value
     if left.error + right.error <= 2 * KNOWN * abs(right.value - left.value):
@@ -148,8 +139,6 @@ def _one_sided(best: _Estimate | None, left: _Side, right: _Side, size: float) -
     known = [
         side.value if side.error <= KNOWN * max(abs(side.value), size) else math.nan for side in (left, right)
     ]
-    if all(
-        map(math.isfinite, known)
-    ):  # both sides agree where the function is not smooth: neither is trusted
+    if all(map(math.isfinite, known)):  # both agree where the function is not smooth: neither is trusted
         known = [math.nan, math.nan]
     return Slope(middle, math.inf, *known)

@@ -12,8 +12,9 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.output.replay import ReplayTarget, check_again, replay, target_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.tensors import is_inexact
 
 
 def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:

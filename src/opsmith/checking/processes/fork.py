@@ -14,25 +14,30 @@ import mmap
 import os
 import pickle
 import re
-import select
 import signal
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import torch
 
 from opsmith import errors
+from opsmith.checking.processes.child import (
+    Child,
+    as_text,
+    backward_refusal,
+    describe_exit,
+    packed,
+    sendable,
+)
 from opsmith.checking.processes.watchdog import POLL_S, beat
-from opsmith.checking.report import Failure, Outcome, plain
-from opsmith.core.forked_child import end_with_parent
+from opsmith.checking.report import Failure, Outcome
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
 from opsmith.kernels.cpp.source import CppSource
 
@@ -50,15 +55,6 @@ HUNG = ROOM - 1
 
 LAST_LINES = 5
 """Number of lines of the child's output in the evidence."""
-
-SIGNALS = {
-    "SIGSEGV": "a segmentation fault: it used memory that is not its own",
-    "SIGBUS": "a bus error: it used memory that is not there, or not aligned",
-    "SIGABRT": "an abort: C++ found an exception that nobody caught, or the heap overwritten",
-    "SIGFPE": "an arithmetic error, such as a whole number divided by zero",
-    "SIGILL": "an instruction that this processor does not have",
-    "SIGKILL": "it was killed from outside, perhaps by the system for lack of memory",
-}
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)')
 _room: mmap.mmap | None = None
@@ -175,40 +171,20 @@ def run_isolated(
     crash_tracer = tracer() if kernels else None
     room = mmap.mmap(-1, ROOM)
     start = time.perf_counter()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stderr_file:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
-            parent = os.getpid()
-            try:
-                child = os.fork()
-            except OSError as error:
-                os.close(reading)
-                os.close(writing)
-                raise errors.UsageError(
-                    f"a check cannot be isolated where the system forks no process: {error.strerror}",
-                    argument="isolate",
-                    hint="leave `isolate` out, or check where memory and the number of processes suffice",
-                ) from error
-        if child == 0:
-            os.close(reading)
-            end_with_parent(parent)
-            _run(run, room, stderr_file, writing, crash_tracer)
-        os.close(writing)
+
+        def work(connection: Connection) -> None:
+            with suppress(OSError):
+                connection.send_bytes(_answer(run, room, stderr_file, crash_tracer))
+
+        child = Child.fork(work, "isolate")
         try:
-            answer = _read(reading, start + limit_s, room, child, processor_limit_s)
+            answer = _read(child, start + limit_s, room, processor_limit_s)
             if answer is None:
-                os.kill(child, signal.SIGUSR1)
+                os.kill(child.process, signal.SIGUSR1)
                 time.sleep(GRACE_S)
         finally:
-            os.close(reading)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)  # and its own children
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)  # if it has no group of its own yet
-            _, status = os.waitpid(child, 0)
+            child.end()
         stderr_file.seek(0)
         words = stderr_file.read().decode(errors="replace")
     if answer:
@@ -216,35 +192,18 @@ def run_isolated(
         return _received(answer)
     seconds = time.perf_counter() - start
     sample = bytes(room[4 : 4 + int.from_bytes(room[:4], "little")]).decode(errors="replace")
-    late = answer is None
     limit = f"{float(room[HUNG]) or limit_s:g} s"
     if not room[HUNG] and seconds < limit_s:
         limit = f"{processor_limit_s:g} s of processor time"
-    failure = _death(name, status, limit if late else None, sample, words, where, kernels)
+    late = limit if answer is None else None
+    failure = _death(name, child.status, late, sample, words, where, kernels)
     return Outcome(name, "failed", seconds=seconds, failures=(failure,), kernels=tuple(positions))
 
 
-def _run(
-    run: Callable[[], Outcome],
-    room: mmap.mmap,
-    stderr_file: BinaryIO,
-    writing: int,
-    crash_tracer: Path | None,
-) -> NoReturn:
-    """Run the child; it exits without running the parent's handlers and buffers."""
-    answer = b""
-    try:
-        answer = _packed(run, room, stderr_file, crash_tracer)
-    finally:
-        with suppress(OSError), os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
-        os._exit(0)
-
-
-def _packed(
+def _answer(
     run: Callable[[], Outcome], room: mmap.mmap, stderr_file: BinaryIO, crash_tracer: Path | None
 ) -> bytes:
-    """Pickle the outcome or the exception."""
+    """Run the child; pickle the outcome or the exception."""
     # The parent's garbage stays: what it destroys may wait for a thread that a child does not have, as the
     # process groups of torch do.
     gc.freeze()
@@ -254,35 +213,19 @@ def _packed(
             "isolate", "check in a fresh process, as `opsmith check FILE --isolate` does"
         )
         if refusal is not None:
-            return pickle.dumps((None, refusal))
+            return packed(lambda: (None, refusal))
         if crash_tracer is not None:
             trace(crash_tracer, stderr_file.fileno())
         outcome = run()
-        try:
-            return pickle.dumps((outcome, None))
-        except Exception:  # evidence may be any object; its JSON form can be sent
-            return pickle.dumps((sendable(outcome), None))
+        return packed(lambda: (outcome, None), lambda: (sendable(outcome), None))
     except SystemExit as error:
         os._exit(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
-        error.add_note("".join(traceback.format_exception(error)).rstrip())
-        try:
-            packed = pickle.dumps((None, error))
-            pickle.loads(packed)
-        except Exception:  # some exceptions cannot be unpickled
-            plain_error = RuntimeError(f"{type(error).__name__}: {error}")
-            plain_error.__notes__ = error.__notes__
-            packed = pickle.dumps((None, plain_error))
-        return packed
+        raised = error
+        raised.add_note("".join(traceback.format_exception(error)).rstrip())
+        return packed(lambda: (None, raised), lambda: (None, as_text(raised)))
     finally:
         sys.stderr.flush()
-
-
-def sendable(outcome: Outcome) -> Outcome:
-    """Return an outcome with the JSON form of its evidence, which every process can unpickle."""
-    return replace(
-        outcome, failures=tuple(replace(each, evidence=plain(each.evidence)) for each in outcome.failures)
-    )
 
 
 def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
@@ -300,32 +243,6 @@ def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
     _room = room
 
 
-def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
-    """Return the error for a child in which torch refuses every backward, not a fault of the operator.
-
-    Args:
-        argument: The argument that asks for a child.
-        hint: What to do instead.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = torch.zeros(1, device="cpu", requires_grad=True)
-        try:
-            leaf.clone().backward()
-        except RuntimeError as error:
-            if "fork" in str(error):
-                return errors.UsageError(
-                    "a check cannot be isolated once autograd has started threads of its own: torch computes "
-                    "no gradients in a process that is forked after that",
-                    argument=argument,
-                    got=str(error).partition(". ")[0],
-                    hint=f"{hint}. A backward on an "
-                    "accelerator starts such threads, and one within 60 others; where torch is built for "
-                    "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
-                )
-            raise
-    return None
-
-
 def _received(answer: bytes) -> Outcome:
     outcome, error = pickle.loads(answer)
     if error is not None:
@@ -334,21 +251,17 @@ def _received(answer: bytes) -> Outcome:
     return outcome
 
 
-def _read(reading: int, end: float, room: mmap.mmap, child: int, processor_limit_s: float) -> bytes | None:
-    """Read until the child closes the pipe; None after a time limit, or once it reports a hang."""
-    parts: list[bytes] = []
-    pipe = select.poll()  # `select.select` takes no number above 1023
-    pipe.register(reading, select.POLLIN)
+def _read(child: Child, end: float, room: mmap.mmap, processor_limit_s: float) -> bytes | None:
+    """The child's answer, empty if it dies; None after a time limit, or once it reports a hang."""
     while True:
         left = end - time.perf_counter()
-        if left <= 0 or room[HUNG] or _processor_seconds(child) > processor_limit_s:
+        if left <= 0 or room[HUNG] or _processor_seconds(child.process) > processor_limit_s:
             return None
-        if not pipe.poll(1000 * min(left, POLL_S)):
-            continue
-        part = os.read(reading, 65536)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
+        if child.connection.poll(min(left, POLL_S)):
+            try:
+                return child.connection.recv_bytes()
+            except (EOFError, ConnectionError):
+                return b""
 
 
 def _processor_seconds(process: int) -> float:
@@ -388,16 +301,6 @@ def _death(
     return Failure(
         name, None, "raises", f"{how}{on}", in_cpp[0] if in_cpp else _running_line(words, where), evidence
     )
-
-
-def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
-    """Describe the exit of a process that ran a kernel, with the signal or the status as evidence."""
-    if not os.WIFSIGNALED(status):
-        code = os.WEXITSTATUS(status)
-        return f"it ends the process, with status {code}, instead of returning", {"status": code}
-    number = os.WTERMSIG(status)
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})", {"signal": name}
 
 
 _HANDLER = (

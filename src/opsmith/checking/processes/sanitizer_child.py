@@ -2,19 +2,19 @@
 
 It knows only the signature of the operator: the reference is a function that is never run, and the fake
 kernel returns tensors of the known result layouts. The calls run in a fork, so that a crash does not affect
-the others. The parent reads one JSON event per line.
+the others.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-import json
 import mmap
 import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.numerics.compare import as_bytes, same_bits, unravel
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     MemorySpan,
@@ -30,9 +29,10 @@ from opsmith.checking.processes.sanitizer_parent import (
     SanitizedCall,
     SanitizerJob,
 )
-from opsmith.checking.samples.sample import replica
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_child import end_with_parent
+from opsmith.judging.compare import as_bytes, same_bits, unravel
+from opsmith.judging.tensors import replica
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.runtime import fill_new_memory
@@ -140,7 +140,7 @@ class SanitizerChild:
         self.forms = call.forms
         values, spans = self._values(self.job.samples[call.sample], call)
         self.before = [(label, tensor, tensor.clone()) for label, tensor in self._written(values)]
-        self.send({"call": at, "memory": [dataclasses.astuple(span) for span in spans]})
+        self.send({"call": at, "memory": spans})
         raised = None
         found: dict[str, Any] = {}
         try:
@@ -151,7 +151,7 @@ class SanitizerChild:
             raised = f"{type(error).__name__}: {error}"
         else:
             found["memory"] = [
-                dataclasses.astuple(MemorySpan(name, each.data_ptr(), each.nbytes))
+                MemorySpan(name, each.data_ptr(), each.nbytes)
                 for name, each in zip(self.job.results, results, strict=False)
             ]
             found["depends"] = self._depending(values, results)
@@ -262,10 +262,8 @@ def main(folder: str, writing: int) -> None:
     os.environ.pop("LD_PRELOAD", None)  # not for the compiler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def send(event: dict[str, Any]) -> None:
-        os.write(writing, json.dumps(event).encode() + b"\n")
-
+    send = Connection(writing, readable=False).send
     try:
         SanitizerChild(Path(folder), send).work()
     except opsmith.errors.OpsmithError as error:
-        send({"error": pickle.dumps(error).hex()})
+        send({"error": error})

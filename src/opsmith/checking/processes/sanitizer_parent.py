@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -229,8 +227,8 @@ class _SanitizerProcess:
         self.directory = tempfile.TemporaryDirectory(prefix="opsmith-sanitized-")
         self.folder = Path(self.directory.name)
         (self.folder / "job").write_bytes(pickle.dumps(job))
-        self.reading, writing = os.pipe()
-        program = PROGRAM.format(path=sys.path, folder=self.directory.name, writing=writing)
+        self.events, theirs = Pipe(duplex=False)
+        program = PROGRAM.format(path=sys.path, folder=self.directory.name, writing=theirs.fileno())
         with (self.folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
@@ -238,19 +236,18 @@ class _SanitizerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[writing],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        os.close(writing)
+        theirs.close()
 
     def __enter__(self) -> _SanitizerProcess:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.reading < 0:
+        if self.events.closed:
             return
-        os.close(self.reading)
-        self.reading = -1
+        self.events.close()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # and its forks
         self.process.wait()
@@ -259,7 +256,7 @@ class _SanitizerProcess:
     def outcome(self, limit_s: float) -> JobOutcome:
         """Read the events until the job ends; end the process."""
         with self:
-            runs = _ChildEvents(self.folder, limit_s).of(self.reading)
+            runs = _ChildEvents(self.folder, limit_s).of(self.events)
         return JobOutcome(runs, len(self.job.calls) - (1 + runs[-1].call if runs else 0))
 
 
@@ -281,9 +278,9 @@ class _ChildEvents:
         self.forks: list[int] = []
         self.read = 0
 
-    def of(self, reading: int) -> list[CallOutcome]:
+    def of(self, connection: Connection) -> list[CallOutcome]:
         late = False
-        for event in self._events(reading):
+        for event in self._events(connection):
             if event is None:
                 if late or not self.built or not self.forks or not self.runs:
                     break  # it does not respond to the signal
@@ -299,28 +296,21 @@ class _ChildEvents:
             raise UncheckableError(self._never_ran())
         return self.runs
 
-    def _events(self, reading: int) -> Iterator[dict[str, Any] | None]:
+    def _events(self, connection: Connection) -> Iterator[dict[str, Any] | None]:
         """Yield each event; None after a time limit."""
-        rest = b""
-        pipe = select.poll()  # `select.select` takes no number above 1023
-        pipe.register(reading, select.POLLIN)
-        end = time.monotonic() + START_S
         while True:
-            left = end - time.monotonic()
-            if left <= 0 or not pipe.poll(1000 * left):
+            if not connection.poll(self.limit_s if self.built else START_S):
                 yield None
-                end = time.monotonic() + self.limit_s
                 continue
-            part = os.read(reading, 65536)
-            if not part:
+            try:
+                event = connection.recv()
+            except EOFError:
                 return
-            *lines, rest = (rest + part).split(b"\n")
-            yield from map(json.loads, lines)
-            end = time.monotonic() + (self.limit_s if self.built else START_S)
+            yield event
 
     def _take(self, event: dict[str, Any]) -> None:
         if "error" in event:
-            raise pickle.loads(bytes.fromhex(event["error"]))
+            raise event["error"]
         if "failed" in event:
             raise RuntimeError(f"a sanitised check failed by a mistake of its own: {event['failed']}")
         if "built" in event:
@@ -329,11 +319,11 @@ class _ChildEvents:
             self.forks.append(event["fork"])
             self.read = 0
         elif "call" in event:
-            self.runs.append(CallOutcome(event["call"], [MemorySpan(*span) for span in event["memory"]]))
+            self.runs.append(CallOutcome(event["call"], event["memory"]))
         elif "done" in event:
             run = self.runs[-1]
             run.raised, run.depends = event["raised"], event.get("depends", [])
-            run.spans += [MemorySpan(*span) for span in event.get("memory", [])]
+            run.spans += event.get("memory", [])
             run.reports += reports(self._written(event["size"]))
         elif "died" in event:
             if not self.runs or self.runs[-1].call != event["died"]:

@@ -9,6 +9,7 @@ stopped only with its process (`isolate`).
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -68,6 +70,10 @@ class EndlessCallError(BaseException):
     """Raised in a call that does not return; no `Exception`, so that no handler takes it for an answer."""
 
 
+class OutOfTimeError(BaseException):
+    """Raised where a call would begin after the seconds of a property; no handler takes it for an answer."""
+
+
 def forget_calls() -> None:
     """Forget how long calls took: another operator is checked."""
     _pulse.longest = 0.0
@@ -80,10 +86,14 @@ class Pulse:
     Args:
         at: When it came.
         longest: Longest time between two beats around a call; 0 while none has returned.
+        end: Time after which no further call begins in a thread.
+        thread: That thread.
     """
 
     at: float = 0.0
     longest: float = 0.0
+    end: float = math.inf
+    thread: int = 0
 
     def limit(self) -> float:
         """Seconds that a call may take now."""
@@ -103,6 +113,32 @@ def beat(*, returned: bool = False) -> None:
     if returned:
         _pulse.longest = max(_pulse.longest, now - _pulse.at)
     _pulse.at = now
+
+
+def begin_call() -> None:
+    """Record that a call of the operator begins.
+
+    Raises:
+        OutOfTimeError: If the region of `time_limit` is over.
+    """
+    beat()
+    if _pulse.at > _pulse.end and threading.get_ident() == _pulse.thread:
+        raise OutOfTimeError
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Return a region after whose seconds no further call begins in this thread: what is slow has an end.
+
+    Args:
+        seconds: The limit, which does not stop a call.
+    """
+    before = _pulse.end, _pulse.thread
+    _pulse.end, _pulse.thread = min(_pulse.end, time.monotonic() + seconds), threading.get_ident()
+    try:
+        yield
+    finally:
+        _pulse.end, _pulse.thread = before
 
 
 class Watchdog:

@@ -9,24 +9,29 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import signal
 import sys
 import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NoReturn
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import NoReturn
 
 import torch
 
 from opsmith import errors
-from opsmith.checking.processes.fork import backward_refusal, describe_exit, sendable
+from opsmith.checking.processes.child import (
+    Child,
+    as_text,
+    backward_refusal,
+    describe_exit,
+    packed,
+    sendable,
+)
 from opsmith.checking.processes.watchdog import POLL_S
 from opsmith.checking.report import Report
-from opsmith.core.forked_child import end_with_parent
 
 Advance = Callable[[str, int, int], None]
 Task = Callable[[Advance], Report]
@@ -69,8 +74,7 @@ class Answered:
 class _Worker:
     """A process, and the task that it runs; None while it waits for one."""
 
-    process: int
-    connection: Connection
+    child: Child
     task: int | None = None
 
 
@@ -110,11 +114,11 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
         for _ in range(min(count, len(tasks))):
             workers.append(_started(tasks, left.popleft()))
         while workers:
-            ready = wait([each.connection for each in workers], POLL_S)
+            ready = wait([each.child.connection for each in workers], POLL_S)
             if not ready:
                 yield None
             for worker in [*workers]:
-                events, alive = _received(worker, heard=worker.connection in ready)
+                events, alive = _received(worker, heard=worker.child.connection in ready)
                 yield from events
                 if worker.task is not None and alive:
                     continue
@@ -122,68 +126,40 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
                     _begin(worker, left.popleft())
                     continue
                 workers.remove(worker)
-                _end(worker)
+                worker.child.end()
                 if left and not alive:
                     workers.append(_started(tasks, left.popleft()))
     finally:
         for worker in workers:
-            _end(worker)
+            worker.child.end()
 
 
 def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answered], bool]:
     """Read what a worker has sent; False beside it if the worker has ended."""
     events: list[Progressed | Answered] = []
+    child = worker.child
     try:
-        while heard and worker.task is not None and worker.connection.poll():
-            event = pickle.loads(worker.connection.recv_bytes())
+        while heard and worker.task is not None and child.connection.poll():
+            event = pickle.loads(child.connection.recv_bytes())
             events.append(event)
             if isinstance(event, Answered):
                 worker.task = None
-    except (EOFError, ConnectionError):
-        pass
-    else:
-        ended, status = os.waitpid(worker.process, os.WNOHANG) if not heard else (0, 0)
-        if not ended:
+        if heard or not child.has_ended():
             return events, True
-        worker.process = 0
-        return [*events, *_died(worker, status)], False
-    _, status = os.waitpid(worker.process, 0)
-    worker.process = 0
-    return [*events, *_died(worker, status)], False
-
-
-def _died(worker: _Worker, status: int) -> list[Answered]:
+    except (EOFError, ConnectionError):
+        child.end()
     if worker.task is None:
-        return []
+        return events, False
     error = errors.KernelError(
-        f"the process that checked it is gone: {describe_exit(status)[0]}",
+        f"the process that checked it is gone: {describe_exit(child.status)[0]}",
         hint="run `opsmith check --isolate`, where this is a finding, and what ran then has its line",
     )
-    return [Answered(worker.task, error=error)]
+    return [*events, Answered(worker.task, error=error)], False
 
 
 def _started(tasks: Sequence[Task], first: int) -> _Worker:
     """Fork a worker, and let it begin with a task."""
-    ours, theirs = Pipe()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
-        try:
-            process = os.fork()
-        except OSError as error:
-            raise errors.UsageError(
-                f"the system forks no process: {error.strerror}",
-                argument="-j",
-                hint="leave `-j` out, or check where memory and the number of processes suffice",
-            ) from error
-    if process == 0:
-        ours.close()
-        end_with_parent(parent)
-        _work(tasks, theirs)
-    theirs.close()
-    worker = _Worker(process, ours)
+    worker = _Worker(Child.fork(partial(_work, tasks), "-j"))
     _begin(worker, first)
     return worker
 
@@ -191,19 +167,7 @@ def _started(tasks: Sequence[Task], first: int) -> _Worker:
 def _begin(worker: _Worker, task: int) -> None:
     worker.task = task
     with suppress(OSError):  # it has ended: this is noticed when it is read from
-        worker.connection.send(task)
-
-
-def _end(worker: _Worker) -> None:
-    """End a worker, with the processes that it has started."""
-    worker.connection.close()
-    if worker.process:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(worker.process, signal.SIGKILL)  # if it has no group of its own yet
-        os.waitpid(worker.process, 0)
-        worker.process = 0
+        worker.child.connection.send(task)
 
 
 def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
@@ -220,7 +184,7 @@ def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
             def advance(activity: str, done: int, total: int, at: int = at) -> None:
                 connection.send_bytes(pickle.dumps(Progressed(at, activity, done, total)))
 
-            connection.send_bytes(_packed(tasks[at], at, advance, refusal))
+            connection.send_bytes(_answer(tasks[at], at, advance, refusal))
     except (EOFError, OSError):
         os._exit(0)
     except BaseException:
@@ -228,26 +192,16 @@ def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
         os._exit(1)
 
 
-def _packed(task: Task, at: int, advance: Advance, refusal: errors.UsageError | None) -> bytes:
+def _answer(task: Task, at: int, advance: Advance, refusal: errors.UsageError | None) -> bytes:
     """Pickle the report, or the exception."""
     try:
         if refusal is not None:
             raise refusal
         report = task(advance)
-        try:
-            return pickle.dumps(Answered(at, report))
-        except Exception:  # evidence may be any object; its JSON form can be sent
-            plain = replace(report, outcomes=tuple(map(sendable, report.outcomes)))
-            return pickle.dumps(Answered(at, plain))
     except BaseException as error:
-        return packed_error(error, lambda each: Answered(at, error=each))
-
-
-def packed_error(error: BaseException, made: Callable[[BaseException], Any]) -> bytes:
-    """Pickle what is made of an exception, or of its text where it cannot be unpickled."""
-    try:
-        packed = pickle.dumps(made(error))
-        pickle.loads(packed)
-    except Exception:
-        packed = pickle.dumps(made(RuntimeError(f"{type(error).__name__}: {error}")))
-    return packed
+        raised = error
+        return packed(lambda: Answered(at, error=raised), lambda: Answered(at, error=as_text(raised)))
+    return packed(
+        lambda: Answered(at, report),
+        lambda: Answered(at, replace(report, outcomes=tuple(map(sendable, report.outcomes)))),
+    )

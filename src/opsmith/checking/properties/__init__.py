@@ -11,10 +11,9 @@ from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
-from opsmith.checking.properties.kernels.cuda import CUDA
+from opsmith.checking.properties.kernels.on_cpu import ON_CPU
 from opsmith.checking.properties.kernels.resources import RESOURCES
 from opsmith.checking.properties.kernels.sanitized import SANITIZED
-from opsmith.checking.properties.kernels.triton import TRITON
 from opsmith.checking.properties.numeric.forward import FORWARD
 from opsmith.checking.properties.numeric.forward_mode import FORWARD_MODE
 from opsmith.checking.properties.numeric.gradient import GRADIENT
@@ -23,13 +22,11 @@ from opsmith.checking.properties.numeric.second_order import SECOND_ORDER
 from opsmith.checking.properties.numeric.surrogate import SURROGATE
 from opsmith.checking.properties.numeric.values import VALUES
 from opsmith.checking.properties.torch.autocast import AUTOCAST
-from opsmith.checking.properties.torch.batched_gradients import BATCHED_GRADIENTS
 from opsmith.checking.properties.torch.batching import BATCHING
-from opsmith.checking.properties.torch.compile import COMPILE
-from opsmith.checking.properties.torch.export import EXPORT
+from opsmith.checking.properties.torch.compile import COMPILE, EXPORT
 from opsmith.checking.properties.torch.fake import FAKE
 from opsmith.checking.properties.torch.opcheck import OPCHECK
-from opsmith.checking.properties.torch.vmap import VMAP
+from opsmith.checking.properties.torch.vmap import BATCHED_GRADIENTS, VMAP
 from opsmith.checking.property import Property
 
 __all__ = ["GROUPS", "PROPERTIES", "USUAL"]
@@ -44,8 +41,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
-        CUDA,
-        TRITON,
+        *ON_CPU,
         VALUES,
         FORWARD_MODE,
         SECOND_ORDER,

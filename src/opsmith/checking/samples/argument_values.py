@@ -1,24 +1,27 @@
-"""Other values of arguments: those that types list or code knows, and integers that tensors index by."""
+"""Other values of arguments: those that types list or code knows, and integers that tensors index by.
+
+Code knows what it compares an argument with: `mode == "reflect"`, `k > 3`, `weight is None`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.compared_values import compared_values, is_float, others, unnamed_value
-from opsmith.checking.samples.index_values import index_values
-from opsmith.checking.samples.linked_sizes import sizes_of
-from opsmith.checking.samples.sample import Sample, places_of
-from opsmith.checking.samples.variation_kinds import Variation
+from opsmith.checking.samples.index_values import index_values, mask_values
+from opsmith.checking.samples.linked_sizes import Sizes, sizes_of
+from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
-from opsmith.core.reading import Comparison, is_single
+from opsmith.core.formula import Formula
+from opsmith.core.reachable import is_library
+from opsmith.core.reading import Comparison, Reading, is_single
 from opsmith.core.schema import REQUIRED, Argument
 
 LARGEST = 10_000
@@ -28,40 +31,43 @@ NUMBERS = {FLOAT: 0.625, NUMBER: 0.625, INT: 2}
 """A number of each type, for an argument that is None in every sample; the root of no size is 0.625."""
 
 
-def argument_values(subject: Subject) -> Iterator[tuple[Variation, ...]]:
+def argument_values(subject: Subject) -> Iterator[Sequence[Variation]]:
     """Yield each value that types or code know and no sample shows, of each argument in turn.
 
     Types know None, numbers where every sample has None, flags, and the members of an enum or a `Literal`.
     Code knows what it compares with.
     Tensors of integers may index. Each value comes with a variation for each sample in which it may stand.
     """
-    known = compared_values(subject)
+    known, every = compared_values(subject), [sizes_of(subject, sample) for sample in subject.samples]
     columns = [
-        [*_values_of(subject, argument, known.get(argument.name, ())), *index_values(subject, argument)]
+        [
+            *_values_of(subject, every, argument, known.get(argument.name, ())),
+            *index_values(subject, argument),
+            *mask_values(subject, argument),
+        ]
         for argument in subject.specification.schema.arguments
     ]
     for turn in zip_longest(*columns):
         # None, a name or a flag chooses what runs; so a number comes after them.
-        found = sorted((each for each in turn if each is not None), key=lambda each: _is_number(each[0]))
+        found = sorted((each for each in turn if each is not None), key=lambda each: is_number(each[0]))
         yield from (several for _, several in found)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _values_of(
-    subject: Subject, argument: Argument, comparisons: Sequence[Comparison]
-) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
+    subject: Subject, every: Sequence[Sizes], argument: Argument, comparisons: Sequence[Comparison]
+) -> Iterator[tuple[Any, Sequence[Variation]]]:
     """Yield each value, with its variations."""
-    places = places_of(subject.samples, argument.name)
-    values_shown = [sample.flat[argnum] for sample, argnum in places if is_single(sample.flat[argnum])]
+    places = [
+        (sizes, sizes.sample.names.index(argument.name))
+        for sizes in every
+        if argument.name in sizes.sample.names
+    ]
+    given_values = [sizes.sample.flat[argnum] for sizes, argnum in places]
+    values_shown = [value for value in given_values if is_single(value)]
     shown = {repr(value) for value in values_shown}
-    values: dict[str, Any] = {}
-    tried: dict[str, list[Variation]] = {}
-    for sample, argnum in places:
-        value = sample.flat[argnum]
-        if not _may_change(subject, argument, sample, argnum):
+    tried: dict[str, tuple[Any, list[Variation]]] = {}
+    for (sizes, argnum), value in zip(places, given_values, strict=True):
+        if not may_change(sizes, argnum):
             continue
         named = {repr(_like(value, each)) for each in _compared(comparisons, value)}
         for other in _others(subject, argument, comparisons, value, values_shown):
@@ -70,24 +76,12 @@ def _values_of(
                 words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
                 silent = not isinstance(value, bool | Enum)
                 given: Given = "usual" if _is_meant(subject, argument, other) else "undeclared"
-                if repr(other) not in named and _is_number(other):
+                if repr(other) not in named and is_number(other):
                     given = "strained"
-                flat = sample.with_value(argnum, other)
-                change = Variation(sample, words, flat, silent=silent, given=given)
-                values[repr(other)] = other
-                tried.setdefault(repr(other), []).append(change)
-    yield from ((values[text], tuple(several)) for text, several in tried.items())
-
-
-def _may_change(subject: Subject, argument: Argument, sample: Sample, argnum: int) -> bool:
-    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor."""
-    if argument.kind.is_tensor:
-        return not argument.kind.sequence and isinstance(sample.flat[argnum], Tensor)
-    return not isinstance(sample.flat[argnum], torch.Generator) and not any(
-        location.number and location.argnum == argnum
-        for symbol in sizes_of(subject, sample).symbols
-        for location in symbol.locations
-    )
+                change = {argnum: other}
+                made = varied(subject, sizes.sample, words, change, silent=silent, given=given)
+                tried.setdefault(repr(other), (other, []))[1].extend(made)
+    yield from tried.values()
 
 
 def _is_meant(subject: Subject, argument: Argument, other: Any) -> bool:
@@ -149,3 +143,90 @@ def _like(value: Any, other: Any) -> Any:
     if isinstance(value, float) and isinstance(other, int | float):
         return float(other) if is_float(other) else None
     return other if value is None or type(other) is type(value) else None
+
+
+def is_float(number: Any) -> bool:
+    """Return True for a number that a float can be: whole numbers of Python may be larger."""
+    return isinstance(number, float) or abs(number) <= sys.float_info.max
+
+
+def others(comparison: Comparison, value: Any) -> list[Any]:
+    """Return the values of a comparison; where it is more than equality, the nearest on its other side first.
+
+    Args:
+        comparison: The comparison.
+        value: Value of the argument in a sample.
+
+    Example:
+        >>> more_than_3 = Comparison((3,), holds=lambda k: k > 3)
+        >>> others(more_than_3, 2), others(more_than_3, 5)
+        ([4, 3], [3])
+    """
+    if comparison.holds is None or not isinstance(value, int | float):
+        return [*comparison.values]
+    holds, step = comparison.holds, step_beside if isinstance(value, float) else lambda number: 1
+    numbers = [each for each in (*comparison.values, value) if is_float(each)]
+    near = [each + sign * step(each) for each in numbers for sign in (1, 0, -1)]
+    beyond = [other for other in near if {holds(value), holds(other)} == {True, False}]
+    nearest = sorted(beyond, key=lambda other: (abs(other - value), -other))[:1]
+    return [*dict.fromkeys((*nearest, *comparison.values))]
+
+
+def step_beside(number: float) -> float:
+    """Return a distance at which another number is unlike this one."""
+    return 0.5 * max(1.0, abs(number))
+
+
+def unnamed_value(comparisons: Iterable[Comparison], value: Any, known: Collection[Any]) -> Any:
+    """Return a value that no comparison names, for the branch of all others; None if a known value takes it.
+
+    The function that comes first decides, which is the forward or the reference if they compare it: a known
+    value that it does not name takes its branch for others.
+
+    Args:
+        comparisons: Those of an argument.
+        value: Value of the argument in a sample: a text or a number.
+        known: Values that samples show, or that are tried anyway.
+
+    Example:
+        >>> doubled = Comparison(("double",))
+        >>> unnamed_value([doubled], "double", ["double"])
+        'other'
+        >>> unnamed_value([doubled], "double", ["double", "triple"])
+    """
+    equalities = [each for each in comparisons if each.holds is None]
+    first = [other for each in equalities if each.code is equalities[0].code for other in each.values]
+    if any(one not in first for one in (value, *known)):
+        return None
+    every = [other for each in equalities for other in each.values]
+    if isinstance(value, str):
+        return next(text for length in count() if (text := "other" + "_" * length) not in every)
+    numbers = [other for other in every if isinstance(other, int | float) and is_float(other)]
+    step = step_beside(max(numbers, default=0)) if isinstance(value, float) else 1
+    return max(numbers, default=value) + step
+
+
+def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
+    """Return the comparisons of each argument in the code of an operator, by the argument's name.
+
+    Example:
+        >>> import torch, opsmith
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
+        >>> compared_values(subject)
+        {}
+    """
+    reading = Reading()
+    specification = subject.specification
+    names = specification.schema.names
+    methods, parameters = specification.origin.methods(names)
+    reading.read_methods(methods, parameters, with_context="setup_context" not in methods)
+    if subject.kind.has_reference:
+        rules = specification.gradients.rules.values()
+        formulas = [rule.function for rule in rules if isinstance(rule, Formula)]
+        kernels = [kernel.given for kernel in specification.kernels]
+        for function in (specification.reference, *formulas, *kernels):
+            if not is_library(getattr(function, "__module__", None)):
+                reading.read(function, {name: name for name in names})
+    return dict(reading.compared)

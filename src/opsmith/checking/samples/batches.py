@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.tensors import is_inexact, replica
 
 
 def drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
@@ -81,23 +82,15 @@ def all_finite(results: Sequence[Any]) -> bool:
 
 
 def batched(rows: Sequence[Sequence[Any]], dims: Mapping[int, int]) -> list[Any]:
-    """Stack the flat arguments of the examples.
+    """Stack the flat arguments of the examples, in fresh memory.
 
     Args:
         rows: Flat arguments of each example.
         dims: Batch dimension of each argument that has one.
     """
     return [
-        torch.stack([row[argnum] for row in rows], dims[argnum]) if argnum in dims else value
+        torch.stack([row[argnum] for row in rows], dims[argnum]) if argnum in dims else replica(value)
         for argnum, value in enumerate(rows[0])
-    ]
-
-
-def empty_batch(flat: Sequence[Any], dims: Mapping[int, int]) -> list[Any]:
-    """Return the flat arguments of a batch of no examples."""
-    return [
-        value.unsqueeze(dims[argnum]).narrow(dims[argnum], 0, 0) if argnum in dims else value
-        for argnum, value in enumerate(flat)
     ]
 
 

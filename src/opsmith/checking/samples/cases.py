@@ -10,32 +10,26 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.answer import Answer, Computation
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.property import Note, first_line
+from opsmith.checking.samples.domain import asked
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.constants import FEW_DIGITS
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 ALWAYS_CHECKED = (torch.float64, torch.float32)
 """dtypes in which every operator is checked; others only where its reference runs in them."""
 
-LOW_PRECISION = (torch.bfloat16, torch.float16)
+LOW_PRECISION = FEW_DIGITS
 """dtypes in which an operator is checked where its reference runs in them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sample in one dtype on one device, with the right results.
-
-    Args:
-        subject: The checked operator.
-        sample: The sample.
-        dtype: dtype of its floating tensors.
-        device: Device of its tensors.
-        answers: Right results.
-    """
+    """A sample in one dtype on one device, with the right results."""
 
     subject: Subject
     sample: Sample
@@ -67,20 +61,19 @@ def cases(
     """Make the cases of a sample, and a note for each that cannot be made.
 
     Args:
-        subject: The checked operator.
-        sample: The sample.
         right: Computation of the right results.
         dtypes: dtypes of floating tensors; a sample without any makes one case.
         arguments: Arguments of the computation; those of the sample by default.
     """
-    found: list[Case | Note] = []
     if subject.single_precision:
-        found.append(Note("dtypes other than float32 were left out: that is what it computes in"))
         dtypes = (torch.float32,)
-    for dtype in dtypes if sample.inexact else dtypes[:1]:
-        for device in subject.devices:
-            found.append(_case(subject, sample, right, dtype, device, arguments or sample.at))
-    return found
+    found = [
+        _case(subject, sample, right, dtype, device, arguments or sample.at)
+        for dtype in (dtypes if sample.inexact else dtypes[:1])
+        for device in subject.devices
+    ]
+    left = Note("dtypes other than float32 were left out: that is what it computes in")
+    return [left, *found] if subject.single_precision else found
 
 
 def _case(
@@ -91,23 +84,20 @@ def _case(
     device: torch.device,
     arguments: Callable[[torch.dtype, torch.device], list[Any]],
 ) -> Case | Note:
+    left = f"{dtype_name(dtype)} was left out"
     if not sample.takes(dtype):
-        return Note(f"{dtype_name(dtype)} was left out where a sample is complex: it has no complex form")
+        return Note(f"{left} where a sample is complex: it has no complex form")
     try:
         flat = arguments(dtype, device)
     except (RuntimeError, TypeError) as error:
-        return Note(
-            f"{dtype_name(dtype)} was left out on {device.type}, which does not have it: {first_line(error)}"
-        )
+        return Note(f"{left} on {device.type}, which does not have it: {first_line(error)}")
     try:
         return Case(subject, sample, dtype, device, right.at(flat, dtype))
     except Exception as error:
         refuse_own(error)
         if dtype in ALWAYS_CHECKED:
             raise
-        return Note(
-            f"{dtype_name(dtype)} was left out: the reference does not run in it: {first_line(error)}"
-        )
+        return Note(f"{left}: the reference does not run in it: {first_line(error)}")
 
 
 def lacks_dtype(error: Exception) -> bool:
@@ -139,66 +129,39 @@ def refuse_unfit(
 ) -> None:
     """Refuse a sample that cannot be checked.
 
-    Args:
-        position: Position of the sample.
-        labels: Names of its arguments.
-        values: The arguments.
-        operator: Name of the operator in messages.
-        location: Location of the samples.
-
     Raises:
         SampleError: If a tensor holds no numbers, or is not strided and dense.
-
-    Example:
-        >>> import torch
-        >>> refuse_unfit(0, ["x"], [torch.ones(2)], "demo::twice", "")
     """
     for label, value in zip(labels, values, strict=True):
         problem = f"`{label}` of sample {position} cannot be checked on"
-        place = {"operator": operator, "argument": label, "where": location}
-        _refuse(value, COMPUTED, problem, label, place)
+        _refuse(value, COMPUTED, problem, label, operator=operator, argument=label, where=location)
 
 
 def refuse_unfit_results(subject: Subject) -> None:
-    """Refuse an operator if results of a sample cannot be checked.
+    """Refuse an operator if results of a sample cannot be checked; what it raises, the properties report.
 
     Raises:
         SampleError: If a result holds no numbers, or is not a strided dense tensor.
-
-    Example:
-        >>> import opsmith.ops
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> refuse_unfit_results(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"]))
     """
     for sample in subject.samples:
-        results: Sequence[Any] = ()
-        with Overlooking(), torch.no_grad():  # reported by the properties
-            results = subject.reference(sample, sample.at())
-        for value in results:
-            place = {"operator": subject.name, "where": subject.specification.where}
-            _refuse(value, COMPARED, f"a result for {sample.brief} cannot be checked", "result", place)
+        problem = f"a result for {sample.brief} cannot be checked"
+        for value in asked(subject, sample, {}) or ():
+            where = subject.specification.where
+            _refuse(value, COMPARED, problem, "result", operator=subject.name, where=where)
 
 
-def _refuse(
-    value: Any, dtypes: frozenset[torch.dtype], problem: str, name: str, place: dict[str, str]
-) -> None:
-    found = _unfit(value, dtypes) if isinstance(value, Tensor) else None
-    if found is not None:
-        expected = "a strided dense tensor that holds numbers"
-        raise errors.SampleError(
-            problem, expected=expected, got=found[0], hint=found[1].format(name), **place
-        )
-
-
-def _unfit(value: Tensor, dtypes: frozenset[torch.dtype]) -> tuple[str, str] | None:
-    """Describe a tensor that cannot be checked, with a hint; None for one that can."""
-    foreign = unsupported_kind(value)
+def _refuse(value: Any, dtypes: frozenset[torch.dtype], problem: str, name: str, **place: str) -> None:
+    """Refuse a tensor that cannot be checked."""
+    foreign = unsupported_kind(value) if isinstance(value, Tensor) else None
     if foreign is not None:
-        return foreign.name, f"give `{foreign.hint}`"
-    if value.is_meta:
-        return "a tensor on the device `meta`, which holds no numbers", "make `{}` on the CPU"
-    if value.dtype not in dtypes:
+        got, hint = foreign.name, f"give `{foreign.hint}`"
+    elif not isinstance(value, Tensor) or (value.dtype in dtypes and not value.is_meta):
+        return
+    elif value.is_meta:
+        got, hint = "a tensor on the device `meta`, which holds no numbers", "make `{}` on the CPU"
+    else:
         wide = "complex64" if value.is_complex() else "float32" if value.is_floating_point() else "int64"
-        return f"a tensor of {value.dtype}, in which torch computes little", f"give `{{}}.to(torch.{wide})`"
-    return None
+        got = f"a tensor of {value.dtype}, in which torch computes little"
+        hint = f"give `{{}}.to(torch.{wide})`"
+    expected = "a strided dense tensor that holds numbers"
+    raise errors.SampleError(problem, expected=expected, got=got, hint=hint.format(name), **place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient, record
-from opsmith.checking.numerics.compare import all_finite
 from opsmith.checking.samples.memory_layouts import PLAIN
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import all_finite
+from opsmith.judging.tensors import CPU, is_inexact, replica
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,23 @@ class GradOutputs:
         """Return the gradients in another dtype and on another device."""
         return [replica(grad, dtype, device) for grad in self.grads]
 
+    def beside(self, sample: Sample) -> Callable[[torch.dtype, torch.device], list[Any]]:
+        """Return a function that makes the arguments of a sample, and after them the gradients."""
+        return lambda dtype, device: [*sample.at(dtype, device), *self.at(dtype, device)]
+
     def in_double(self) -> list[Tensor | None]:
         """Return the gradients as numbers that a check computes with: in float64, on the CPU."""
         return self.at(torch.float64, CPU)
 
 
 def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[GradOutputs]:
-    """Make the grad_outputs to try on a call with these results.
+    """Make the grad_outputs to try on a call with these results, which are in float64.
 
     First for each result alone, so that a formula that ignores one is detected; then for all of them. They
     are contiguous: the property `layouts` tries others.
-
-    Args:
-        subject: The checked operator.
-        sample: The sample.
-        results: Results of the operator for the sample, in float64.
     """
     open_ = results_with_gradient(subject, sample, results)
-    generator = subject.generator()
-    every = tuple(random_grad_outputs(results, open_, generator))
+    every = random_grad_outputs(results, open_, subject.generator())
     alone = [
         GradOutputs(
             f"{PLAIN}, for `{result.name}` alone",
@@ -61,7 +60,7 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
         for position, result in enumerate(subject.results(sample))
         if open_[position] and sum(open_) > 1
     ]
-    return [*alone, GradOutputs(PLAIN, every)]
+    return [*alone, GradOutputs(PLAIN, tuple(every))]
 
 
 def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> GradOutputs:
@@ -73,10 +72,6 @@ def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
     """Return contiguous grad_outputs for all results that a sample gives in float64; known after a first run.
 
     All properties share them: a call gets copies, by `at` or `in_double`.
-
-    Args:
-        subject: The checked operator.
-        sample: The sample.
     """
 
     def first() -> GradOutputs:
@@ -118,20 +113,13 @@ def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
         (3, 1)
     """
     wide = torch.complex128 if like.is_complex() else torch.float64
-    shape: Sequence[int] = like.shape
-    drawn = torch.randn(tuple(shape), generator=generator, dtype=wide).to(like.device, like.dtype)
+    drawn = torch.randn(tuple(like.shape), generator=generator, dtype=wide).to(like.device, like.dtype)
     return drawn if all_finite(like) else drawn.masked_fill(~like.detach().isfinite(), 0)
 
 
 def random_grad_outputs(
     results: Sequence[Any], wanted: Sequence[bool], generator: torch.Generator
 ) -> list[Tensor | None]:
-    """Draw a contiguous grad_output for each result that takes one; None for the others.
-
-    Args:
-        results: The visible results.
-        wanted: For each result, True if it takes one.
-        generator: Source of the numbers.
-    """
+    """Draw a contiguous grad_output for each visible result that takes one; None for the others."""
     pairs = zip(results, wanted, strict=True)
     return [random_grad_output(result, generator) if takes else None for result, takes in pairs]

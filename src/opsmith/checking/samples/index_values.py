@@ -1,4 +1,4 @@
-"""Values of integer tensors that may index: repeated, in another order, the last index, and negative ones.
+"""Values of tensors that choose: indices of every structure, negative ones, and masks with empty rows.
 
 The samples say what a tensor may hold. A permutation stays one. What is sorted stays so if it begins with 0,
 as offsets do. Lengths stay as they are. The reference says if an index may be negative.
@@ -6,7 +6,8 @@ as offsets do. Lengths stay as they are. The reference says if an index may be n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.linked_values import links_of
+from opsmith.checking.samples.domain import are_same, asked, rules_of
 from opsmith.checking.samples.sample import Sample, places_of
-from opsmith.checking.samples.variation_kinds import Variation
+from opsmith.checking.samples.variation_kinds import Variation, varied
 from opsmith.checking.subject import Subject
-from opsmith.core.call_arguments import tensors_in
+from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
 from opsmith.core.schema import Argument
 
@@ -26,170 +27,232 @@ from opsmith.core.schema import Argument
 def index_values(subject: Subject, argument: Argument) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
     """Yield other values of an integer tensor that no sample shows, each with a variation for each sample."""
     places = places_of(subject.samples, argument.name)
-    given = [(sample, argnum) for sample, argnum in places if _may_index(sample.flat[argnum])]
-    tensors = [sample.flat[argnum] for sample, argnum in given]
-    linked = {label for link in links_of(subject.samples) for label in (link.source, link.target)}
-    if not tensors or argument.name in linked or argument.kind.sequence:
+    given = [_Index(subject, *place) for place in places if _may_index(place[0].flat[place[1]])]
+    rules = [rule for rule in rules_of(subject) if rule.relation.follows]
+    linked = {label for rule in rules for label in (rule.source, rule.target)}
+    if not given or argument.name in linked or argument.kind.sequence:
         return
-    if all(map(_is_permutation, tensors)) or all(_is_lengths(*place) for place in given):
+    if all(each.is_permutation for each in given) or all(each.is_lengths for each in given):
         return
-    if not any(_repeats(tensor) for tensor in tensors):
-        yield "repeated", _varied(given, "repeated indices", _repeated, repeats=True)
-    if all(map(_is_sorted, tensors)) and not any(_repeats(t) or _begins_with_0(t) for t in tensors):
-        yield "reversed", _varied(given, "the indices in another order", lambda sample, index: index.flip(-1))
-    reading = [place for place in given if _reads_last(subject, *place)]
-    if not any(_reaches_end(*place) for place in given):
-        yield "last", _varied(reading, "the last index", _with_last)
-    taken = [place for place in reading if _takes_negative(subject, *place)]
-    yield "negative", _varied(taken, "a negative index", _with_negative)
+    reading = [each for each in given if each.reads_last()]
+    if not any(each.repeats for each in given):
+        yield "repeated", _varied(given, "repeated indices", _Index.repeated, repeats=True)
+        yield "equal", _varied(reading, "the last index everywhere", _Index.everywhere, repeats=True)
+    begin_with_0 = any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
+    if all(each.is_sorted for each in given) and not begin_with_0 and not any(each.repeats for each in given):
+        yield "reversed", _varied(given, "the indices in another order", lambda each: each.value.flip(-1))
+    if not any(each.is_sorted for each in given):
+        yield "rising", _varied(reading, "rising indices from 0 to the last", _Index.rising)
+        yield "falling", _varied(reading, "falling indices", lambda each: each.rising().flip(-1))
+        yield "permutation", _varied(reading, "a permutation", _Index.permutation)
+    if not any(each.bound is None or each.largest == each.bound - 1 for each in given):
+        yield "last", _varied(reading, "the last index", _Index.with_last)
+    taken = [each for each in reading if each.takes_negative()]
+    yield "negative", _varied(taken, "a negative index", _Index.with_negative)
+    counts = [each for each in given if each not in reading and int(each.value.min()) >= 0]
+    if not any(int(each.value.min()) == 0 for each in given):
+        yield "zero", _varied(counts, "a zero", lambda each: each.value.masked_fill(each.is_largest, 0))
+    # A number that is a size is a length: an index is smaller.
+    lengths = [each for each in counts if each.largest in each.sizes_beside]
+    distinct = not any(each.repeats for each in given)
+    yield "full", _varied(lengths, "full lengths", _Index.full, repeats=distinct)
+
+
+def mask_values(subject: Subject, argument: Argument) -> Iterator[tuple[Any, tuple[Variation, ...]]]:
+    """Yield masks with an empty row, with no element and with all, each with a variation for each sample."""
+    places = [
+        (sample, argnum)
+        for sample, argnum in places_of(subject.samples, argument.name)
+        if is_mask(sample.flat[argnum])
+    ]
+    for words, change in MASKS.items():
+        yield (
+            words,
+            tuple(
+                made
+                for sample, argnum in places
+                for made in varied(
+                    subject,
+                    sample,
+                    f"{words} in `{sample.labels[argnum]}`",
+                    {argnum: change(sample.flat[argnum])},
+                    fresh_numbers=True,
+                    silent=True,
+                    given="undeclared",
+                )
+            ),
+        )
+
+
+def is_mask(value: Any) -> bool:
+    """Return True for a boolean tensor with rows."""
+    return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() > 0 and value.numel() > 1
+
+
+def _empty_row(mask: Tensor) -> Tensor:
+    rows = mask.clone(memory_format=torch.contiguous_format)
+    rows.view(-1, mask.shape[-1])[-1] = False
+    return rows
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "an empty row": _empty_row,
+    "nothing": torch.zeros_like,
+    "everything": torch.ones_like,
+}
+"""Masks that random numbers seldom make, by their description."""
 
 
 def _may_index(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.dtype in WHOLE
-        and value.dtype != torch.uint8
-        and value.dim() > 0
-        and value.numel() > 1
-    )
+    whole = isinstance(value, Tensor) and value.dtype in WHOLE and value.dtype != torch.uint8
+    return whole and value.dim() > 0 and value.numel() > 1
 
 
 def _varied(
-    given: Sequence[tuple[Sample, int]], words: str, change: Any, *, repeats: bool = False
+    given: Sequence[_Index], words: str, change: Callable[[_Index], Tensor], *, repeats: bool = False
 ) -> tuple[Variation, ...]:
-    found = []
-    for sample, argnum in given:
-        made = change(sample, sample.flat[argnum])
-        if made is not None:
-            flat = sample.with_value(argnum, made)
-            what = f"{words} in `{sample.labels[argnum]}`"
-            found.append(
-                Variation(sample, what, flat, True, silent=True, given="undeclared", repeats=repeats)
-            )
-    return tuple(found)
-
-
-def _is_sorted(index: Tensor) -> bool:
-    return bool((index.diff(dim=-1) >= 0).all())
-
-
-def _begins_with_0(index: Tensor) -> bool:
-    return index.dim() == 1 and int(index[0]) == 0
-
-
-def _repeats(index: Tensor) -> bool:
-    return len(index.unique()) < index.numel()
-
-
-def _is_permutation(index: Tensor) -> bool:
-    counted = torch.arange(index.shape[-1], dtype=index.dtype)
-    return index.shape[-1] > 2 and bool((index.cpu().sort(-1).values == counted).all())
-
-
-def _is_lengths(sample: Sample, argnum: int) -> bool:
-    return int(sample.flat[argnum].sum()) in _sizes_beside(sample, argnum)
-
-
-def _sizes_beside(sample: Sample, argnum: int) -> list[int]:
-    """Return the sizes of the other tensors of a sample."""
-    others = (value for at, value in enumerate(sample.flat) if at != argnum and isinstance(value, Tensor))
-    return [size for value in others for size in value.shape]
-
-
-def _repeated(sample: Sample, index: Tensor) -> Tensor:
-    """Repeat every second index; a sorted tensor stays sorted, with its first and its last one."""
-    made = index.clone(memory_format=torch.contiguous_format)
-    flat = made.view(-1)
-    step = slice(1, len(flat) - 1 if len(flat) > 2 and _is_sorted(index) else len(flat), 2)
-    flat[step] = flat[0 : len(flat) - 1 : 2][: len(flat[step])]
-    return made
-
-
-def _bound(sample: Sample, index: Tensor) -> int | None:
-    """Return the smallest size beside the tensor above all its values, so that no index is too large."""
-    argnum = next(at for at, value in enumerate(sample.flat) if value is index)
-    above = [size for size in _sizes_beside(sample, argnum) if size > int(index.max())]
-    return min(above) if above and int(index.min()) >= 0 else None
-
-
-def _reaches_end(sample: Sample, argnum: int) -> bool:
-    bound = _bound(sample, sample.flat[argnum])
-    return bound is None or int(sample.flat[argnum].max()) == bound - 1
-
-
-def _with_last(sample: Sample, index: Tensor) -> Tensor | None:
-    """Replace the largest index by the last one."""
-    bound = _bound(sample, index)
-    return None if bound is None else torch.where(index == index.max(), bound - 1, index).to(index.dtype)
-
-
-def _with_negative(sample: Sample, index: Tensor) -> Tensor:
-    """Replace the largest index by -1."""
-    return torch.where(index == index.max(), -1, index)
-
-
-def _reads_last(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """Return True if the last index reads the last place of a tensor, which a lower index does not.
-
-    So the integers are indices: numbers that are computed with, as a mask, do not choose what is read.
-    """
-    index = sample.flat[argnum]
-    last, bound = _with_last(sample, index), _bound(sample, index)
-    if last is None or bound is None or bound < 2:
-        return False
-    lower = torch.where(index == bound - 1, 0, index)
-    for read in sample.inexact:
-        for dim, size in enumerate(sample.flat[read].shape):
-            if size != bound:
-                continue
-            changed = sample.flat[read].detach().clone()
-            changed.select(dim, size - 1).mul_(-0.75).add_(0.375)
-            alike = [
-                _same(
-                    _results(subject, sample, {argnum: each}),
-                    _results(subject, sample, {argnum: each, read: changed}),
-                )
-                for each in (lower, last)
-            ]
-            if alike == [True, False]:
-                return True
-    return False
-
-
-def _takes_negative(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """Return True if -1 is the last index to the reference, and to the backward of a call."""
-    index = sample.flat[argnum]
-    negative = _with_negative(sample, index)
-    if not _same(
-        _results(subject, sample, {argnum: _with_last(sample, index)}),
-        _results(subject, sample, {argnum: negative}),
-    ):
-        return False
-    # Without it torch takes a negative index of a sparse gradient, and damages the process.
-    with Overlooking(), torch.sparse.check_sparse_tensor_invariants():
-        flat = _flat(sample, {argnum: negative})
-        live_call(subject, sample, flat, differentiated(subject, sample).argnums).backward()
-        return True
-    return False
-
-
-def _flat(sample: Sample, changed: Mapping[int, Any]) -> list[Any]:
-    """Return the arguments with some changed."""
-    flat = sample.at()
-    for argnum, value in changed.items():
-        flat[argnum] = value.clone()
-    return flat
-
-
-def _results(subject: Subject, sample: Sample, changed: Mapping[int, Any]) -> list[Tensor] | None:
-    """Return the results of the reference with some arguments changed; None where it raises."""
-    with Overlooking(), torch.no_grad():
-        results = subject.reference(sample, _flat(sample, changed))
-        return tensors_in(list(results))
-    return None
-
-
-def _same(one: list[Tensor] | None, other: list[Tensor] | None) -> bool:
-    return (
-        one is not None and other is not None and len(one) == len(other) and all(map(torch.equal, one, other))
+    return tuple(
+        made
+        for each in given
+        for made in varied(
+            each.subject,
+            each.sample,
+            f"{words} in `{each.sample.labels[each.argnum]}`",
+            {each.argnum: change(each)},
+            fresh_numbers=True,
+            silent=True,
+            given="undeclared",
+            repeats=repeats,
+        )
     )
+
+
+@dataclass(frozen=True)
+class _Index:
+    """An integer tensor of a sample that may index.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnum: Position of the tensor.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnum: int
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The tensor."""
+        found: Tensor = self.sample.flat[self.argnum]
+        return found
+
+    @property
+    def is_sorted(self) -> bool:
+        return bool((self.value.diff(dim=-1) >= 0).all())
+
+    @property
+    def repeats(self) -> bool:
+        return len(self.value.unique()) < self.value.numel()
+
+    @property
+    def is_permutation(self) -> bool:
+        counted = torch.arange(self.value.shape[-1], dtype=self.value.dtype)
+        return len(counted) > 2 and bool((self.value.cpu().sort(-1).values == counted).all())
+
+    @property
+    def is_lengths(self) -> bool:
+        return int(self.value.sum()) in self.sizes_beside
+
+    @cached_property
+    def sizes_beside(self) -> list[int]:
+        """The sizes of the other tensors of the sample."""
+        others = (each for at, each in enumerate(self.sample.flat) if at != self.argnum)
+        return [size for each in others if isinstance(each, Tensor) for size in each.shape]
+
+    @cached_property
+    def largest(self) -> int:
+        return int(self.value.max())
+
+    @cached_property
+    def bound(self) -> int | None:
+        """The smallest size beside the tensor above all its values, so that no index is too large."""
+        above = [size for size in self.sizes_beside if size > self.largest]
+        return min(above) if above and int(self.value.min()) >= 0 else None
+
+    def repeated(self) -> Tensor:
+        """Repeat every second index; a sorted tensor stays sorted, with its first and its last one."""
+        made = self.value.clone(memory_format=torch.contiguous_format)
+        flat = made.view(-1)
+        step = slice(1, len(flat) - 1 if len(flat) > 2 and self.is_sorted else len(flat), 2)
+        flat[step] = flat[0 : len(flat) - 1 : 2][: len(flat[step])]
+        return made
+
+    def everywhere(self) -> Tensor:
+        """Put the last index into every place."""
+        return torch.full_like(self.value, (self.bound or 1) - 1)
+
+    def full(self) -> Tensor:
+        """Put the largest one into every place."""
+        return torch.full_like(self.value, self.largest)
+
+    def rising(self) -> Tensor:
+        """Put sorted indices there, from 0 to the last, which repeat only where there are too few."""
+        steps = torch.linspace(0, (self.bound or 1) - 1, self.value.shape[-1], dtype=torch.float64)
+        return steps.floor().to(self.value.dtype).to(self.value.device).expand_as(self.value).clone()
+
+    def permutation(self) -> Tensor:
+        """Put every index there once, which may be more than there are places."""
+        each = torch.arange(self.bound or 1, dtype=self.value.dtype, device=self.value.device).roll(1)
+        return each.expand(*self.value.shape[:-1], len(each)).clone()
+
+    @property
+    def is_largest(self) -> Tensor:
+        """Mask of the places of the largest one."""
+        return self.value == self.largest
+
+    def with_last(self) -> Tensor:
+        """Replace the largest index by the last one, where there is a bound."""
+        return self.value.masked_fill(self.is_largest, (self.bound or 0) - 1)
+
+    def with_negative(self) -> Tensor:
+        """Replace the largest index by -1."""
+        return self.value.masked_fill(self.is_largest, -1)
+
+    def reads_last(self) -> bool:
+        """Return True if the last index reads the last place of a tensor, which a lower index does not.
+
+        So the integers are indices: numbers that are computed with, as a mask, do not choose what is read.
+        """
+        if self.bound is None or self.bound < 2:
+            return False
+        lower = self.value.masked_fill(self.value == self.bound - 1, 0)
+        for read in self.sample.inexact:
+            for dim, size in enumerate(self.sample.flat[read].shape):
+                if size == self.bound:
+                    changed = self.sample.flat[read].detach().clone()
+                    changed.select(dim, size - 1).mul_(-0.75).add_(0.375)
+                    alike = [
+                        are_same(self._asked(each), self._asked(each, {read: changed}))
+                        for each in (lower, self.with_last())
+                    ]
+                    if alike == [True, False]:
+                        return True
+        return False
+
+    def _asked(self, value: Tensor, changed: dict[int, Tensor] | None = None) -> list[Tensor] | None:
+        return asked(self.subject, self.sample, {self.argnum: value, **(changed or {})})
+
+    def takes_negative(self) -> bool:
+        """Return True if -1 is the last index to the reference, and to the backward of a call."""
+        negative = self.with_negative()
+        if not are_same(self._asked(self.with_last()), self._asked(negative)):
+            return False
+        # Without it torch takes a negative index of a sparse gradient, and damages the process.
+        with Overlooking(), torch.sparse.check_sparse_tensor_invariants():
+            flat = self.sample.at()
+            flat[self.argnum] = negative
+            argnums = differentiated(self.subject, self.sample).argnums
+            live_call(self.subject, self.sample, flat, argnums).backward()
+            return True
+        return False

@@ -10,21 +10,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.compare import all_close
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.domain import asked
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import Expression, ExpressionError
+from opsmith.core.generate_like import WHOLE
 from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.tensors import sequence_like
+from opsmith.judging.compare import all_close
+from opsmith.judging.tensors import is_inexact
 
 
 @dataclass(frozen=True, order=True)
@@ -51,12 +52,14 @@ class Symbol:
         size: Value in the sample.
         locations: Locations of the size.
         varies: True if the samples, or the author, show that it may change.
+        divisor: Number that divides it in every sample, where samples have several sizes.
     """
 
     name: str
     size: int
     locations: tuple[SizeLocation, ...]
     varies: bool
+    divisor: int = 1
 
     @property
     def doubled(self) -> bool:
@@ -70,85 +73,57 @@ class Sizes:
     """Sizes of a sample.
 
     Args:
+        subject: The subject of the check.
         sample: The sample.
         symbols: Sizes that can be changed.
         formulas: Sizes computed from symbols, where the author declared expressions.
-        divisors: Number that divides a symbol's size in every sample, where samples have several sizes.
     """
 
+    subject: Subject
     sample: Sample
     symbols: tuple[Symbol, ...]
     formulas: Mapping[SizeLocation, Callable[[Mapping[str, int]], int | None]]
-    divisors: Mapping[str, int]
 
     @cached_property
-    def by_name(self) -> dict[str, int]:
-        """Value of each symbol in the sample."""
-        return {symbol.name: symbol.size for symbol in self.symbols}
+    def by_name(self) -> dict[str, Symbol]:
+        """The symbols by their names."""
+        return {symbol.name: symbol for symbol in self.symbols}
 
-    def changed(self, to: Mapping[str, int]) -> tuple[dict[int, list[int]], dict[int, Any]] | None:
-        """Compute the new shapes and integers, by position; None where an expression has no value.
+    def changed(self, to: Mapping[str, int]) -> dict[int, Any] | None:
+        """Compute new shapes of tensors, and integers, by position; None where an expression has no value.
 
         Args:
             to: New sizes of some symbols, by name.
         """
-        shapes = {
-            argnum: list(value.shape)
-            for argnum, value in enumerate(self.sample.flat)
-            if isinstance(value, Tensor)
+        letters = {**{symbol.name: symbol.size for symbol in self.symbols}, **to}
+        sizes: dict[SizeLocation, int | None] = {
+            place: size for name, size in to.items() for place in self.by_name[name].locations
         }
-        numbers: dict[int, Any] = {}
-        for symbol in self.symbols:
-            if symbol.name not in to:
-                continue
-            for location in symbol.locations:
-                if not location.number:
-                    shapes[location.argnum][location.index] = to[symbol.name]
-                    continue
-                value = numbers.get(location.argnum, self.sample.flat[location.argnum])
-                numbers[location.argnum] = _with_item(value, location.index, to[symbol.name])
-        letters = {**self.by_name, **to}
-        for location, formula in self.formulas.items():
-            size = formula(letters)
+        sizes.update({place: formula(letters) for place, formula in self.formulas.items()})
+        found: dict[int, Any] = {}
+        for place, size in sizes.items():
+            value = self.sample.flat[place.argnum]
+            form = found.get(place.argnum, value.shape if isinstance(value, Tensor) else value)
             if size is None:
                 return None
-            shapes[location.argnum][location.index] = size
-        return shapes, numbers
+            several = isinstance(form, list | tuple)
+            items = (size if at == place.index else item for at, item in enumerate(form if several else ()))
+            found[place.argnum] = sequence_like(form, items) if several else size
+        return found
 
 
 def sizes_of(subject: Subject, sample: Sample) -> Sizes:
     """Return the sizes of a sample, as declared or else as the samples show them."""
     shapes = subject.specification.shapes
     if shapes is None:
-        symbols = _shown(subject, sample)
-        divisors = {symbol.name: _divisor(subject, sample, symbol) for symbol in symbols}
-        return Sizes(sample, symbols, {}, divisors)
-    return _declared(shapes, sample)
+        return Sizes(subject, sample, _shown(subject, sample), {})
+    return _declared(subject, sample, shapes)
 
 
-def _divisor(subject: Subject, sample: Sample, symbol: Symbol) -> int:
-    """The number that divides a size in every sample of the author, as 2 where halves are split; else 1."""
-    shown = {
-        each.flat[place.argnum].shape[place.index]
-        for place in symbol.locations
-        if not place.number
-        for each in subject.samples
-        if not each.origin and len(each.flat) == len(sample.flat)
-        if each.ranks[place.argnum] == sample.ranks[place.argnum]
-    }
-    return math.gcd(*shown) or 1 if len(shown) > 1 else 1
-
-
-def _with_item(value: Any, index: int, size: int) -> Any:
-    if not isinstance(value, list | tuple):
-        return size
-    return sequence_like(value, (size if at == index else item for at, item in enumerate(value)))
-
-
-def _declared(shapes: Shapes, sample: Sample) -> Sizes:
+def _declared(subject: Subject, sample: Sample, shapes: Shapes) -> Sizes:
     locations: dict[str, list[SizeLocation]] = {}
     formulas: dict[SizeLocation, Any] = {}
-    sizes, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
+    letters, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         if name in shapes.integers and isinstance(value, int):
             locations.setdefault(name, []).append(SizeLocation(argnum, 0, number=True))
@@ -163,12 +138,13 @@ def _declared(shapes: Shapes, sample: Sample) -> Sizes:
                 formulas[SizeLocation(argnum, start + index)] = _formula(expression)
             elif size != ANY:
                 locations.setdefault(size, []).append(SizeLocation(argnum, start + index))
+    sizes = _locations(sample)
     symbols = tuple(
-        Symbol(name, _size_at(sample, where[0]), tuple(where), True)
+        Symbol(name, sizes[where[0]], tuple(where), True)
         for name, where in locations.items()
-        if name in sizes or name.startswith("...")
+        if name in letters or name.startswith("...")
     )
-    return Sizes(sample, symbols, formulas, {})
+    return Sizes(subject, sample, symbols, formulas)
 
 
 def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None]:
@@ -184,42 +160,36 @@ def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None
 
 def _shown(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
-    sizes = _locations(sample)
-    others = [_by_label(each) for each in subject.samples if each.position != sample.position]
-    ranks = sample.ranks
-    known = {location: [each.get(_label(sample, location, ranks)) for each in others] for location in sizes}
-    parents = {location: location for location in sizes}
-
-    def root(location: SizeLocation) -> SizeLocation:
-        return location if parents[location] == location else root(parents[location])
-
-    for first, second in combinations(sorted(sizes), 2):
-        if sizes[first] == sizes[second] and _together(sizes[first], known, first, second):
-            parents[root(second)] = root(first)
-    groups: dict[SizeLocation, list[SizeLocation]] = {}
-    for location in sorted(sizes):
-        groups.setdefault(root(location), []).append(location)
+    sizes, samples = _locations(sample), [sample, *(each for each in subject.samples if each is not sample)]
+    labelled = [{_label(each, place): size for place, size in _locations(each).items()} for each in samples]
+    known = {place: [each.get(_label(sample, place)) for each in labelled] for place in sizes}
+    groups: list[list[SizeLocation]] = []
+    for place in sorted(sizes):
+        joined = [group for group in groups if any(_together(known, each, place) for each in group)]
+        whole = [each for group in joined for each in group]
+        groups = [*(group for group in groups if group not in joined), sorted([*whole, place])]
     found: list[Symbol] = []
-    for locations in groups.values():
-        tensors = [location for location in locations if not location.number]
-        if not tensors:
-            continue
-        size = sizes[tensors[0]]
-        varies = any(other not in (None, size) for location in tensors for other in known[location])
-        name = f"{sample.labels[tensors[0].argnum]}.shape[{tensors[0].index}]"
-        found.append(Symbol(name, size, tuple(locations), varies))
+    for group in sorted(groups):
+        places = [place for place in group if not place.number]
+        if places:
+            sized = [
+                (size, each) for place in places for size, each in zip(known[place], samples, strict=True)
+            ]
+            shown = {size for size, _ in sized if size is not None}
+            authored = {size for size, each in sized if size is not None and not each.origin}
+            name = f"{sample.labels[places[0].argnum]}.shape[{places[0].index}]"
+            divisor = math.gcd(*authored) or 1 if len(authored) > 1 else 1
+            found.append(Symbol(name, sizes[places[0]], tuple(group), len(shown) > 1, divisor))
     return tuple(found)
 
 
 def _together(
-    size: int, known: Mapping[SizeLocation, Sequence[int | None]], first: SizeLocation, second: SizeLocation
+    known: Mapping[SizeLocation, Sequence[int | None]], first: SizeLocation, second: SizeLocation
 ) -> bool:
-    """Return True if two equal sizes are equal in every other sample that has both."""
-    pairs = [(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)]
-    if any(a != b for a, b in pairs):
-        return False
+    """Return True if two sizes are equal in every sample that has both."""
+    pairs = {(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)}
     # A small integer may equal a size by chance; one that changes with it does not.
-    return not (first.number or second.number) or len({size, *(a for a, _ in pairs)}) > 1
+    return all(a == b for a, b in pairs) and (len(pairs) > 1 or not (first.number or second.number))
 
 
 def _locations(sample: Sample) -> dict[SizeLocation, int]:
@@ -228,10 +198,11 @@ def _locations(sample: Sample) -> dict[SizeLocation, int]:
     for argnum, value in enumerate(sample.flat):
         if isinstance(value, Tensor):
             found.update({SizeLocation(argnum, index): size for index, size in enumerate(value.shape)})
-        elif isinstance(value, int) and not isinstance(value, bool):
-            found[SizeLocation(argnum, 0, number=True)] = value
-        elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
-            found.update({SizeLocation(argnum, index, number=True): item for index, item in enumerate(value)})
+        several = value if isinstance(value, list | tuple) else [value]
+        if all(type(item) is int for item in several):
+            found.update(
+                {SizeLocation(argnum, index, number=True): item for index, item in enumerate(several)}
+            )
     return found
 
 
@@ -240,55 +211,60 @@ def number_locations(sample: Sample) -> dict[SizeLocation, int]:
     return {location: size for location, size in _locations(sample).items() if location.number}
 
 
-def _size_at(sample: Sample, location: SizeLocation) -> int:
-    value = sample.flat[location.argnum]
-    return int(value if location.number else value.shape[location.index])
+def _label(sample: Sample, location: SizeLocation) -> tuple[Any, ...]:
+    """What a location is called in every sample that has a tensor of the same rank there."""
+    argnum = location.argnum
+    return sample.labels[argnum], sample.ranks[argnum], location.index, location.number
 
 
-def _label(sample: Sample, location: SizeLocation, ranks: Sequence[int | None]) -> tuple[Any, ...]:
-    return sample.labels[location.argnum], ranks[location.argnum], location.index, location.number
+def emptied_with(sizes: Sizes, symbol: Symbol) -> dict[str, int] | None:
+    """Return the sizes that are 0 where one is: those of the indices into it, too; None if they cannot be.
+
+    A reference may take indices into nothing, as `index_add` does; a kernel that checks them refuses them.
+    """
+    to, sample = {symbol.name: 0}, sizes.sample
+    for argnum, value in enumerate(sample.flat):
+        if not isinstance(value, Tensor) or value.dtype not in WHOLE or not value.numel():
+            continue
+        own = [
+            each
+            for each in sizes.symbols
+            if any(place.argnum == argnum and not place.number for place in each.locations)
+        ]
+        if any(each.name in to for each in own):
+            continue
+        takes = [
+            index <= torch.iinfo(value.dtype).max
+            and asked(sizes.subject, sample, {argnum: torch.full_like(value, index)}) is not None
+            for index in (symbol.size - 1, symbol.size)
+        ]
+        if takes != [True, False]:
+            continue
+        if not own:
+            return None
+        to[own[0].name] = 0
+    return to
 
 
-def _by_label(sample: Sample) -> dict[tuple[Any, ...], int]:
-    ranks = sample.ranks
-    return {_label(sample, location, ranks): size for location, size in _locations(sample).items()}
-
-
-def is_batch_like(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+def is_batch_like(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
     """Return True if a slice of a dimension gives a slice of the results, so that its size is arbitrary."""
-    if (
-        symbol.size < 2
-        or symbol.doubled
-        or any(location.number for location in symbol.locations)
-        or subject.draws
-    ):
+    numbers = any(location.number for location in symbol.locations)
+    if symbol.size < 2 or symbol.doubled or numbers or subject.draws:
         return False
-    dimensions = {location.argnum: location.index for location in symbol.locations}
-    # Suppressed: if it raises for a slice, the size has a meaning.
-    with Overlooking(), torch.no_grad():
-        whole = subject.reference(sizes.sample, sizes.sample.in_double())
-        for start, length in ((0, symbol.size - 1), (symbol.size - 1, 1)):
-            flat = _part(sizes.sample.in_double(), dimensions, start, length)
-            part = subject.reference(sizes.sample, flat)
-            is_part = partial(_is_part, size=symbol.size, start=start, length=length)
-            if len(whole) != len(part) or not all(map(is_part, whole, part)):
-                return False
-        return True
-    return False
+    whole, size = asked(subject, sample, {}, wide=True), symbol.size
+    for start, length in ((0, size - 1), (size - 1, 1)):
+        flat = sample.in_double()
+        places = symbol.locations
+        slices = {each.argnum: flat[each.argnum].narrow(each.index, start, length) for each in places}
+        part = asked(subject, sample, slices, wide=True)
+        if whole is None or part is None or len(whole) != len(part):  # the size has a meaning
+            return False
+        if not all(_is_part(one, other, size, start, length) for one, other in zip(whole, part, strict=True)):
+            return False
+    return True
 
 
-def _part(flat: list[object], dimensions: dict[int, int], start: int, length: int) -> list[object]:
-    return [
-        value.narrow(dimensions[argnum], start, length).clone()
-        if isinstance(value, Tensor) and argnum in dimensions
-        else value
-        for argnum, value in enumerate(flat)
-    ]
-
-
-def _is_part(whole: Tensor | None, part: Tensor | None, size: int, start: int, length: int) -> bool:
-    if whole is None or part is None:
-        return whole is part
+def _is_part(whole: Tensor, part: Tensor, size: int, start: int, length: int) -> bool:
     if whole.dim() != part.dim() or whole.dtype != part.dtype:
         return False
     changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
@@ -307,57 +283,45 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
     may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
     beside a larger one, which also grows to it, fewer dimensions than the result, or none.
     """
-    if not all(_pointwise(subject, each) for each in subject.samples):
+    found = [subject.once("pointwise", each, partial(_pointwise, subject, each)) for each in subject.samples]
+    wholes, own = [each for each in found if each is not None], _whole(sample)
+    if len(wholes) < len(found) or own is None:
         return
-    for argnum, (label, value) in enumerate(zip(sample.labels, sample.flat, strict=True)):
-        if not isinstance(value, Tensor) or not value.numel():
-            continue
-        shown = [(own.shape, whole) for own, whole in _forms(subject.samples, label)]
-        ranks = {len(own) for own, _ in shown}
-        if any(len(own) < len(whole) for own, whole in shown) and len(ranks) > 1:
-            for dropped in range(1, value.dim() + 1):
-                yield argnum, tuple(value.shape[dropped:])
-        if any(_stretched(own, whole) for own, whole in shown):
-            for at, size in enumerate(value.shape):
-                if size > 1:
-                    yield argnum, (*value.shape[:at], 1, *value.shape[at + 1 :])
-        for at, full in enumerate(_whole(sample)[-value.dim() :] if value.dim() else ()):
-            if value.shape[at] == 1 < full:
-                yield argnum, (*value.shape[:at], full, *value.shape[at + 1 :])
     tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
-    if len(tensors) == 1:
-        (argnum,) = tensors
-        ranks = {own.dim() for own, _ in _forms(subject.samples, sample.labels[argnum])}
-        if len(ranks) > 1 and sample.flat[argnum].dim():
+    for argnum in tensors:
+        shape = tuple(sample.flat[argnum].shape)
+        shown = [
+            (value.shape, whole)
+            for each, whole in zip(subject.samples, wholes, strict=True)
+            for label, value in zip(each.labels, each.flat, strict=True)
+            if label == sample.labels[argnum] and isinstance(value, Tensor)
+        ]
+        several = len({len(form) for form, _ in shown}) > 1
+        if several and 0 not in shape and any(len(form) < len(whole) for form, whole in shown):
+            yield from ((argnum, shape[dropped:]) for dropped in range(1, len(shape) + 1))
+        stretched = any(
+            mine == 1 and full > 1
+            for form, whole in shown
+            for mine, full in zip(reversed(form), reversed(whole), strict=False)
+        )
+        for at, full in enumerate(own[len(own) - len(shape) :] if 0 not in shape else ()):
+            size = full if shape[at] == 1 else 1 if stretched else shape[at]
+            if size not in (0, shape[at]):
+                yield argnum, (*shape[:at], size, *shape[at + 1 :])
+        if several and shape and len(tensors) == 1:
             yield argnum, ()
 
 
-def _forms(samples: Sequence[Sample], label: str) -> list[tuple[Tensor, tuple[int, ...]]]:
-    """Return an argument of each sample that has it, with the broadcast shape of all arguments."""
-    return [
-        (value, _whole(sample))
-        for sample in samples
-        for name, value in zip(sample.labels, sample.flat, strict=True)
-        if name == label and isinstance(value, Tensor)
-    ]
-
-
-def _stretched(own: Sequence[int], whole: Sequence[int]) -> bool:
-    return any(mine == 1 and full > 1 for mine, full in zip(reversed(own), reversed(whole), strict=False))
-
-
-def _whole(sample: Sample) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*(value.shape for value in tensors_in(list(sample.flat)))))
-
-
-def _pointwise(subject: Subject, sample: Sample) -> bool:
-    """Return True if every result has the broadcast shape of all arguments."""
+def _whole(sample: Sample) -> tuple[int, ...] | None:
+    """The broadcast shape of all arguments; None where they have none."""
     try:
-        whole = _whole(sample)
-    except RuntimeError:  # not broadcastable
-        return False
-    # Suppressed, since the properties report errors on the author's own sample.
-    with Overlooking(), torch.no_grad():
-        results = subject.reference(sample, sample.at())
-        return all(tuple(result.shape) == whole for result in tensors_in(list(results)))
-    return False
+        return tuple(torch.broadcast_shapes(*(value.shape for value in tensors_in(list(sample.flat)))))
+    except RuntimeError:
+        return None
+
+
+def _pointwise(subject: Subject, sample: Sample) -> tuple[int, ...] | None:
+    """The broadcast shape of all arguments, if every result has it."""
+    whole, results = _whole(sample), asked(subject, sample, {})
+    alike = results is not None and all(tuple(each.shape) == whole for each in results)
+    return whole if alike else None

@@ -10,14 +10,14 @@ import copy
 import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.core.reachable import Reached, Step, is_library, uses
+from opsmith.core.reachable import Step, is_library, uses
 
 MOST = 2000
 """Largest number of values in an object that are looked at."""
@@ -26,6 +26,7 @@ LARGE = 1 << 22
 """Number of elements of all tensors in an object beyond which its state is not copied."""
 
 _OUTSIDE = (Step.GLOBAL, Step.MODULE_MEMBER, Step.TYPE, Step.BASE)
+_NAMED = (Step.CLOSURE, Step.ATTRIBUTE)
 
 
 def tensors_of_object(value: Any) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
     left: deque[tuple[str, Any]] = deque([("", value)])
     while left and len(seen) < MOST:
         path, each = left.popleft()
-        if _is_plain(each) or id(each) in seen:
+        if each is None or isinstance(each, _PLAIN | type | types.ModuleType) or id(each) in seen:
             continue
         seen[id(each)] = each
         yield path, each
@@ -60,24 +61,17 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
             named = [*each.named_parameters(), *each.named_buffers()]
             left.extendleft(reversed([(_joined(path, name), tensor) for name, tensor in named]))
         elif not isinstance(each, Tensor):
-            left.extend((_joined(path, _name(inner)), inner.value) for inner in _inner(each))
-
-
-def _inner(value: Any) -> Iterator[Reached]:
-    return (each for each in uses(value) if each.step not in _OUTSIDE)
-
-
-def _name(reached: Reached) -> str:
-    return reached.name if reached.step in (Step.CLOSURE, Step.ATTRIBUTE) else ""
+            reached = [inner for inner in uses(each) if inner.step not in _OUTSIDE]
+            left.extend(
+                (_joined(path, inner.name if inner.step in _NAMED else ""), inner.value) for inner in reached
+            )
 
 
 def _joined(path: str, name: str) -> str:
     return ".".join(filter(None, [path, name]))
 
 
-def _is_plain(value: Any) -> bool:
-    plain = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Generator
-    return value is None or isinstance(value, plain | type | types.ModuleType)
+_PLAIN = bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Generator
 
 
 @dataclass(frozen=True)
@@ -86,32 +80,48 @@ class TensorState:
 
     Args:
         tensor: The tensor.
-        numbers: A copy of its numbers.
+        numbers: A copy of its numbers; None for a tensor that is not copied.
         requires_grad: True if it requires a gradient.
-        grad: Its `.grad`.
+        grad: The state of its `.grad`.
     """
 
     tensor: Tensor
-    numbers: Tensor
+    numbers: Tensor | None
     requires_grad: bool
-    grad: Tensor | None
+    grad: TensorState | None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorState:
+    def of(cls, tensor: Tensor, *, copied: bool = True) -> TensorState:
         """Record the state of a tensor."""
         grad = tensor.grad if tensor.is_leaf else None
-        return cls(tensor, tensor.detach().clone(), tensor.requires_grad, grad)
+        numbers = tensor.detach().clone() if copied else None
+        return cls(
+            tensor, numbers, tensor.requires_grad, None if grad is None else cls.of(grad, copied=copied)
+        )
+
+    def written(self) -> bool:
+        """Return True if its numbers are others now."""
+        return self.numbers is not None and not same_numbers(self.tensor, self.numbers)
+
+    def other_grad(self) -> bool:
+        """Return True if its `.grad` is another tensor now, or was written into."""
+        now = self.tensor.grad if self.tensor.is_leaf else None
+        if self.grad is None:
+            return now is not None
+        return now is not self.grad.tensor or self.grad.written()
 
     def restore(self) -> None:
         """Make it what it was; a tensor that did not change is not written to."""
-        if not same_numbers(self.tensor, self.numbers):
+        if self.numbers is not None and self.written():
             with torch.no_grad():
                 self.tensor.copy_(self.numbers)
         if self.tensor.is_leaf:
             if self.tensor.requires_grad != self.requires_grad:
                 self.tensor.requires_grad_(self.requires_grad)
-            if self.tensor.grad is not self.grad:
-                self.tensor.grad = self.grad
+            if self.other_grad():
+                self.tensor.grad = None if self.grad is None else self.grad.tensor
+        if self.grad is not None:
+            self.grad.restore()
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
@@ -131,25 +141,24 @@ def address_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ObjectState:
-    """State of an object: its tensors, and whether each module in it is in training.
-
-    Args:
-        value: The object.
-        tensors: The state of each tensor, by its name in the object.
-        training: The flag of each module.
-    """
+    """State of an object: its tensors, by their names in it, and the flag `training` of each module."""
 
     value: Any
     tensors: dict[str, TensorState]
     training: tuple[tuple[torch.nn.Module, bool], ...]
 
     @classmethod
-    def of(cls, value: Any) -> ObjectState:
-        """Record the state of an object; of one that is too large nothing."""
+    def of(cls, value: Any, saved: Callable[[Tensor], TensorState] | None = None) -> ObjectState:
+        """Record the state of an object.
+
+        Args:
+            value: The object.
+            saved: Records a tensor; by default every one, and none of an object that is too large.
+        """
         tensors = tensors_of_object(value)
-        if sum(each.numel() for each in tensors.values()) > LARGE:
+        if saved is None and sum(each.numel() for each in tensors.values()) > LARGE:
             tensors = {}
-        states = {name: TensorState.of(each) for name, each in tensors.items()}
+        states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
         return cls(value, states, tuple((each, each.training) for each in modules_of_object(value)))
 
     @property
@@ -164,16 +173,11 @@ class ObjectState:
 
     def written(self) -> dict[str, Tensor]:
         """Return the tensors whose numbers are others now, by name."""
-        return {
-            name: state.tensor
-            for name, state in self.tensors.items()
-            if not same_numbers(state.tensor, state.numbers)
-        }
+        return {name: state.tensor for name, state in self.tensors.items() if state.written()}
 
     def with_gradients(self) -> list[str]:
         """Return the names of the tensors whose `.grad` is another now."""
-        leaves = {name: state for name, state in self.tensors.items() if state.tensor.is_leaf}
-        return [name for name, state in leaves.items() if state.tensor.grad is not state.grad]
+        return [name for name, state in self.tensors.items() if state.other_grad()]
 
     def flags(self) -> list[str]:
         """Describe the flags that are others now."""
@@ -195,13 +199,7 @@ class ObjectState:
 
 
 def copied_object(value: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Copy an object with its tensors cast, or return it as it is if it cannot be copied.
-
-    Args:
-        value: The object.
-        dtype: dtype of its floating tensors; None for their own.
-        device: Their device; None for their own.
-    """
+    """Copy an object with its tensors cast; return it as it is if it cannot be copied."""
     try:
         made = _copied_function(value) if isinstance(value, types.FunctionType) else copy.deepcopy(value)
         with torch.no_grad():
@@ -244,9 +242,7 @@ class ObjectArguments(dict[int, Any]):
     def state(self, argnum: int, flat: Sequence[Any]) -> ObjectState:
         """Return the copy of an object that goes with flat arguments, with the state that it begins with.
 
-        Args:
-            argnum: Position of the object.
-            flat: Flat arguments, whose dtype and device its tensors get if the author's were alike.
+        Its tensors get the dtype and device of these arguments, if the author's were alike.
         """
         own = self[argnum]
         dtype, device = _form(flat)
@@ -259,7 +255,10 @@ class ObjectArguments(dict[int, Any]):
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
         """Return flat arguments with the copies of objects, in the state that the author gave."""
-        if not self or torch.compiler.is_compiling() or any(_is_traced(value) for value in flat):
+        plain = (Tensor, torch.nn.Parameter)  # any other tensor has no data of its own, as one of a trace
+        if not self or torch.compiler.is_compiling():
+            return list(flat)
+        if any(isinstance(value, Tensor) and type(value) not in plain for value in flat):
             return list(flat)
         return [
             self.state(argnum, flat).restore() if argnum in self else value
@@ -271,8 +270,3 @@ def _form(flat: Sequence[Any]) -> tuple[torch.dtype | None, torch.device | None]
     """Return dtype and device of the first floating tensor."""
     floating = [each for each in flat if isinstance(each, Tensor) and each.is_floating_point()]
     return (floating[0].dtype, floating[0].device) if floating else (None, None)
-
-
-def _is_traced(value: Any) -> bool:
-    """Return True for a tensor without data of its own, as of a trace."""
-    return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)

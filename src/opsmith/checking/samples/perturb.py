@@ -1,38 +1,21 @@
-"""Perturbed values: moved by a small relative step, reversed or scaled, or in another dtype and layout."""
+"""Other numbers for a sample: moved a little, reversed, scaled, drawn afresh, in another dtype or layout.
+
+The domain of an operator is not declared, so fresh numbers are taken from the range of the given ones:
+positive ones stay positive, probabilities stay below 1, indices stay in range, masks keep their two values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import guarded
-
-
-def perturbed(value: Any, step: float, generator: torch.Generator) -> Any:
-    """Move each number of a tensor up or down by a relative step; return any other value as it is.
-
-    The move is computed in float64 and rounded once: a step below the eps of the dtype moves few numbers, and
-    one above it moves all.
-
-    Args:
-        value: Floating or complex tensor of any dtype, or any other value.
-        step: Relative step.
-        generator: Source of the signs.
-
-    Example:
-        >>> moved = perturbed(torch.tensor([1.0, 4.0]), 0.25, torch.Generator().manual_seed(0))
-        >>> (moved / torch.tensor([1.0, 4.0])).sub(1).abs()
-        tensor([0.2500, 0.2500])
-    """
-    if not is_inexact(value):
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return (value * (1 + step * signs.to(value.device))).to(value.dtype)
-
+from opsmith.core.generate_like import generate_like
+from opsmith.judging.tensors import is_inexact, replica
 
 FACTOR = 1.25
 """Factor on changed numbers."""
@@ -48,18 +31,13 @@ def reversed_numbers(flat: list[Any]) -> list[Any]:
         >>> reversed_numbers([torch.tensor([1.0, 2.0]), 3, 0.5])
         [tensor([2.5000, 1.2500]), 3, 0.375]
     """
-    return [_turned(value) for value in flat]
-
-
-def _turned(value: Any) -> Any:
-    if is_inexact(value):
-        return _like(value, value.flip(tuple(range(value.dim()))))
-    return 0.75 * value if isinstance(value, float) else value
+    turned = [value.flip(tuple(range(value.dim()))) if is_inexact(value) else value for value in flat]
+    return scaled([0.75 * value if isinstance(value, float) else value for value in turned])
 
 
 def scaled(flat: list[Any]) -> list[Any]:
     """Enlarge the numbers by a quarter."""
-    return [_like(v, v) if is_inexact(v) else v for v in flat]
+    return [torch.empty_like(v).copy_(v * FACTOR) if is_inexact(v) else v for v in flat]
 
 
 PAIRS = 16
@@ -88,12 +66,9 @@ def exchanged(at: int, flat: list[Any]) -> list[Any]:
             if torch.equal(turned.sum(), numbers.sum()):
                 found = turned
                 break
-    changed = _like(value, value) if found is None else torch.empty_like(value).copy_(found.view_as(value))
+    (enlarged,) = scaled([value])
+    changed = enlarged if found is None else torch.empty_like(value).copy_(found.view_as(value))
     return [*flat[:at], changed, *flat[at + 1 :]]
-
-
-def _like(value: Tensor, numbers: Tensor) -> Tensor:
-    return torch.empty_like(value).copy_(numbers * FACTOR)
 
 
 def other_forms(
@@ -108,3 +83,91 @@ def other_forms(
             lambda flat: sample.at(dtype, device),
         )
         yield ("of the same numbers in another layout", lambda flat: guarded(flat, sliced=True)[0])
+
+
+MAX_SCALING = 0.3
+"""Largest relative change of a tensor that is scaled as a whole."""
+
+
+def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "mixed") -> list[Any]:
+    """Draw fresh arguments of the same shapes, dtypes and strides.
+
+    Args:
+        flat: Flat arguments.
+        generator: Source of random numbers.
+        method: One of `METHODS`.
+
+    Example:
+        >>> import torch
+        >>> (mask,) = draw_fresh([torch.tensor([True, False, False])], torch.Generator().manual_seed(0))
+        >>> int(mask.sum())
+        1
+    """
+    return [_fresh(value, generator, method) for value in flat]
+
+
+def _fresh(value: Any, generator: torch.Generator, method: str) -> Any:
+    fresh = replica(value)
+    if method == "scaled" and not is_inexact(value):
+        return fresh
+    if isinstance(value, float) and value:
+        return value * (1 + 0.1 * MAX_SCALING * float(_uniform((), generator)))
+    if isinstance(value, Tensor) and value.numel():
+        own = _apart(value.detach())
+        _apart(fresh).copy_(_DRAWERS[method](own, generator).reshape(own.shape))
+    return fresh
+
+
+def _apart(value: Tensor) -> Tensor:
+    """Return the elements with memory of their own: one along each expanded dimension."""
+    for dim, stride in enumerate(value.stride()):
+        if stride == 0 and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
+    plain = value.resolve_conj().resolve_neg().cpu().flatten()
+    if plain.is_complex():
+        return torch.complex(_between(plain.real, generator), _between(plain.imag, generator))
+    if plain.is_floating_point():
+        return _between(plain, generator)
+    if plain.dtype != torch.bool and plain.numel() > 2 and bool((plain.diff() > 0).all()):
+        return plain  # probably offsets, which must stay in order
+    return plain[torch.randperm(plain.numel(), generator=generator)]
+
+
+def _between(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw numbers in the range of the given ones; repeated numbers stay as frequent as they are."""
+    count = values.numel()
+    mixed = values[torch.randperm(count, generator=generator)]
+    distinct, times = values.unique(return_counts=True)
+    if len(distinct) < 3 and count > 2:
+        return mixed  # a mask, or one number for all
+    if count < 3:
+        return mixed * (1 + MAX_SCALING * _uniform((count,), generator).to(values.dtype))
+    repeated = distinct[times > 1]
+    unchanged = torch.isin(mixed, repeated) | (mixed == 0) | ~mixed.isfinite()
+    ordered = values[~torch.isin(values, repeated) & (values != 0) & values.isfinite()].sort().values
+    if len(ordered) < 2:
+        return mixed
+    rank = torch.rand(count, generator=generator, dtype=torch.float64) * (len(ordered) - 1)
+    low = rank.long().clamp(max=len(ordered) - 2)
+    share = (rank - low).to(values.dtype)
+    drawn = ordered[low] * (1 - share) + ordered[low + 1] * share
+    return torch.where(unchanged, mixed, drawn)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw numbers between -1 and 1."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+
+
+_DRAWERS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "like": lambda value, generator: generate_like(value, value.shape, generator),
+    "mixed": _mixed,
+    "scaled": lambda value, generator: value * (1 + MAX_SCALING * float(_uniform((), generator))),
+}
+METHODS = (*_DRAWERS,)
+"""Methods: `like` draws numbers with the structure of the given ones; `mixed` permutes the given ones and
+moves them a little, except zeros and repeated numbers; `scaled` multiplies the given ones by a factor."""

@@ -14,14 +14,12 @@ from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
 from opsmith.core.schema import Schema
+from opsmith.judging.tensors import CPU, is_inexact, replica
 from opsmith.torch_library.flattening import ArgumentFlattening
 
 if TYPE_CHECKING:
     from opsmith.checking.report import Given
     from opsmith.checking.samples.variation_kinds import Variation
-
-CPU = torch.device("cpu")
-"""Device of the numbers that a check computes with; the tensors of a call stay where the author put them."""
 
 
 @dataclass(frozen=True)
@@ -219,11 +217,6 @@ def places_of(samples: Iterable[Sample], name: str) -> list[tuple[Sample, int]]:
     return [(sample, sample.names.index(name)) for sample in samples if name in sample.names]
 
 
-def is_inexact(value: Any) -> bool:
-    """Return True if a value is a floating or complex tensor, which may have a gradient."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 KEPT = 2**16
 """Largest number of elements of a tensor that is kept in each dtype."""
 
@@ -240,21 +233,3 @@ def _kept(value: Any, dtype: torch.dtype | None) -> Tensor | None:
 def _fills_its_memory(tensor: Tensor) -> bool:
     own = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     return own and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
-    """Copy a tensor with its strides, or a generator with its state; return other values as they are."""
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
-    if not isinstance(value, Tensor):
-        return value
-    target = value.dtype
-    if dtype is not None and is_inexact(value):
-        target = dtype.to_complex() if value.is_complex() else dtype
-    # The whole storage is copied, so that expanded, sliced and overlapping tensors keep their strides.
-    plain = value.detach().resolve_conj().resolve_neg()
-    stored = plain.untyped_storage().nbytes() // plain.element_size()
-    if stored == plain.numel() and plain.is_contiguous():
-        return plain.to(device=device, dtype=target, copy=True)
-    storage = plain.as_strided((stored,), (1,), 0).to(device=device, dtype=target, copy=True)
-    return storage.as_strided(plain.shape, plain.stride(), plain.storage_offset())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import CPU, Sample
-from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
+from opsmith.judging.tensors import CPU
 
 
 @dataclass(frozen=True)
@@ -72,46 +73,25 @@ def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueG
     return found
 
 
-def with_values(
-    value: Tensor, group: ValueGroup, generator: torch.Generator
-) -> Iterator[tuple[Tensor, dict[int, float]]]:
-    """Yield copies of a tensor with special values at up to half of its elements.
+def placements(value: Tensor, group: ValueGroup, generator: torch.Generator) -> Iterator[dict[int, float]]:
+    """Yield the special values to put into a tensor at once, by position: at up to half of its elements.
 
     Args:
-        value: The tensor; in a complex one the values become the real part.
+        value: The tensor.
         group: The values; those that stand everywhere fill the first row, and then all of it.
         generator: Source of the positions.
-
-    Yields:
-        The tensor, and the value at each changed position.
     """
+    count, numbers = value.numel(), group.values
     if group.everywhere:
-        yield from _filled(value, group.values)
+        row = value.shape[-1] if value.dim() else 1
+        for number in numbers:
+            yield from (dict.fromkeys(range(end), number) for end in dict.fromkeys((row, count)))
         return
-    numbers = group.values
-    count = value.numel()
     slots = max(1, count // 2)
     for start in range(0, len(numbers), slots):
         some = numbers[start : start + slots]
         positions: list[int] = torch.randperm(count, generator=generator)[: len(some)].tolist()
-        other = value.clone(memory_format=torch.contiguous_format)
-        for position, number in zip(positions, some, strict=True):
-            other.view(-1)[position] = number
-        yield other, dict(zip(positions, some, strict=True))
-
-
-def _filled(value: Tensor, numbers: Sequence[float]) -> Iterator[tuple[Tensor, dict[int, float]]]:
-    count = value.numel()
-    row = value.shape[-1] if value.dim() else 1
-    for number in numbers:
-        for end in dict.fromkeys((row, count)):
-            other = value.clone(memory_format=torch.contiguous_format)
-            other.view(-1)[:end] = number
-            yield other, dict.fromkeys(range(end), number)
-
-
-COPIES = 2
-"""Number of perturbed copies of the arguments, which measure the effect of rounding."""
+        yield dict(zip(positions, some, strict=True))
 
 
 @dataclass(frozen=True)
@@ -122,8 +102,7 @@ class SpecialCall:
         subject: The subject of the check.
         sample: The sample.
         argnum: The input.
-        flat: The arguments.
-        where: Special value at each position.
+        where: Special value at each position; in a complex input it has no imaginary part.
         group: Group of the values.
         dtype: dtype of the arguments.
     """
@@ -131,10 +110,19 @@ class SpecialCall:
     subject: Subject
     sample: Sample
     argnum: int
-    flat: list[Any]
-    where: dict[int, float]
+    where: Mapping[int, complex]
     group: ValueGroup
     dtype: torch.dtype
+
+    @cached_property
+    def flat(self) -> list[Any]:
+        """The arguments."""
+        flat = self.sample.at(self.dtype, CPU)
+        changed = flat[self.argnum].clone(memory_format=torch.contiguous_format)
+        for position, value in self.where.items():
+            changed.view(-1)[position] = value
+        flat[self.argnum] = changed
+        return flat
 
     @property
     def label(self) -> str:
@@ -161,21 +149,9 @@ class SpecialCall:
         alike = [each for each in value_groups(torch.float32, ()) if each.name == self.group.name]
         if len(alike) != 1 or alike[0].values == self.group.values:
             return None
-        numbers = dict(zip(self.group.values, alike[0].values, strict=True))
+        numbers = dict(zip(map(complex, self.group.values), alike[0].values, strict=True))
         where = {position: numbers[value] for position, value in self.where.items()}
-        flat = self.sample.at(torch.float32, CPU)
-        other = flat[self.argnum].clone(memory_format=torch.contiguous_format)
-        for position, value in where.items():
-            other.view(-1)[position] = value
-        flat[self.argnum] = other
-        return replace(self, flat=flat, where=where, group=alike[0], dtype=torch.float32)
-
-    def perturbed_copies(self) -> Iterator[list[Any]]:
-        """The arguments, each number moved by a few rounding units up or down, in several ways."""
-        step = 16 * torch.finfo(self.dtype).eps
-        generator = self.subject.generator(PERTURBATIONS)
-        for _ in range(COPIES):
-            yield [perturbed(value, step, generator) for value in self.fresh()]
+        return replace(self, where=where, group=alike[0], dtype=torch.float32)
 
 
 _POSITIVE = (0.1, 0.4, 0.8, 1.2, 1.7, 2.6, 3.7, 5.2, 7.3, 12.0)

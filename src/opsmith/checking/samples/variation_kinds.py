@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
+from opsmith.checking.samples.domain import restored, rules_of
 from opsmith.checking.samples.linked_sizes import (
     SizeLocation,
     Sizes,
     Symbol,
     broadcast_shapes,
+    emptied_with,
     is_batch_like,
     number_locations,
     sizes_of,
 )
-from opsmith.checking.samples.pointed_sizes import emptied_with
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
@@ -33,7 +34,6 @@ from opsmith.core.generate_like import (
     is_symmetric,
     scale_factors,
 )
-from opsmith.core.schema import Argument
 
 
 @dataclass(frozen=True)
@@ -76,43 +76,94 @@ class Variation:
         return replace(made, repeats=self.repeats, change=self)
 
 
+def varied(
+    subject: Subject, sample: Sample, what: str, changed: Mapping[int, Any], **options: Any
+) -> Iterator[Variation]:
+    """Yield a sample with some arguments changed and each rule restored; nothing if it invents whole numbers.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        what: As in `Variation`.
+        changed: Other values, by position.
+        options: The other fields of `Variation`.
+    """
+    flat = restored(subject, sample, [changed.get(at, value) for at, value in enumerate(sample.flat)])
+    derived = {rule.target for rule in rules_of(subject) if rule.relation.follows}
+    for argnum, (had, now) in enumerate(zip(sample.flat, flat, strict=True)):
+        if not isinstance(had, Tensor) or not isinstance(now, Tensor) or sample.labels[argnum] in derived:
+            continue
+        meant = now is had or (argnum in changed and now.shape == had.shape)
+        if not meant and is_invented(had, now):
+            return
+    yield Variation(sample, what, tuple(flat), **options)
+
+
 T = TypeVar("T")
-VariationKind = Callable[[Subject, Sample, torch.Generator], Iterator[Variation]]
+VariationKind = Callable[[Sizes, torch.Generator], Iterator[Variation]]
 
 PRIMES = (5, 7, 3, 11, 13)
+MORE = 2
+"""Size of a dimension that no sample has."""
+
 LARGE_SIZES = (33, 129, 65)
 """Odd, and one more than usual block sizes of kernels."""
 
 
-def _sizes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Change all sizes that may vary at once, to different ones; then one alone."""
-    sizes = sizes_of(subject, sample)
-    varied = [symbol for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
-    several = {symbol.name: PRIMES[at % len(PRIMES)] for at, symbol in enumerate(varied)}
-    if len(varied) > 1:
-        yield from resized(sizes, several, generator, silent=True)
-    for symbol in varied:
-        yield from resized(sizes, {symbol.name: 7}, generator, silent=len(varied) > 1)
+    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
+    several = {name: PRIMES[at % len(PRIMES)] for at, name in enumerate(names)}
+    for to in ([several] if len(names) > 1 else []) + [{name: 7} for name in names]:
+        yield from resized(sizes, to, generator, silent=len(names) > 1)
 
 
-def _one_size(
-    subject: Subject, sample: Sample, generator: torch.Generator, to: Sequence[int]
-) -> Iterator[Variation]:
+def _one_size(sizes: Sizes, generator: torch.Generator, to: Sequence[int]) -> Iterator[Variation]:
     """Set one size that may vary to each of some numbers."""
-    sizes = sizes_of(subject, sample)
-    for symbol in _from_another(sizes.symbols, sample):
-        if may_vary(subject, sizes, symbol):
-            for size in _from_another(to, sample):
+    for symbol in _from_another(sizes.symbols, sizes.sample):
+        if may_vary(sizes, symbol):
+            for size in _from_another(to, sizes.sample):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
-def empties(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
+    """Set all sizes that may vary to 1 at once, so that tensors have one element."""
+    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
+    if len(names) > 1:
+        yield from resized(sizes, dict.fromkeys(names, 1), generator, silent=True)
+
+
+def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
+    """Give the tensors of most dimensions one more in front, then all tensors, or take their first one away.
+
+    `shapes=` says how many dimensions there are. The forward of a class may take others without meaning them.
+    A rule of the samples holds for their ranks.
+    """
+    subject, sample = sizes.subject, sizes.sample
+    ruled = {label for rule in rules_of(subject) for label in (rule.source, rule.target)}
+    inexact = [argnum for argnum in sample.inexact if may_change(sizes, argnum)]
+    known = subject.specification.shapes is not None or not subject.kind.has_reference
+    if not inexact or known or not sample.elements or ruled & {sample.labels[at] for at in inexact}:
+        return
+    most = max(sample.flat[argnum].dim() for argnum in inexact)
+    largest = [argnum for argnum in inexact if sample.flat[argnum].dim() == most]
+    ranks = {value.dim() for each in subject.samples for value in each.flat if isinstance(value, Tensor)}
+    choices = [(argnums, most + 1) for argnums in (largest, inexact)] + [(largest, most - 1)]
+    for argnums, rank in choices:
+        if rank in ranks or not rank:
+            continue
+        shapes = {at: [*sample.flat[at].shape] for at in argnums}
+        shapes = {at: [MORE, *shape] if rank > most else shape[1:] for at, shape in shapes.items()}
+        made = {at: generate_like(sample.flat[at], shape, generator) for at, shape in shapes.items()}
+        words = ", ".join(f"`{sample.labels[at]}` of the shape {shape}" for at, shape in shapes.items())
+        yield from varied(subject, sample, words, made, silent=True, given="undeclared")
+
+
+def empties(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Set each size alone to 0, and with it the number of indices into that dimension."""
-    sizes = sizes_of(subject, sample)
-    for symbol in _from_another(sizes.symbols, sample):
-        to = emptied_with(subject, sizes, symbol)
-        for change in () if to is None else resized(sizes, to, generator):
-            yield replace(change, without=symbol)
+    for symbol in _from_another(sizes.symbols, sizes.sample):
+        to = emptied_with(sizes, symbol)
+        yield from () if to is None else resized(sizes, to, generator, without=symbol)
 
 
 def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
@@ -121,9 +172,9 @@ def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
     return (*some[first:], *some[:first])
 
 
-def may_vary(subject: Subject, sizes: Sizes, symbol: Symbol) -> bool:
+def may_vary(sizes: Sizes, symbol: Symbol) -> bool:
     """Return True if a size may change: the samples or the author show it, or it is batch-like."""
-    return symbol.varies or is_batch_like(subject, sizes, symbol)
+    return symbol.varies or is_batch_like(sizes.subject, sizes.sample, symbol)
 
 
 def resized(
@@ -131,8 +182,8 @@ def resized(
     to: Mapping[str, int],
     generator: torch.Generator,
     *,
-    silent: bool = False,
     most: float = math.inf,
+    **options: Any,
 ) -> Iterator[Variation]:
     """Yield the sample at other sizes; indices into a dimension stay valid, and distinct ones distinct.
 
@@ -140,208 +191,149 @@ def resized(
         sizes: Sizes of the sample.
         to: New sizes, by the names of the symbols.
         generator: Source of new numbers.
-        silent: As in `Variation`.
         most: Largest number of elements: many large sizes at once may exceed the memory.
+        options: The other fields of `Variation`.
     """
-    sample = sizes.sample
-    if all(sizes.by_name[name] == size for name, size in to.items()):
+    had, sample = {name: sizes.by_name[name] for name in to}, sizes.sample
+    forms = sizes.changed(to)
+    if forms is None or all(had[name].size == size for name, size in to.items()):
         return
-    changed = sizes.changed(to)
-    if changed is None:
+    tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
+    if sum(math.prod(forms.get(argnum, value.shape)) for argnum, value in tensors.items()) > most:
         return
-    shapes, numbers = changed
-    if sum(math.prod(shapes[at]) for at, value in enumerate(sample.flat) if isinstance(value, Tensor)) > most:
-        return
-    flat = list(sample.flat)
-    for argnum, value in enumerate(flat):
-        if not isinstance(value, Tensor):
-            flat[argnum] = numbers.get(argnum, value)
-            continue
-        kept = shapes[argnum] == list(value.shape)
-        made = value if kept else generate_like(value, shapes[argnum], generator)
-        for name, size in to.items():
-            made = _pointing(value, made, sizes.by_name[name], size)
-        if is_invented(value, made):
-            return
-        flat[argnum] = made
-    words = ", ".join(f"`{name}` at {size} where it had {sizes.by_name[name]}" for name, size in to.items())
-    uneven = any(size % sizes.divisors.get(name, 1) for name, size in to.items())
-    yield Variation(sample, words, tuple(flat), silent=silent, uneven=uneven)
+    changed = {
+        argnum: generate_like(tensors[argnum], form, generator) if argnum in tensors else form
+        for argnum, form in sorted(forms.items())
+        if argnum not in tensors or form != tensors[argnum].shape
+    }
+    words = ", ".join(f"`{name}` at {size} where it had {had[name].size}" for name, size in to.items())
+    uneven = any(size % had[name].divisor for name, size in to.items())
+    yield from varied(sizes.subject, sample, words, changed, uneven=uneven, **options)
 
 
-def _pointing(given: Tensor, made: Tensor, had: int, size: int) -> Tensor:
-    """Keep indices below a reduced size, and offsets ending at a changed one."""
-    whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    if not whole or not given.numel() or not made.numel() or int(given.min()) < 0:
-        return made
-    ends = given.dim() == 1 and len(given) > 1 and int(given[-1]) == had and bool((given.diff() >= 0).all())
-    if ends:
-        made = made.clamp(max=size).clone()
-        made[-1] = size
-        return made
-    if not size:
-        return made
-    return made % size if int(given.max()) < had and size < had else made
-
-
-def _values(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _values(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Draw other numbers like the given ones."""
-    if not any(isinstance(value, Tensor) and value.numel() for value in sample.flat):
-        return
-    for _ in range(2):
-        flat = [
-            generate_like(value, value.shape, generator) if isinstance(value, Tensor) else value
-            for value in sample.flat
-        ]
-        yield Variation(sample, "other numbers", tuple(_ordered(sample, flat)), fresh_numbers=True)
+    sample = sizes.sample
+    tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
+    for _ in range(2 if any(value.numel() for value in tensors.values()) else 0):
+        drawn = {argnum: generate_like(value, value.shape, generator) for argnum, value in tensors.items()}
+        yield from varied(sizes.subject, sample, "other numbers", drawn, fresh_numbers=True)
 
 
-def _ordered(sample: Sample, flat: list[Any]) -> list[Any]:
-    """Keep the order of tensors where one is below another everywhere, as bounds are."""
-    real = [
-        argnum
-        for argnum in sample.inexact
-        if not sample.flat[argnum].is_complex() and sample.flat[argnum].numel() > 2
-    ]
-    for low in real:
-        for high in real:
-            below, above = sample.flat[low], sample.flat[high]
-            if low != high and below.shape == above.shape and bool((below < above).all()):
-                flat[low], flat[high] = (
-                    torch.minimum(flat[low], flat[high]),
-                    torch.maximum(flat[low], flat[high]),
-                )
-    return flat
-
-
-def _magnitudes(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _magnitudes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Enlarge all tensors, then shrink them, where their structure allows it."""
+    sample = sizes.sample
     for factor in (LARGER, SMALLER):
         loose = [argnum for argnum in sample.inexact if factor in scale_factors(sample.flat[argnum])]
-        if not loose:
-            continue
-        flat = [value * factor if argnum in loose else value for argnum, value in enumerate(sample.flat)]
-        names = " and ".join(f"`{sample.labels[argnum]}`" for argnum in loose)
-        yield Variation(sample, f"{names} times {factor:g}", tuple(flat), fresh_numbers=True, rescaled=True)
+        if loose:
+            words = " and ".join(f"`{sample.labels[argnum]}`" for argnum in loose) + f" times {factor:g}"
+            scaled = {argnum: sample.flat[argnum] * factor for argnum in loose}
+            yield from varied(sizes.subject, sample, words, scaled, fresh_numbers=True, rescaled=True)
 
 
-def _numbers(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def may_change(sizes: Sizes, argnum: int) -> bool:
+    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor."""
+    sample = sizes.sample
+    kind = sample.flattening.schema.by_name[sample.names[argnum]].kind
+    if kind.is_tensor:
+        return not kind.sequence and isinstance(sample.flat[argnum], Tensor)
+    return not isinstance(sample.flat[argnum], torch.Generator) and not any(
+        place.number and place.argnum == argnum for symbol in sizes.symbols for place in symbol.locations
+    )
+
+
+def _numbers(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Change other arguments to values of other samples."""
-    schema = sample.flattening.schema
-    tied = {
-        location.argnum
-        for symbol in sizes_of(subject, sample).symbols
-        for location in symbol.locations
-        if location.number
-    }
+    sample, subject = sizes.sample, sizes.subject
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
-        argument = schema.by_name[name]
-        if argument.kind.is_tensor or argnum in tied or isinstance(value, torch.Generator):
+        if sample.flattening.schema.by_name[name].kind.is_tensor or not may_change(sizes, argnum):
             continue
-        for other in _shown(subject, argument, value):
-            flat = sample.with_value(argnum, other)
-            few = isinstance(value, bool | Enum)
-            words = f"`{name}={other!r}` where it had {value!r}"
-            # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
-            given: Given = "undeclared" if not few and is_number(other) else "usual"
-            yield Variation(sample, words, flat, silent=not few, given=given)
+        shown = [each.flat[place] for each, place in places_of(subject.samples, name)]
+        for text, other in {repr(each): each for each in shown}.items():
+            if text != repr(value):
+                few = isinstance(value, bool | Enum)
+                several = other if isinstance(other, list | tuple) else [other]
+                words = f"`{name}={other!r}` where it had {value!r}"
+                # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
+                given: Given = "undeclared" if not few and all(map(is_number, several)) else "usual"
+                yield from varied(subject, sample, words, {argnum: other}, silent=not few, given=given)
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a plain number, or several: a flag is none."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in several)
+    """Return True for a plain number: a flag is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shown(subject: Subject, argument: Argument, value: Any) -> list[Any]:
-    found: dict[str, Any] = {}
-    for sample, argnum in places_of(subject.samples, argument.name):
-        found.setdefault(repr(sample.flat[argnum]), sample.flat[argnum])
-    return [other for text, other in found.items() if text != repr(value)]
-
-
-def _optional(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _optional(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Give optional tensors that a sample leaves out, with the shape that another sample shows."""
-    schema = sample.flattening.schema
-    sizes = sizes_of(subject, sample)
+    sample = sizes.sample
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
-        kind = schema.by_name[name].kind
+        kind = sample.flattening.schema.by_name[name].kind
         if value is not None or not kind.is_tensor or kind.sequence:
             continue
-        for other, place in places_of(subject.samples, name):
-            if not isinstance(other.flat[place], Tensor):
-                continue
-            shape = _shape_here(subject, sizes, other, place)
+        for other, place in places_of(sizes.subject.samples, name):
+            shape = _shape_here(sizes, other, place) if isinstance(other.flat[place], Tensor) else None
             if shape is not None:
-                flat = sample.with_value(argnum, generate_like(other.flat[place], shape, generator))
-                yield Variation(sample, f"`{name}` as sample {other.position} has it", flat)
+                made = {argnum: generate_like(other.flat[place], shape, generator)}
+                words = f"`{name}` as sample {other.position} has it"
+                yield from varied(sizes.subject, sample, words, made)
                 break
 
 
-def _shape_here(subject: Subject, sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
+def _shape_here(sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
     """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
-    sizes_there = sizes_of(subject, other)
-    here = {
-        (sizes.sample.labels[location.argnum], location.index, location.number): symbol.size
-        for symbol in sizes.symbols
-        for location in symbol.locations
-    }
+
+    def names(sample: Sample, symbol: Symbol) -> set[tuple[str, int, bool]]:
+        return {(sample.labels[place.argnum], place.index, place.number) for place in symbol.locations}
+
+    there = {place: each for each in sizes_of(sizes.subject, other).symbols for place in each.locations}
     shape: list[int] = []
     for index in range(other.flat[argnum].dim()):
-        place = SizeLocation(argnum, index)
-        symbol = next((each for each in sizes_there.symbols if place in each.locations), None)
-        known = [
-            here[label]
-            for location in (symbol.locations if symbol else ())
-            if (label := (other.labels[location.argnum], location.index, location.number)) in here
-        ]
+        symbol = there.get(SizeLocation(argnum, index))
+        called = set() if symbol is None else names(other, symbol)
+        known = [each.size for each in sizes.symbols if names(sizes.sample, each) & called]
         if not known:
             return None
         shape.append(known[0])
     return shape
 
 
-def _broadcasts(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
-    for argnum, shape in broadcast_shapes(subject, sample):
+def _broadcasts(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
+    sample = sizes.sample
+    for argnum, shape in broadcast_shapes(sizes.subject, sample):
         value = sample.flat[argnum]
-        flat = sample.with_value(argnum, generate_like(value, shape, generator))
         words = f"`{sample.labels[argnum]}` of the shape {list(shape)} where it had {list(value.shape)}"
-        yield Variation(sample, words, flat, silent=True)
+        made = {argnum: generate_like(value, shape, generator)}
+        yield from varied(sizes.subject, sample, words, made, silent=True)
 
 
-def _is_symmetric(sample: Sample, argnum: int) -> bool:
-    return argnum in sample.inexact and is_symmetric(sample.flat[argnum])
-
-
-def _unequal(subject: Subject, sample: Sample, generator: torch.Generator) -> Iterator[Variation]:
+def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Change one of several sizes that are equal by chance: the reference takes it, or refuses it.
 
     One of two equal sizes of a tensor changes alone, or with those of other tensors; a size that an integer
     argument equals changes with that.
     """
-    sizes = sizes_of(subject, sample)
-    if subject.specification.shapes is not None:  # the author says which sizes belong together
+    sample = sizes.sample
+    if sizes.subject.specification.shapes is not None:  # the author says which sizes belong together
         return
     numbers = number_locations(sample)
     for symbol in sizes.symbols:
-        if symbol.size < 2:
-            continue
         argnums = [location.argnum for location in symbol.locations if not location.number]
         single = [each for each in symbol.locations if argnums.count(each.argnum) < 2]
         double = [
             each
             for each in symbol.locations
-            if argnums.count(each.argnum) > 1 and not _is_symmetric(sample, each.argnum)
+            if argnums.count(each.argnum) > 1
+            and not (each.argnum in sample.inexact and is_symmetric(sample.flat[each.argnum]))
         ]
         alike = [each for each, value in numbers.items() if value == symbol.size and each not in single]
         groups = [[each, *others] for each in reversed(double) for others in ([], single)]
         groups += [[*symbol.locations, each] for each in reversed(alike)]
-        for group in groups:
+        for group in groups if symbol.size > 1 else ():
             part = replace(symbol, locations=tuple(group))
-            others = tuple(each for each in sizes.symbols if each is not symbol)
-            changed = replace(sizes, symbols=(*others, part))
-            for change in resized(changed, {part.name: part.size + 1}, generator, silent=True):
-                yield replace(change, given="undeclared")
+            changed = replace(sizes, symbols=(*(each for each in sizes.symbols if each is not symbol), part))
+            to = {part.name: part.size + 1}
+            yield from resized(changed, to, generator, silent=True, given="undeclared")
 
 
 KINDS: tuple[VariationKind, ...] = (
@@ -354,6 +346,8 @@ KINDS: tuple[VariationKind, ...] = (
     _broadcasts,
     _unequal,
     _magnitudes,
+    _ones,
+    _ranks,
     partial(_one_size, to=LARGE_SIZES),
 )
 """Every kind of variation, the most revealing first."""

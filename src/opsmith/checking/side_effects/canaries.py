@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import describe_write, exact_difference
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.compare import describe_write, exact_difference
 from opsmith.kernels.cpp.runtime import fill_new_memory
 
 MARGIN = 64
@@ -49,20 +49,19 @@ class GuardedTensor:
             sliced: True to double the strides, so that there is memory between the elements.
         """
         plain = value.detach().resolve_conj().resolve_neg()
-        shape, step = plain.shape, 2 if sliced else 1
-        strides = [step * stride for stride in plain.stride()]
-        reach = sum((n - 1) * stride for n, stride in zip(shape, plain.stride(), strict=True))
-        span, item = 1 + reach if plain.numel() else 0, plain.element_size()
-        size = (step * span + 2 * MARGIN) * item
-        buffer = torch.full((size,), PATTERN, dtype=torch.uint8, device=plain.device)
+        step, item, device = 2 if sliced else 1, plain.element_size(), plain.device
+        reach = sum((n - 1) * stride for n, stride in zip(plain.shape, plain.stride(), strict=True))
+        span = 1 + reach if plain.numel() else 0
+        offsets = torch.arange(span, device=device).as_strided(plain.shape, plain.stride()).flatten()
+        buffer = torch.full(((step * span + 2 * MARGIN) * item,), PATTERN, dtype=torch.uint8, device=device)
         # Copied in memory order, so that expanded and overlapping tensors keep their strides.
         stored = plain.as_strided((span,), (1,), plain.storage_offset())
-        offsets = _offsets(plain)
         if span:
             elements = stored.view(torch.uint8).view(-1, item)  # not each dtype can be indexed
             buffer.view(-1, item)[MARGIN + step * offsets] = elements[offsets]
-        tensor = torch.empty(0, dtype=plain.dtype, device=plain.device)
-        tensor.set_(buffer.untyped_storage(), MARGIN, tuple(shape), tuple(strides))
+        tensor = torch.empty(0, dtype=plain.dtype, device=device)
+        strides = tuple(step * stride for stride in plain.stride())
+        tensor.set_(buffer.untyped_storage(), MARGIN, tuple(plain.shape), strides)
         return cls(tensor, buffer, buffer.clone(), step * offsets)
 
     @cached_property
@@ -99,14 +98,6 @@ class GuardedTensor:
         else:
             where = "between its own"
         return f"{count} element{'s' * (count != 1)}, the first of them {where}"
-
-
-def _offsets(plain: Tensor) -> Tensor:
-    """Return the offset in memory of each element from the first one."""
-    offsets = torch.zeros((), dtype=torch.int64, device=plain.device)
-    for size, stride in zip(plain.shape, plain.stride(), strict=True):
-        offsets = offsets.unsqueeze(-1) + stride * torch.arange(size, device=plain.device)
-    return offsets.flatten()
 
 
 def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[GuardedTensor | None]]:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 FILL = "fill_uninitialized_memory"
 """torch's switch for filling new memory, which its module hides from type checkers."""
@@ -60,8 +62,8 @@ def _put_fill(filled: bool) -> None:
     setattr(torch.utils.deterministic, FILL, filled)
 
 
-IGNORE = (("ignore", None, Warning, None, 0),)
-"""Warning filters for the test, unlike any other."""
+IGNORE = ("ignore", None, Warning, None, 0)
+"""The filter that `warnings.simplefilter` makes."""
 
 _CUDNN = torch.backends.cudnn
 
@@ -117,7 +119,7 @@ SETTINGS = (
         "Python's warning filters",
         lambda: list(warnings.filters),
         _put_filters,
-        lambda _: list(IGNORE),
+        lambda _: [IGNORE],
         by_libraries=True,
     ),
     Setting("the environment's variables", lambda: dict(os.environ), _put_environment, by_libraries=True),
@@ -149,12 +151,7 @@ class ImportChanges:
 
     @classmethod
     def since(cls, before: Mapping[str, Any], source: str) -> ImportChanges:
-        """Compare the settings with those before an import; those that libraries change are left out.
-
-        Args:
-            before: The settings before.
-            source: Path of the file, or name of the module.
-        """
+        """Compare the settings with those before an import; those that libraries change are left out."""
         own = [each for each in SETTINGS if not each.by_libraries]
         pairs = {each.name: (before[each.name], each.get()) for each in own}
         return cls(source, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
@@ -212,14 +209,36 @@ def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype within the context, in which it makes tensors of numbers and of shapes."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def _set(get: Callable[[], T], put: Callable[[T], Any], value: T) -> Iterator[None]:
+    before = get()
+    put(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        put(before)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype within the context, in which it makes tensors of numbers and of shapes."""
+    with _set(torch.get_default_dtype, torch.set_default_dtype, dtype):
+        yield
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    """Set the number of torch's threads within the context, or in a decorated function.
+
+    One thread is fastest for tensors of a few thousand elements: with several, each operation waits for the
+    slowest thread.
+
+    Example:
+        >>> with thread_count(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    with _set(torch.get_num_threads, torch.set_num_threads, count):
+        yield
 
 
 @contextmanager
@@ -229,7 +248,7 @@ def without_warnings() -> Iterator[None]:
     A context inside of another changes nothing, unless what ran in between has changed the filters.
     """
     global _suppressed
-    if _suppressed and warnings.filters and tuple(warnings.filters[0]) == _IGNORING:
+    if _suppressed and warnings.filters and tuple(warnings.filters[0]) == IGNORE:
         yield
         return
     before, _suppressed = _suppressed, True
@@ -243,8 +262,6 @@ def without_warnings() -> Iterator[None]:
 
 _suppressed = False
 """True within a context of `without_warnings`."""
-_IGNORING = ("ignore", None, Warning, None, 0)
-"""The filter that `warnings.simplefilter` makes."""
 
 
 @contextmanager
@@ -254,31 +271,5 @@ def without_logs() -> Iterator[None]:
     if before >= logging.ERROR:  # each change empties the caches of all loggers
         yield
         return
-    logging.disable(logging.ERROR)
-    try:
+    with _set(lambda: before, logging.disable, logging.ERROR):
         yield
-    finally:
-        logging.disable(before)
-
-
-@contextmanager
-def thread_count(count: int) -> Iterator[None]:
-    """Set the number of torch's threads within the context, or in a decorated function.
-
-    One thread is fastest for tensors of a few thousand elements: with several, each operation waits for the
-    slowest thread.
-
-    Args:
-        count: Number of threads.
-
-    Example:
-        >>> with thread_count(1):
-        ...     torch.get_num_threads()
-        1
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
-from opsmith.checking.exceptions import AboutOperatorError, Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import dense, record
+from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.samples.perturb import exchanged
-from opsmith.checking.side_effects.hidden_state import HiddenState
+from opsmith.checking.side_effects.outside_state import HiddenState
 from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
-from opsmith.checking.subject import Subject
+from opsmith.judging.attribution import AboutOperatorError
+from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
 
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
@@ -64,14 +66,12 @@ class InterleavedCalls:
     """Calls on a sample, with the right answer of each.
 
     Args:
-        subject: The checked operator.
         hidden_state: Hidden state of the operator; cleared before each interleaving.
         runs: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
-    subject: Subject
     hidden_state: HiddenState
     runs: dict[str, SampleRun]
     right: dict[str, CallValues] = field(default_factory=dict)
@@ -94,45 +94,54 @@ class InterleavedCalls:
 
     def add_exchanged(self) -> list[str]:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
-        names = {
-            f"a call with two numbers of `{self.run.sample.labels[at]}` exchanged": at
-            for at in self.run.sample.inexact[:EXCHANGES]
-        }
-        self.runs.update(
-            {call: replace(self.run, changed=partial(exchanged, at)) for call, at in names.items()}
-        )
+        labels = {at: self.run.sample.labels[at] for at in self.run.sample.inexact[:EXCHANGES]}
+        names = {at: f"a call with two numbers of `{label}` exchanged" for at, label in labels.items()}
+        for at, call in names.items():
+            self.runs[call] = replace(self.run, changed=partial(exchanged, at))
         self.prepare()
-        return [call for call in names if call in self.runs]
+        return self.known(*names.values())
 
     @property
     def run(self) -> SampleRun:
         """The tested call."""
         return self.runs[THIS_CALL]
 
-    def record(self, call: str, when: str, run: Callable[[], CallValues], **how: Any) -> InterleavedAnswer:
-        """Run a call, and record its answer or its exception."""
+    def known(self, *calls: str) -> list[str]:
+        """Those of some calls that can be made."""
+        return [call for call in calls if call in self.runs]
+
+    def answer(
+        self, call: str, when: str, run: Callable[[], CallValues] | None = None, **how: Any
+    ) -> InterleavedAnswer:
+        """Make a call, forward and backward, or by a function, and record its answer or exception."""
         try:
-            return InterleavedAnswer(call, when, run(), **how)
+            return InterleavedAnswer(call, when, (run or self.runs[call].values)(), **how)
         except Exception as error:
             refuse_own(error)
             return InterleavedAnswer(call, when, error, **how)
 
-    def answer(self, call: str) -> CallValues:
-        """Make a call, forward and backward."""
-        return self.runs[call].values()
+    def after(
+        self,
+        first: Callable[[], Any] | None,
+        call: str,
+        when: str,
+        run: Callable[[], CallValues] | None = None,
+        **how: Any,
+    ) -> InterleavedAnswer:
+        """Make a call from no hidden state, after another one, whose exceptions do not count."""
+        self.hidden_state.clear()
+        if first is not None:
+            with Overlooking():
+                first()
+        return self.answer(call, when, run, **how)
 
 
 def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make each call after each other call, and after itself."""
-    for first in calls.runs:
-        for second in calls.runs:
-            if THIS_CALL not in (first, second):
-                continue
-            calls.hidden_state.clear()
-            with Overlooking():
-                calls.answer(first)
+    for first, second in product([*calls.runs], repeat=2):
+        if THIS_CALL in (first, second):
             when = "again" if first == second else f"after {first}"
-            yield calls.record(second, when, partial(calls.answer, second))
+            yield calls.after(calls.runs[first].values, second, when)
 
 
 def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -146,7 +155,7 @@ def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             for call, graph in pairs if early else reversed(pairs):
                 beside = other if call == THIS_CALL else THIS_CALL
                 when = f"when {beside} comes between its forward and its backward"
-                yield calls.record(call, when, graph.values)
+                yield calls.answer(call, when, graph.values)
 
 
 def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -166,10 +175,10 @@ def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]
             for pair in zip(first.leaves, calls.runs[call].flat(), strict=True)
         ]
         what = "other numbers were in them" if open_write else UNCOUNTED_WRITE
-        yield calls.record(call, f"in the same tensors, after {what}", partial(_called_again, first, leaves))
+        yield calls.answer(call, f"in the same tensors, after {what}", partial(_called_again, first, leaves))
     calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
-        yield calls.record(call, "in memory that another call has freed", partial(calls.answer, call))
+        yield calls.answer(call, "in memory that another call has freed")
 
 
 UNCOUNTED_WRITE = "a write that their versions do not count (`.data`, NumPy, DLPack)"
@@ -200,7 +209,7 @@ def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     calls.hidden_state.clear()
     results = calls.run.call().results
     with Overlooking():
-        calls.answer(OTHER_CALL if OTHER_CALL in calls.runs else THIS_CALL)
+        calls.runs.get(OTHER_CALL, calls.run).values()
     answer = CallValues(copies(results), calls.right[THIS_CALL].gradients)
     yield InterleavedAnswer(THIS_CALL, "when its graph is gone and another call has been made", answer)
 
@@ -211,10 +220,8 @@ def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         calls.hidden_state.clear()
         if not _stops(calls, last):
             return
-        for call in (OTHER_CALL, THIS_CALL):
-            if call in calls.runs:
-                when = "after a call in which an operation of torch failed"
-                yield calls.record(call, when, partial(calls.answer, call))
+        for call in calls.known(OTHER_CALL, THIS_CALL):
+            yield calls.answer(call, "after a call in which an operation of torch failed")
 
 
 def _stops(calls: InterleavedCalls, last: int) -> bool:
@@ -231,7 +238,7 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
     grads = graph.grads()
     with Overlooking():  # the operator may raise another exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
-            graph.results = calls.subject.call(graph.sample, graph.given)
+            graph.results = calls.run.subject.call(graph.sample, graph.given)
         with capabilities.observe_operators(see):
             graph.backward(grads)
     return seen >= last
@@ -248,37 +255,27 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
-                results = copies(calls.subject.call(calls.run.sample, calls.run.flat()))
-            return CallValues(tuple(_plain(each) for each in results), right.gradients)
+                results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
+            plain = tuple(None if each is None else each.clone() for each in results)  # no inference tensors
+            return CallValues(plain, right.gradients)
 
-        calls.hidden_state.clear()
-        yield calls.record(THIS_CALL, f"under {name}", inside, modes=True, alone=True, mode=mode)
-        for call in (THIS_CALL, OTHER_CALL):
-            if call in calls.runs:
-                calls.hidden_state.clear()
-                with Overlooking():
-                    inside()
-                when = f"after {THIS_CALL} was made under {name}"
-                yield calls.record(call, when, partial(calls.answer, call))
-        yield calls.record(THIS_CALL, f"under {name}, after the same with gradients", inside, modes=True)
+        under = f"under {name}"
+        yield calls.after(None, THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
+        for call in calls.known(THIS_CALL, OTHER_CALL):
+            yield calls.after(inside, call, f"after {THIS_CALL} was made {under}")
+        yield calls.answer(THIS_CALL, f"{under}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
         with torch.autograd.set_multithreading_enabled(False):
-            return calls.answer(THIS_CALL)
+            return calls.run.values()
 
-    calls.hidden_state.clear()
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield calls.record(THIS_CALL, when, single, modes=True, alone=True)
-
-
-def _plain(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
+    yield calls.after(None, THIS_CALL, when, single, modes=True, alone=True)
 
 
 def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
-    names = [call for call in (THIS_CALL, OTHER_CALL) if call in calls.runs] * 2
-    names = (names * 2)[:4]
+    names = (calls.known(THIS_CALL, OTHER_CALL) * 4)[:4]
     runs = [calls.runs[call] for call in names]
     jobs = [(lambda _, run=run: run.flat(), run.call, _grads, _back) for run in runs]
     for in_step in (True, False):
@@ -302,9 +299,8 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call, forward and backward, as a script makes it that knows of no check."""
-    calls.hidden_state.clear()
     when = "by a script in a thread of its own, where nothing shows that a check runs"
-    yield calls.record(THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
+    yield calls.after(None, THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
 
 
 def _plainly(run: SampleRun) -> CallValues:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
+from opsmith.checking.calls import LiveCall
+from opsmith.checking.side_effects.outside_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
-from opsmith.core.reachable import CONTAINERS
+from opsmith.core.reachable import CONTAINERS, Step, function_uses, uses
 from opsmith.torch_library.arguments import unsupported_kind
 
 
@@ -26,38 +27,44 @@ class WatchedMemory:
     """The memory of a tensor, watched without keeping it alive.
 
     Args:
-        label: Description of its owner.
+        words: Its owner in words; empty for a saved tensor that has no other one.
+        name: The argument or result whose value or gradient it is.
         reference: Weak reference that expires when it is freed.
         address: Address.
         nbytes: Number of bytes.
     """
 
-    label: str
+    words: str
+    name: str | None
     reference: StorageWeakRef
     address: int
     nbytes: int
 
     @classmethod
-    def of(cls, label: str, tensor: Tensor) -> WatchedMemory:
+    def of(cls, words: str, name: str | None, tensor: Tensor) -> WatchedMemory:
         """Watch the memory of a tensor."""
         storage = tensor.untyped_storage()
-        return cls(label, StorageWeakRef(storage), storage.data_ptr(), storage.nbytes())
+        return cls(words, name, StorageWeakRef(storage), storage.data_ptr(), storage.nbytes())
 
     @property
-    def freed(self) -> bool:
-        """True if no object holds the memory any more."""
-        return bool(self.reference.expired())
+    def stays(self) -> bool:
+        """True if an object still holds the memory; False for empty memory."""
+        return bool(self.nbytes and not self.reference.expired())
 
 
-def not_freed(watched: Sequence[WatchedMemory]) -> list[WatchedMemory]:
-    """Return the memory that was not freed; empty memory is left out."""
-    return [each for each in watched if each.nbytes and not each.freed]
+def address(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory."""
+    return tensor.untyped_storage().data_ptr()
 
 
-def not_freed_after_collection(watched: Sequence[WatchedMemory]) -> list[WatchedMemory]:
-    """Return the memory that was not freed even after collecting reference cycles."""
-    gc.collect()
-    return not_freed(watched)
+def named_tensors(call: LiveCall) -> list[tuple[str, str, Tensor]]:
+    """List the arguments and the results of a call that are tensors: in words, and by name."""
+    results = [each.name for each in call.subject.results(call.sample)]
+    named = [
+        *((f"`{label}`", label, value) for label, value in zip(call.sample.labels, call.given, strict=True)),
+        *((f"the result `{name}`", name, value) for name, value in zip(results, call.results, strict=True)),
+    ]
+    return [each for each in named if isinstance(each[2], Tensor)]
 
 
 def await_autograd(device: torch.device) -> None:
@@ -94,7 +101,7 @@ def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
 def _has_memory(tensor: Tensor, watched: WatchedMemory) -> bool:
     """Return True if a tensor has the watched memory."""
     try:
-        return tensor.untyped_storage().data_ptr() == watched.address
+        return address(tensor) == watched.address
     except (NotImplementedError, RuntimeError):  # a tensor without memory
         return False
 
@@ -152,16 +159,12 @@ def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any
         left += [after for after, _ in node.next_functions if after is not None]
 
 
-def attributes(results: Sequence[Any]) -> dict[str, Any]:
-    """Return the attributes that Functions set on their contexts, by name."""
-    return {name: value for node in nodes(results) for name, value in getattr(node, "__dict__", {}).items()}
-
-
 def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors that the attributes hold, with the attribute's name."""
-    return [
-        (name, tensor) for name, value in attributes(results).items() for tensor in held_tensors(value, set())
-    ]
+    """Return the tensors that attributes of the contexts of Functions hold, with the attribute's name."""
+    attributes = {
+        name: value for node in nodes(results) for name, value in getattr(node, "__dict__", {}).items()
+    }
+    return [(name, tensor) for name, value in attributes.items() for tensor in held_tensors(value, set())]
 
 
 def held_tensors(value: Any, seen: set[int], depth: int = 8) -> Iterator[Tensor]:
@@ -184,24 +187,8 @@ def held_tensors(value: Any, seen: set[int], depth: int = 8) -> Iterator[Tensor]
 
 
 def _held(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (*CONTAINERS, tuple, frozenset)):
-        return list(value)
     if isinstance(value, FunctionType):
-        cells = [_contents(cell) for cell in value.__closure__ or ()]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, type | ModuleType):
-        return []
-    return list(getattr(value, "__dict__", {}).values())
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty yet
-        return None
+        return [each.value for each in function_uses(value) if each.step in (Step.CLOSURE, Step.DEFAULT)]
+    if isinstance(value, (*CONTAINERS, tuple, frozenset, MethodType, partial)):
+        return [each.value for each in uses(value)]
+    return [] if isinstance(value, type | ModuleType) else list(getattr(value, "__dict__", {}).values())

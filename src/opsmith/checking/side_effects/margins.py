@@ -10,13 +10,14 @@ from torch import Tensor
 
 from opsmith.checking.calls import SampleRun, copies
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.compare import differ_beyond_rounding
 from opsmith.checking.property import Findings
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.compare import differ_beyond_rounding
+from opsmith.judging.tensors import is_inexact
 
 GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
 AGAIN = 3
@@ -24,12 +25,7 @@ AGAIN = 3
 
 
 def with_margins(flat: Sequence[Any], labels: Sequence[str], other: Collection[str] = ()) -> list[Any]:
-    """The arguments between margins.
-
-    Args:
-        flat: Flat arguments.
-        labels: Their labels.
-        other: Labels of the tensors whose margins hold the other numbers.
+    """The arguments between margins; of some labels, these hold the other numbers.
 
     Example:
         >>> (x,) = with_margins([torch.tensor([1, 4])], ["x"], ["x"])
@@ -57,13 +53,7 @@ def _number(tensor: Tensor, other: bool) -> float:
 
 
 def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
-    """Yield a failure where a call or its backward depends on memory outside of what it was given.
-
-    Args:
-        property: Name of the property that reports it.
-        subject: The subject of the check.
-        sample: The sample.
-    """
+    """Yield a failure where a call or its backward depends on memory outside of what it was given."""
     for run in SampleRun.of(subject, sample):
         labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
         one, other = _values(run, ()), _values(run, labels)

@@ -1,28 +1,106 @@
-"""State outside of calls, as it was before a check: running statistics in globals, on classes, in modules.
+"""State outside of calls: what an operator reaches without taking it as an argument.
 
-A check makes hundreds of calls, some with nan. Each property begins with the state that the author left, and
-so does each call where two runs would differ otherwise; the author gets it back at the end.
+Running statistics lie in globals, on classes and in modules, caches in dictionaries. A check makes hundreds
+of calls, some with nan. Each property begins with the state that the author left, and so does each call where
+two runs would differ otherwise; the author gets it back at the end. `HiddenState` removes it for a while, so
+that an operator runs as if called first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.object_arguments import LARGE, ObjectState, TensorState
-from opsmith.checking.side_effects.reachable_state import reachable_values, tensors_within
-from opsmith.core.reachable import CONTAINERS, Reached
+from opsmith.checking.samples.object_arguments import ObjectState, TensorState
+from opsmith.core.formula import Formula
+from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
+from opsmith.judging.compare import same_bits
 
 if TYPE_CHECKING:
     from opsmith.checking.subject import Subject
 
+MOST = 2000
+"""Largest number of reported values; an operator that reaches more is an application."""
+
+LARGE = 1 << 22
+"""Number of elements of a tensor beyond which its bits are not copied."""
+
 NUMBERS = int | float | complex
 """Types of counters: what is rebound to another number."""
+
+
+def roots(subject: Subject) -> list[Any]:
+    """List the functions and classes that make up an operator."""
+    specification = subject.specification
+    found: list[Any] = [*specification.origin.sources()]
+    if subject.kind.has_reference:
+        found += [specification.reference, specification.fake]
+    found += [kernel.given for kernel in specification.kernels]
+    found += [rule.function for rule in specification.gradients.rules.values() if isinstance(rule, Formula)]
+    return [each for each in found if each is not None]
+
+
+def reachable_values(subject: Subject) -> list[Reached]:
+    """List the values that an operator's functions reach under a name, each object once."""
+    found: list[Reached] = []
+    seen: dict[int, Any] = {}
+    left = deque(Reached("", root) for root in roots(subject))
+    while left and len(found) < MOST:
+        each = left.popleft()
+        if not _is_plain(each.value) and id(each.value) in seen:
+            continue
+        seen[id(each.value)] = each.value
+        if each.path and not isinstance(each.value, ModuleType):
+            found.append(each)
+        left.extend(inner for inner in islice(uses(each.value), MOST) if _is_followed(inner))
+    return found
+
+
+def _is_followed(each: Reached) -> bool:
+    """False for special methods of classes, and for items of containers that lead nowhere."""
+    if each.step is Step.ITEM:
+        return not _is_plain(each.value) and not isinstance(each.value, Tensor)
+    return each.step is not Step.ATTRIBUTE or not (each.name.startswith("__") and each.name.endswith("__"))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
+
+
+def tensors_within(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Yield the tensors in a value: itself, or those in its containers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, (*CONTAINERS, tuple, frozenset)):
+        for each in list(value.values() if isinstance(value, dict) else value):
+            yield from tensors_within(each, depth - 1)
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(True for _ in tensors_within(value))
+
+
+def short_repr(value: Any) -> str:
+    """Format a value for a message, in at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def contents(value: Any) -> Any:
+    """The container in which a value holds state; None for a value that is not one."""
+    if isinstance(value, threading.local):
+        return vars(value)
+    return value if isinstance(value, CONTAINERS) else None
 
 
 @dataclass(frozen=True)
@@ -33,20 +111,61 @@ class SavedValue:
         reached: Its location.
         value: The value.
         items: Items of a container that it is; None for any other value.
+        states: The state of a module, or of the tensors that it is or holds.
     """
 
     reached: Reached
     value: Any
     items: Any
+    states: tuple[TensorState | ObjectState, ...] = ()
 
-    def restore(self) -> None:
-        """Put the value back under its name, and its tensors back into a container."""
-        now = self.reached.current()
-        if now is not self.value and self.reached.put is not None and _may_change(self.value):
+    @classmethod
+    def of(cls, reached: Reached, saved: Callable[[Tensor], TensorState] | None = None) -> SavedValue:
+        """Save a value as it is now.
+
+        Args:
+            reached: Its location.
+            saved: Saves a tensor; None to save no numbers.
+        """
+        value = reached.current()
+        held = contents(value)
+        items = None if held is None else held.copy()
+        if saved is None:
+            return cls(reached, value, items)
+        if isinstance(value, torch.nn.Module):
+            return cls(reached, value, items, (ObjectState.of(value, saved),))
+        return cls(reached, value, items, tuple(map(saved, tensors_within(value))))
+
+    def restore(self, *, wholly: bool = False) -> None:
+        """Put the value back under its name if it is state, and its tensors back into a container; or all."""
+        moved = self.reached.current() is not self.value
+        if moved and self.reached.put is not None and (wholly or _may_change(self.value)):
             self.reached.put(self.value)
-        if self.items is not None and not _same_items(self.value, self.items):
-            self.value.clear()
-            (self.value.update if isinstance(self.value, dict | set) else self.value.extend)(self.items)
+        held = contents(self.value)
+        if self.items is not None and (wholly or not _same_items(held, self.items)):
+            held.clear()
+            (held.update if isinstance(held, dict | set) else held.extend)(self.items)
+        for each in self.states:
+            each.restore()
+
+    def change(self) -> str | None:
+        """Describe what is there now instead; None where it is the same.
+
+        Added tensors, and those of another form, are left out: `memory` and `state` test for those that are
+        kept too long, or used by later calls.
+        """
+        was, now = self.value, self.reached.current()
+        state = self.states[0] if self.states else None
+        if isinstance(state, TensorState) and state.tensor is was and isinstance(now, Tensor):
+            return _change_of_tensor(state, now)
+        if isinstance(state, ObjectState) and isinstance(now, torch.nn.Module):
+            return _change_of_module(state, now)
+        held = contents(now)
+        if self.items is not None and held is not None:
+            return _change_of_items(self.items, held)
+        if _key(was) == _key(now) or _has_tensors(was) or _has_tensors(now):
+            return None
+        return f"it was {short_repr(was)} before and is {short_repr(now)} after"
 
 
 def _may_change(value: Any) -> bool:
@@ -64,8 +183,65 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
     for key, item in list(pairs):
         if _may_change(item) and not isinstance(item, Tensor):
             yield key, repr(item)
-        elif any(True for _ in tensors_within(item)):
+        elif _has_tensors(item):
             yield key, id(item)
+
+
+def _change_of_tensor(was: TensorState, now: Tensor) -> str | None:
+    dense = now.layout is torch.strided and not now.is_meta
+    other = dense and was.numbers is not None and not same_bits(was.numbers, now)
+    if now is not was.tensor:  # a tensor of the same form under the same name, as of running statistics
+        alike = (was.tensor.shape, was.tensor.dtype) == (now.shape, now.dtype)
+        return "it is replaced by a tensor of other numbers" if other and alike else None
+    if was.requires_grad != now.requires_grad:
+        return f"its requires_grad was {was.requires_grad} before and is {now.requires_grad} after"
+    if other:
+        return "its numbers change with each call"
+    if was.other_grad():
+        return "its `.grad` was written, though `torch.autograd.grad` asked for other gradients"
+    return None
+
+
+def _change_of_module(was: ObjectState, now: torch.nn.Module) -> str | None:
+    training = was.training[0][1]
+    if training != now.training:
+        return f"its `training` was {training} before and is {now.training} after"
+    named = dict([*now.named_parameters(), *now.named_buffers()])
+    for name, state in was.tensors.items():
+        what = _change_of_tensor(state, named[name]) if name in named else None
+        if what is not None:
+            return f"of its `{name}`, {what}"
+    return None
+
+
+def _change_of_items(was: Any, now: Any) -> str | None:
+    count, added = len(was), len(now) - len(was)
+    if added > 0 and not _has_tensors(now):
+        entries = "entry" if count == 1 else "entries"
+        return f"it grows with each call: it had {count} {entries} before and has {len(now)} after"
+    if not added and _keys(was) != _keys(now):
+        return "what it holds changes with each call"
+    return None
+
+
+def _keys(container: Any) -> Any:
+    if isinstance(container, dict):
+        return {_key(key): _key(item) for key, item in list(container.items())}
+    items = [_key(item) for item in list(container)]
+    return sorted(map(repr, items)) if isinstance(container, set) else items
+
+
+def _key(value: Any) -> Any:
+    """Return what is compared: simple values themselves, nothing of a tensor, else the type."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    if value is None or isinstance(value, bool | int | str | bytes):
+        return value
+    if isinstance(value, float | complex):
+        return repr(value)  # nan equals nan
+    if isinstance(value, tuple):
+        return tuple(_key(item) for item in value)
+    return type(value)
 
 
 @dataclass(frozen=True)
@@ -73,43 +249,44 @@ class OutsideState:
     """State that an operator reaches without taking it as an argument, as it was at one time.
 
     Args:
-        values: Names and containers.
-        tensors: The numbers of the tensors.
-        modules: The state of the modules.
+        values: Everything that is reached under a name.
     """
 
     values: tuple[SavedValue, ...]
-    tensors: tuple[TensorState, ...]
-    modules: tuple[ObjectState, ...]
 
     @classmethod
-    def of(cls, subject: Subject) -> OutsideState:
-        """Save what an operator reaches now."""
-        values, modules, room = [], [], LARGE
+    def of(cls, subject: Subject, room: float = math.inf) -> OutsideState:
+        """Save what an operator reaches now.
+
+        Args:
+            subject: The subject of the check.
+            room: Most elements of all tensors that are copied, each of which has `LARGE` at most.
+        """
+        left = room
         tensors: dict[int, TensorState] = {}
-        for reached in reachable_values(subject):
-            value = reached.current()
-            if isinstance(value, torch.nn.Module):
-                modules.append(ObjectState.of(value))
-                continue
-            for each in tensors_within(value):
-                copied = each.layout is torch.strided and not each.is_meta
-                if id(each) not in tensors and copied and each.numel() <= room:
-                    tensors[id(each)] = TensorState.of(each)
-                    room -= each.numel()
-            items = value.copy() if isinstance(value, CONTAINERS) else None
-            if items is not None or _may_change(value):
-                values.append(SavedValue(reached, value, items))
-        return cls(tuple(values), tuple(tensors.values()), tuple(modules))
+
+        def saved(tensor: Tensor) -> TensorState:
+            nonlocal left
+            if id(tensor) not in tensors:
+                copied = tensor.layout is torch.strided and not tensor.is_meta
+                copied = copied and tensor.numel() <= min(left, LARGE)
+                left -= tensor.numel() if copied else 0
+                tensors[id(tensor)] = TensorState.of(tensor, copied=copied)
+            return tensors[id(tensor)]
+
+        return cls(tuple(SavedValue.of(reached, saved) for reached in reachable_values(subject)))
+
+    def changes(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of the values that are others now, each with a description of the change."""
+        for each in self.values:
+            change = each.change()
+            if change is not None:
+                yield each.reached.path, change
 
     def restore(self) -> None:
         """Make everything what it was."""
         for value in self.values:
             value.restore()
-        for tensor in self.tensors:
-            tensor.restore()
-        for module in self.modules:
-            module.restore()
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
@@ -119,3 +296,86 @@ class OutsideState:
             yield
         finally:
             self.restore()
+
+
+MOST_HIDDEN = 64
+"""Largest number of values that are removed; further state stays."""
+
+
+@dataclass(frozen=True)
+class HiddenState:
+    """Reachable values that may hold state between calls, and without which the operator runs.
+
+    Every dictionary, list and set is emptied, every tensor in a module or on a class is replaced by None, and
+    `functools` caches are cleared. All compared runs start in this way, so emptying a container that is not a
+    memory does no harm.
+
+    Args:
+        values: Containers, tensors and caches of functions.
+    """
+
+    values: tuple[Reached, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, run: Callable[[], Any]) -> HiddenState:
+        """Find the state that an operator reaches, and does not need.
+
+        Args:
+            subject: The checked operator.
+            run: Makes a call; a value without which it raises stays.
+        """
+        found = [each for each in reachable_values(subject) if _may_hold_state(each)][:MOST_HIDDEN]
+        if cls(tuple(found)).runs_without(run):
+            return cls(tuple(found))
+        return cls(tuple(each for each in found if cls((each,)).runs_without(run)))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Remove the state within the context; restore it afterwards."""
+        before = [SavedValue.of(each) for each in self.values]
+        self.clear()
+        try:
+            yield
+        finally:
+            for each in before:
+                each.restore(wholly=True)
+
+    def clear(self) -> None:
+        """Clear the state."""
+        for each in self.values:
+            value = each.current()
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+            elif isinstance(value, Tensor):
+                if each.put is not None:
+                    each.put(None)
+            elif (held := contents(value)) is not None:
+                held.clear()
+
+    def filled(self) -> list[str]:
+        """Return the names of the values that hold something now."""
+        return [each.path for each in self.values if _holds(each.current())]
+
+    def runs_without(self, run: Callable[[], Any]) -> bool:
+        """Return True if two calls in a row succeed without the state."""
+        with self.away():
+            try:
+                run()
+                run()
+            except Exception:  # the operator needs the state
+                return False
+        return True
+
+
+def _may_hold_state(each: Reached) -> bool:
+    value = each.value
+    if isinstance(value, torch.nn.Parameter):
+        return False
+    by_name = isinstance(value, Tensor) and each.put is not None
+    return by_name or hasattr(value, "cache_clear") or contents(value) is not None
+
+
+def _holds(value: Any) -> bool:
+    if hasattr(value, "cache_info"):
+        return bool(value.cache_info().currsize)
+    return isinstance(value, Tensor) or bool(contents(value))

@@ -6,9 +6,7 @@ statistics, is a fresh copy in each call. What is wrong beside the reported faul
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +17,14 @@ from torch import Tensor
 from opsmith.checking.calls import SampleRun
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.compare import differ_beyond_rounding
 from opsmith.checking.report import Failure
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.torch_random import seed_torch, set_torch_state, torch_state
+from opsmith.checking.side_effects.random_states import random_states_restored, seed_all
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
+from opsmith.judging.compare import differ_beyond_rounding
 
 BYTES = (0xFF, 0x41)
 """Bytes left in used memory between two runs that must be the same."""
@@ -66,7 +64,7 @@ class SteadyRuns:
         if self.outside is not None and not torch.compiler.is_compiling():
             self.outside.restore()
         with random_states_restored():
-            self._seed()
+            seed_all(self.seed)
             yield
 
     def fresh(self, labels: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -78,19 +76,11 @@ class SteadyRuns:
 
     def before_backward(self, results: Sequence[Tensor]) -> None:
         """Begin every backward of a call with the same random states."""
-        nodes = {each.grad_fn for each in results if each.grad_fn is not None}
-        for node in nodes:
+        for node in {each.grad_fn for each in results if each.grad_fn is not None}:
             node.register_prehook(self._before)
 
     def _before(self, grads: Any) -> None:
-        self._seed(1)  # a backward that draws for itself gets other numbers than its forward
-
-    def _seed(self, more: int = 0) -> None:
-        seed_torch(self.seed + more)
-        random.seed(self.seed + more)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed((self.seed + more) % 2**32)
+        seed_all(self.seed + 1)  # a backward that draws for itself gets other numbers than its forward
 
     def words(self) -> str:
         """Description for a remark."""
@@ -108,12 +98,7 @@ def is_unsteady(failure: Failure) -> bool:
 
 
 def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRuns | None:
-    """The conditions that may make runs the same; None where no seeds and copies do.
-
-    Args:
-        subject: The subject of the check.
-        failures: Failures of the check so far.
-    """
+    """The conditions that may make runs the same, by the failures so far; None where nothing does."""
     unsteady = [each for each in failures if is_unsteady(each)]
     draws = any(each.property == "randomness" for each in unsteady)
     written = {each.input for each in unsteady if each.cause == "mutates-input"}
@@ -157,27 +142,3 @@ def _is_steady(run: SampleRun) -> bool:
         for argnum, gradient in zip(run.argnums, first.gradients, strict=True)
         if run.sample.labels[argnum] in run.subject.steady.copied
     )
-
-
-@contextmanager
-def random_states_restored() -> Iterator[None]:
-    """A region after which every random state is as it was before."""
-    before = {name: get() for name, (get, _) in random_states().items()}
-    try:
-        yield
-    finally:
-        for name, (_, put) in random_states().items():
-            if name in before:
-                put(before[name])
-
-
-def random_states() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Functions that read and set each global random state, by name."""
-    states: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-        "torch": (torch_state, set_torch_state),
-        "Python's `random`": (random.getstate, random.setstate),
-    }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["NumPy"] = (numpy.random.get_state, numpy.random.set_state)
-    return states

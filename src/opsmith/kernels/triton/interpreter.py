@@ -329,7 +329,7 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
     innermost, at = _innermost(error), _location(error, source)
     access = out_of_bounds(error)
     if access is not None:
-        return errors.KernelError(
+        found = errors.KernelError(
             f"the Triton kernel {access}",
             operator=operator,
             argument=access.parameter,
@@ -337,6 +337,8 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
             where=at,
             hint="give the load or store a mask, as `mask=at < x_numel`",
         )
+        found.fault = "out-of-bounds"
+        return found
     return errors.KernelError(
         f"the Triton kernel raised in the interpreter: {type(innermost).__name__}: {innermost}",
         operator=operator,

@@ -15,18 +15,15 @@ from itertools import chain, combinations
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.conditions import RELATIONS
-from opsmith.checking.diagnosis.detectors.region import index_rules
+from opsmith.checking.diagnosis.detectors.region import index_rules, mask_of
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair, Prediction
+from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, Prediction, multiple, times
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
-from opsmith.checking.numerics.compare import in_double, largest_magnitude
+from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.judging.compare import in_double, largest_magnitude
 
 PAIRS = 30
 """Largest number of distinct edges for which all pairs are tried."""
-
-Term = Callable[[Pair], Tensor | None]
-"""Computes a term of the right gradient of a pair; None where there is none."""
 
 
 def missing_term(evidence: Evidence) -> Iterator[Detection]:
@@ -34,85 +31,77 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
     if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
-        for terms in (_of_results, _of_elements, _of_edges):
-            for words, term in terms(evidence):
-                found = _tested(evidence, words, term, missing=missing)
-                if found is not None:
-                    yield found
-                    return
-        if missing:
-            hypotheses = chain(_of_two_edges(evidence), _of_a_summand(evidence))
-            for each in evidence.first_fitting(hypotheses):
-                yield each
-                return
+        terms = chain(_of_results(evidence), _of_elements(evidence), _of_edges(evidence))
+        weights = (_weight(evidence, words, term, missing=missing) for words, term in terms)
+        hypotheses = (each for each in weights if each is not None)
+        others = chain(_of_two_edges(evidence), _of_a_summand(evidence)) if missing else ()
+        for each in evidence.first_fitting(chain(hypotheses, others)):
+            yield each
+            return
 
 
-def _tested(evidence: Evidence, words: str, term: Term, *, missing: bool) -> Detection | None:
-    """Detect the weight of a term, if it explains every pair: zero, or anything but one."""
+def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) -> Detection | None:
+    """Make the hypothesis that a term has another weight than one: zero, or anything else."""
     first = term(evidence.first)
     if first is None or _trivial(evidence.first, first):
         return None
-    weight = float((first.abs() ** 2).sum())
-    off = evidence.first.got - evidence.first.expected
-    ratio = complex((first.conj() * off).sum() / weight)
-    times = 1 + (ratio if first.is_complex() and abs(ratio.imag) > 1e-9 else ratio.real)
-    for plain in (0.0, -1.0, 2.0):
-        times = plain if abs(times - plain) < 1e-6 else times
-    if missing != (times == 0):
+    off = multiple(first, evidence.first.got - evidence.first.expected)
+    assert off is not None
+    weight = next((plain for plain in (0.0, -1.0, 2.0) if abs(1 + off - plain) < SAME), 1 + off)
+    if missing != (weight == 0):
         return None
-    if times != 0 and (not evidence.fresh or factor_of(Pair(replace(evidence.observation, got=first)))):
+    if weight != 0 and (not evidence.fresh or factor_of(replace(evidence.first, computed=first))):
         return None  # the term is a multiple of the whole gradient
-    more = (times - 1) if isinstance(times, complex) else float(times) - 1
 
-    def holds(pair: Pair) -> bool:
+    def predicted(pair: Observation) -> Tensor | None:
         found = term(pair)
-        return found is not None and pair.equals(pair.expected + more * found)
+        return None if found is None else pair.expected + times(complex(weight - 1), found)
 
-    if not evidence.everywhere(holds):
-        return None
-    measured = {"term": words, "times": times}
-    if times == 0:
-        return Detection("missing-term", f"it lacks {words}", measured)
-    if times == -1:
-        return Detection("sign", f"it has {words} with the other sign", measured, weak=True)
-    reason = f"it has {shown_factor(times)} times {words}, where once is right"
-    return Detection("scale", reason, measured, weak=True)
+    measured = {"term": words, "times": weight if weight.imag else weight.real}
+    if weight == 0:
+        return Detection("missing-term", f"it lacks {words}", measured, predicted=predicted)
+    if weight == -1:
+        return Detection("sign", f"it has {words} with the other sign", measured, True, predicted)
+    reason = f"it has {shown_factor(weight)} times {words}, where once is right"
+    return Detection("scale", reason, measured, True, predicted)
 
 
-def _trivial(pair: Pair, term: Tensor) -> bool:
+def _trivial(pair: Observation, term: Tensor) -> bool:
     """Return True if a term is zero, or the whole gradient: then it explains nothing."""
-    return (
-        largest_magnitude(term) <= pair.rounding or largest_magnitude(term - pair.expected) <= pair.rounding
-    )
+    return min(largest_magnitude(term), largest_magnitude(term - pair.expected)) <= pair.rounding
 
 
-def _of_results(evidence: Evidence) -> Iterator[tuple[str, Term]]:
+def _of_results(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
     """Yield the term of each of several results."""
-    names = [name for name, grad in evidence.observation.grads.items() if grad is not None]
+    names = [*evidence.first.given]
     for name in names if len(names) > 1 else ():
-        yield f"the grad_output of `{name}`", partial(_masked, name=name, selected=torch.tensor(True))
+        yield (
+            f"the grad_output of `{name}`",
+            partial(_masked, name=name, selected=lambda _: torch.tensor(True)),
+        )
 
 
-def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Term]]:
+def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
     """Yield terms of some elements of a result: the last row, the tail, where a value is negative."""
-    several = len(evidence.observation.grads) > 1
-    for name, grad in evidence.observation.grads.items():
-        if grad is None:
-            continue
-        of = f" of `{name}`" if several else " of the result"
+    first = evidence.first
+    for name, grad in first.given.items():
         for dim, size in enumerate(grad.shape):
             for words, rule in _rules(size):
-                term = partial(_for_indices, name=name, dim=dim, rule=rule)
-                yield f"the grad_output of {words.format('index')} of dimension {dim}{of}", term
-        for label, aligned in _beside(evidence.first, name).items():
+                term = partial(
+                    _masked, name=name, selected=partial(_for_indices, name=name, dim=dim, rule=rule)
+                )
+                yield f"the grad_output of {words.format('index')} of dimension {dim}{first.of(name)}", term
+        for label, aligned in _beside(first, name).items():
             if aligned.dtype == torch.bool:
-                for truth in (True, False):
-                    term = partial(_for_mask, name=name, label=label, test=partial(torch.eq, other=truth))
-                    yield f"the grad_output where {label} is {truth}", term
-                continue
-            for words, relation in RELATIONS.items():
-                term = partial(_for_mask, name=name, label=label, test=partial(_to_zero, relation=relation))
-                yield f"the grad_output where {label} {words} 0", term
+                tests = [(f"is {truth}", partial(torch.eq, other=truth)) for truth in (True, False)]
+            else:
+                tests = [
+                    (f"{words[0]} 0", partial(_to_zero, relation=relation))
+                    for relation, words in COMPARISONS.items()
+                ]
+            for words, test in tests:
+                selected = partial(_for_mask, name=name, label=label, test=test)
+                yield f"the grad_output where {label} {words}", partial(_masked, name=name, selected=selected)
 
 
 def _rules(size: int) -> Iterator[tuple[str, Callable[[int], frozenset[int]]]]:
@@ -130,27 +119,21 @@ def _rules(size: int) -> Iterator[tuple[str, Callable[[int], frozenset[int]]]]:
             break
 
 
-def _for_indices(pair: Pair, name: str, dim: int, rule: Callable[[int], frozenset[int]]) -> Tensor | None:
-    grad = pair.observation.grads.get(name)
+def _for_indices(
+    pair: Observation, name: str, dim: int, rule: Callable[[int], frozenset[int]]
+) -> Tensor | None:
+    grad = pair.given.get(name)
     if grad is None or dim >= grad.dim():
         return None
-    selected = torch.zeros(grad.shape[dim], dtype=torch.bool)
-    selected[sorted(rule(grad.shape[dim]))] = True
-    return _masked(pair, name, selected.reshape(-1, *[1] * (grad.dim() - dim - 1)))
+    return mask_of(rule(grad.shape[dim]), grad.shape[dim]).reshape(-1, *[1] * (grad.dim() - dim - 1))
 
 
-def _beside(pair: Pair, name: str) -> dict[str, Tensor]:
+def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
     """Return inputs and results of the shape of a result."""
-    observation = pair.observation
-    grad = observation.grads[name]
-    named = {f"`{label}`": each for label, each in {**observation.inputs, **observation.results}.items()}
     return {
-        label: each.detach().cpu()
-        for label, each in named.items()
-        if isinstance(each, Tensor)
-        and not each.is_complex()
-        and grad is not None
-        and each.shape == grad.shape
+        f"`{label}`": each.detach().cpu()
+        for label, each in {**pair.inputs, **pair.results}.items()
+        if isinstance(each, Tensor) and not each.is_complex() and each.shape == pair.given[name].shape
     }
 
 
@@ -158,18 +141,22 @@ def _to_zero(aligned: Tensor, relation: Callable[[Tensor, Tensor], Tensor]) -> T
     return relation(aligned, torch.zeros_like(aligned))
 
 
-def _for_mask(pair: Pair, name: str, label: str, test: Callable[[Tensor], Tensor]) -> Tensor | None:
+def _for_mask(pair: Observation, name: str, label: str, test: Callable[[Tensor], Tensor]) -> Tensor | None:
     beside = _beside(pair, name)
-    return _masked(pair, name, test(beside[label])) if label in beside else None
+    return test(beside[label]) if label in beside else None
 
 
-def _masked(pair: Pair, name: str, selected: Tensor) -> Tensor | None:
+def _masked(pair: Observation, name: str, selected: Prediction) -> Tensor | None:
+    """Compute the right gradient for some elements of one grad_output alone."""
+    mask = selected(pair)
+    if mask is None:
+        return None
     return pair.with_grads(
-        lambda each, grad: grad * selected.to(grad.device) if each == name else torch.zeros_like(grad)
+        lambda each, grad: grad * mask.to(grad.device) if each == name else torch.zeros_like(grad)
     )
 
 
-def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Term]]:
+def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
     """Yield the term that flows through each edge of the reference."""
     for edge in _edges(evidence):
         yield f"what flows through {edge}", partial(_along, compute=GradientPaths.through, edges=(edge,))
@@ -181,14 +168,14 @@ def _edges(evidence: Evidence) -> tuple[OperandEdge, ...]:
 
 
 def _along(
-    pair: Pair, compute: Callable[..., Tensor | None], edges: tuple[OperandEdge, ...]
+    pair: Observation, compute: Callable[..., Tensor | None], edges: tuple[OperandEdge, ...]
 ) -> Tensor | None:
     """Compute a gradient from the paths of a pair, apart from some edges or through them."""
     found = None if pair.paths is None else compute(pair.paths, *edges)
     return None if found is None else in_double(found)
 
 
-def _of_two_edges(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
+def _of_two_edges(evidence: Evidence) -> Iterator[Detection]:
     """Yield that two edges are missing together: those of one operation first."""
     distinct: dict[OperandEdge, Tensor] = {}
     for edge in _edges(evidence):
@@ -200,40 +187,41 @@ def _of_two_edges(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
     pairs = combinations([*distinct][:PAIRS], 2)
     for one, other in sorted(pairs, key=lambda two: two[0].call != two[1].call):
         words = f"it lacks what flows through {one} and through {other}"
-        found = Detection("missing-term", words, {"term": f"{one} and {other}", "times": 0.0})
-        yield found, partial(_along, compute=GradientPaths.without, edges=(one, other))
+        measured = {"term": f"{one} and {other}", "times": 0.0}
+        without = partial(_along, compute=GradientPaths.without, edges=(one, other))
+        yield Detection("missing-term", words, measured, predicted=without)
 
 
 SUMS = frozenset({"add", "sub", "rsub", "__radd__", "__rsub__", "add_", "sub_", "__iadd__", "__isub__"})
 
 
-def _of_a_summand(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
+def _of_a_summand(evidence: Evidence) -> Iterator[Detection]:
     """Yield that it is the gradient of the reference without a summand, as of a variance about zero."""
     for edge in _edges(evidence):
         if edge.operation in SUMS and edge.slot >= 0:
             words = f"it is right for the reference without {edge}"
-            found = Detection("missing-term", words, {"term": str(edge)})
-            yield found, partial(_along, compute=GradientPaths.leaving_out, edges=(edge,))
+            left_out = partial(_along, compute=GradientPaths.leaving_out, edges=(edge,))
+            yield Detection("missing-term", words, {"term": str(edge)}, predicted=left_out)
 
 
 def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
     """Detect a number argument whose value 0 makes the gradient right, on every fresh input."""
-    yield from evidence.first_fitting(_of_numbers(evidence))
-
-
-def _of_numbers(evidence: Evidence) -> Iterator[tuple[Detection, Prediction]]:
-    for label, value in evidence.observation.inputs.items():
-        if isinstance(value, float) and value:
-            words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
-            found = Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0})
-            yield found, partial(Pair.with_inputs, changed={label: 0.0})
+    yield from evidence.first_fitting(
+        Detection(
+            "missing-term",
+            f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there",
+            {"term": f"`{label}`", "times": 0.0},
+            predicted=partial(Observation.with_inputs, changed={label: 0.0}),
+        )
+        for label, value in evidence.first.inputs.items()
+        if isinstance(value, float) and value
+    )
 
 
 def missing(evidence: Evidence) -> Iterator[Detection]:
     """Detect a gradient that is None, or zero everywhere, on every input."""
     if not evidence.everywhere(lambda pair: not pair.got.any()):
         return
-    absent = evidence.observation.got is None
-    what = "it is None" if absent else "it is zero everywhere"
+    what = "it is None" if evidence.first.computed is None else "it is zero everywhere"
     size = largest_magnitude(evidence.first.expected)
     yield Detection("missing-gradient", f"{what}, where the right one goes up to {size:.3g}", {"right": size})

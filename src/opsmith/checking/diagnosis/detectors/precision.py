@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.detectors.region import describe_elements
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.checking.numerics.compare import largest_magnitude
+from opsmith.checking.diagnosis.detectors.region import Mask, describe_elements
+from opsmith.checking.diagnosis.evidence import Detection, Evidence
+from opsmith.checking.diagnosis.observation import Observation
+from opsmith.judging.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 NUMBERS = 16
@@ -35,7 +36,7 @@ LARGEST = 0.125
 
 def precision(evidence: Evidence) -> Iterator[Detection]:
     """Detect numbers of a lower precision, or an error of its size that behaves as rounding does."""
-    got = evidence.observation.got
+    got = evidence.first.computed
     if got is None or not evidence.first.got.isfinite().all():
         return
     for dtype in LOWER_PRECISIONS:
@@ -59,11 +60,11 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
         return
 
 
-def _relative(pair: Pair) -> float:
+def _relative(pair: Observation) -> float:
     return largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
 
 
-def _of(pair: Pair, dtype: torch.dtype) -> bool:
+def _of(pair: Observation, dtype: torch.dtype) -> bool:
     parts = torch.view_as_real(pair.got) if pair.got.is_complex() else pair.got
     return torch.equal(parts.to(dtype).to(parts.dtype), parts)
 
@@ -76,7 +77,7 @@ def _telling(evidence: Evidence) -> bool:
     return digits >= min(NUMBERS, evidence.first.expected.numel())
 
 
-def _spread(pair: Pair) -> bool:
+def _spread(pair: Observation) -> bool:
     """Return True if most elements are off, as in rounding, and not a few."""
     return 2 * int((pair.error > 0).sum()) >= int((pair.expected != 0).sum())
 
@@ -94,31 +95,35 @@ SEEDS = (1, 2)
 
 def _changes(evidence: Evidence, step: float) -> list[float]:
     """Compute the share of the error that changes when the inputs are perturbed."""
-    near = evidence.observation.perturb
-    moved = [] if near is None else [near(step, seed) for seed in SEEDS]
+    moved = [evidence.first.moved(step, seed) for seed in SEEDS]
     off = evidence.first.got - evidence.first.expected
-    pairs = [Pair(each) for each in moved if each is not None]
     return [
         largest_magnitude((pair.got - pair.expected) - off) / (largest_magnitude(off) or 1.0)
-        for pair in pairs
+        for pair in moved
+        if pair is not None
     ]
 
 
 def nonfinite(evidence: Evidence) -> Iterator[Detection]:
     """Detect elements that are not finite, and describe their positions."""
-    bad = _bad(evidence.first)
-    count = int(bad.sum())
-    if not count:
+    values = evidence.first.got[_bad(evidence.first)]
+    if not values.numel():
         return
-    values = evidence.first.got[bad]
-    nans, total = int(values.isnan().sum()), bad.numel()
-    kind = "nan" if nans == count else "nan or infinite" if nans else "infinite"
-    which = "everywhere" if count == total else f"in {count} of {total} elements"
-    description = None if count == total else describe_elements(evidence, _bad)
-    reason = f"it is {kind} {which}" + (f", {description}" if description else "")
-    yield Detection(
-        "nan", reason, {"elements": f"{count} of {total}", **({"place": description} if description else {})}
+    nans = int(values.isnan().sum())
+    kind = "nan" if nans == len(values) else "nan or infinite" if nans else "infinite"
+    count, place = _placed(evidence, _bad)
+    reason = f"it is {kind} " + (
+        f"in {count} elements" if len(values) < evidence.first.got.numel() else "everywhere"
     )
+    measured = {"elements": count, **({"place": place} if place else {})}
+    yield Detection("nan", ", ".join(filter(None, [reason, place])), measured)
+
+
+def _placed(evidence: Evidence, mask: Mask) -> tuple[str, str | None]:
+    """Count the elements of a mask, and describe their positions if these are not all."""
+    chosen = mask(evidence.first)
+    count, total = int(chosen.sum()), chosen.numel()
+    return f"{count} of {total}", None if count == total else describe_elements(evidence, mask)
 
 
 def not_matched(evidence: Evidence) -> Detection | None:
@@ -127,21 +132,18 @@ def not_matched(evidence: Evidence) -> Detection | None:
     Only of results: the gradient of a reference may be nan where another is right.
     """
     pair = evidence.first
-    if not pair.same_shape or evidence.observation.got is None:
+    if not pair.same_shape or pair.computed is None or not bool(_unmatched(pair).any()):
         return None
     other = _unmatched(pair)
-    count, total = int(other.sum()), other.numel()
-    if not count:
-        return None
-    place = None if count == total else describe_elements(evidence, _unmatched)
     got, right = _named(pair.got[other]), _named(pair.expected[other])
-    reason = f"it is {got} where the right one is {right}, in {count} of {total} elements"
+    count, place = _placed(evidence, _unmatched)
+    reason = f"it is {got} where the right one is {right}, in {count} elements"
     reason += f", {place}" if place else ""
     reason += f"; if {got} is meant there, let the reference give it"
-    return Detection("nan", reason, {"elements": f"{count} of {total}"})
+    return Detection("nan", reason, {"elements": count})
 
 
-def _unmatched(pair: Pair) -> Tensor:
+def _unmatched(pair: Observation) -> Tensor:
     same = (pair.got == pair.expected) | (pair.got.isnan() & pair.expected.isnan())
     return ~pair.expected.isfinite() & ~same
 
@@ -157,5 +159,5 @@ def _named(values: Tensor) -> str:
     return "nan or infinite" if bool(values.isnan().any()) else "infinite"
 
 
-def _bad(pair: Pair) -> Tensor:
+def _bad(pair: Observation) -> Tensor:
     return ~pair.got.isfinite() & pair.expected.isfinite()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import combinations, islice, product
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, conditions, negligible
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.checking.numerics.compare import all_close
+from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, multiple, times
+from opsmith.checking.diagnosis.observation import Observation
+from opsmith.judging.compare import all_close
 
 
 def region(evidence: Evidence) -> Iterator[Detection]:
@@ -42,11 +44,9 @@ def inside(evidence: Evidence) -> str:
     slack = float(evidence.first.slack.max())
     if not bool(actual.any()):
         return "it is zero there"
-    weight = float((right.abs() ** 2).sum())
-    if weight and len(actual) > 1:
-        factor = complex((right.conj() * actual).sum() / weight)
-        if all_close(actual, right * (factor if right.is_complex() else factor.real), slack):
-            return f"it is {shown_factor(factor)} times the right one there"
+    factor = multiple(right, actual)
+    if factor is not None and len(actual) > 1 and all_close(actual, times(factor, right), slack):
+        return f"it is {shown_factor(factor)} times the right one there"
     if len(actual) > 1 and all_close(actual, actual[0].expand_as(actual), slack):
         return f"it is {actual[0].item():.6g} there"
     if not bool(right.any()):
@@ -57,7 +57,7 @@ def inside(evidence: Evidence) -> str:
 MOST_WORDS = 2
 """Largest number of equally good descriptions in a message."""
 
-Mask = Callable[[Pair], Tensor]
+Mask = Callable[[Observation], Tensor]
 """Mask of the elements of a pair."""
 
 
@@ -77,7 +77,7 @@ def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
     total = union.numel()
     if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
         return None, False
-    at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes if pair.same_shape]
+    at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes]
     fitting: list[str] = []
     fallback = None
     for rule in element_rules(union):
@@ -85,7 +85,7 @@ def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
             fallback = rule.words
         if rule.words.startswith("at") and fitting:
             continue  # a rule is better than a list
-        if all(_predicts(rule.mask(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
+        if all(_predicts(rule.at(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
             fitting.append(rule.words)
     if fitting:
         short = len(fitting[0]) + len(fitting[-1]) < 80
@@ -93,18 +93,15 @@ def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
     return fallback, False
 
 
-def _predicts(predicted: Tensor, found: Tensor, pair: Pair) -> bool:
+def _predicts(predicted: Tensor, found: Tensor, pair: Observation) -> bool:
     extra = predicted & ~found & ~negligible(pair, found)
     return not bool((found & ~predicted).any()) and not bool(extra.any())
 
 
 def by_condition(evidence: Evidence, mask: Mask) -> str | None:
     """Describe elements by a condition on the values beside them."""
-    pairs = [*evidence.pairs, *evidence.more, *(pair for pair in evidence.other_sizes if pair.same_shape)]
-    table = ElementTable.of(pairs, mask)
-    for found in conditions(table):
-        return found.words
-    return None
+    table = ElementTable.of([*evidence.pairs, *evidence.more, *evidence.other_sizes], mask)
+    return next(conditions(table), None)
 
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -120,30 +117,25 @@ COMBINATIONS = 200
 Indices = frozenset[int]
 
 
-@dataclass(frozen=True)
-class IndexRule:
-    """A set of indices along one dimension, at every size.
-
-    Args:
-        words: Description; `{}` stands for the counted item: row, column, element.
-        at: Returns the set at a size.
-    """
-
-    words: str
-    at: Callable[[int], Indices]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class ElementRule:
-    """A set of elements, at every shape.
+class Rule(Generic[T, R]):
+    """A set of indices along one dimension, at every size; or a mask of elements, at every shape.
 
     Args:
-        words: Description, as in `in its last row`.
-        mask: Returns the mask of the elements of a shape.
+        words: Description, as in `in its last row`; of indices, `{}` stands for the counted item.
+        at: Returns the set at a size, or the mask of a shape.
     """
 
     words: str
-    mask: Callable[[torch.Size], Tensor]
+    at: Callable[[T], R]
+
+
+IndexRule = Rule[int, Indices]
+ElementRule = Rule[torch.Size, Tensor]
 
 
 def element_rules(mask: Tensor) -> Iterator[ElementRule]:
@@ -197,38 +189,48 @@ def _rules(found: Indices, size: int) -> Iterator[IndexRule]:
     if not found or len(found) == size:
         return
     low, high = min(found), max(found)
-    yield IndexRule("the last {}", lambda n: frozenset({n - 1} if n else ()))
-    yield IndexRule("the first {}", lambda n: frozenset({0} if n else ()))
+    rules: list[tuple[str, Callable[[int], range]]] = [
+        ("the last {}", lambda n: range(max(n - 1, 0), n)),
+        ("the first {}", lambda n: range(min(n, 1))),
+    ]
     if len(found) == 1 and 0 < low < size - 1:
-        yield IndexRule(f"{{}} {low}", lambda n: frozenset({low} if low < n else ()))
-    yield IndexRule("all but the first {}", lambda n: frozenset(range(1, n)))
-    yield IndexRule("all but the last {}", lambda n: frozenset(range(n - 1)))
-    yield IndexRule("the first and the last {}", lambda n: frozenset({0, n - 1}) if n else frozenset())
-    yield IndexRule("every {} but the first and the last", lambda n: frozenset(range(1, n - 1)))
+        rules.append((f"{{}} {low}", lambda n: range(low, min(low + 1, n))))
+    rules += [
+        ("all but the first {}", lambda n: range(1, n)),
+        ("all but the last {}", lambda n: range(n - 1)),
+        ("the first and the last {}", lambda n: range(0, n, max(n - 1, 1))),
+        ("every {} but the first and the last", lambda n: range(1, n - 1)),
+    ]
     for width in WIDTHS:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
-        yield IndexRule(words, partial(_tail, width=width))
-    if len(found) == 1:
-        return
-    yield IndexRule(f"the last {size - low} {{}}s", lambda n: frozenset(range(max(n - (size - low), 0), n)))
-    yield IndexRule(f"every {{}} from {low} on", lambda n: frozenset(range(low, n)))
-    yield IndexRule(f"every {{}} up to {high}", lambda n: frozenset(range(min(high + 1, n))))
-    yield IndexRule(f"every {{}} from {low} to {high}", lambda n: frozenset(range(low, min(high + 1, n))))
-    yield IndexRule("every {} in the second half", lambda n: frozenset(range(n - n // 2, n)))
-    yield IndexRule("every {} in the first half", lambda n: frozenset(range(n // 2)))
+        rules.append((words, partial(_tail, width=width)))
+    if len(found) > 1:
+        rules += [
+            (f"the last {size - low} {{}}s", lambda n: range(max(n - (size - low), 0), n)),
+            (f"every {{}} from {low} on", lambda n: range(low, n)),
+            (f"every {{}} up to {high}", lambda n: range(min(high + 1, n))),
+            (f"every {{}} from {low} to {high}", lambda n: range(low, min(high + 1, n))),
+            ("every {} in the second half", lambda n: range(n - n // 2, n)),
+            ("every {} in the first half", lambda n: range(n // 2)),
+        ]
     for stride in STRIDES if len(found) > 2 else ():
-        start = low % stride
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
-        words = f"every {nth} {{}}, from {start} on"
-        yield IndexRule(words, partial(_strided, start=start, stride=stride))
+        strided = partial(_strided, start=low % stride, stride=stride)
+        rules.append((f"every {nth} {{}}, from {low % stride} on", strided))
+    for words, at in rules:
+        yield IndexRule(words, partial(_indices, at=at))
 
 
-def _tail(n: int, width: int) -> Indices:
-    return frozenset(range(n // width * width, n))
+def _indices(n: int, at: Callable[[int], range]) -> Indices:
+    return frozenset(at(n))
 
 
-def _strided(n: int, start: int, stride: int) -> Indices:
-    return frozenset(range(start, n, stride))
+def _tail(n: int, width: int) -> range:
+    return range(n // width * width, n)
+
+
+def _strided(n: int, start: int, stride: int) -> range:
+    return range(start, n, stride)
 
 
 def _set(mask: Tensor) -> Indices:
@@ -271,30 +273,29 @@ def _box(shape: torch.Size, named: dict[int, IndexRule]) -> Tensor:
     for dim, each in named.items():
         if dim >= len(shape):
             return torch.zeros(shape, dtype=torch.bool)
-        kept = torch.zeros(shape[dim], dtype=torch.bool)
-        kept[sorted(each.at(shape[dim]))] = True
-        mask &= kept.reshape(-1, *[1] * (len(shape) - dim - 1))
+        mask &= mask_of(each.at(shape[dim]), shape[dim]).reshape(-1, *[1] * (len(shape) - dim - 1))
     return mask
 
 
-RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "on the diagonal": torch.eq,
-    "off the diagonal": torch.ne,
-    "above the diagonal": torch.lt,
-    "below the diagonal": torch.gt,
-    "on and above the diagonal": torch.le,
-    "on and below the diagonal": torch.ge,
-}
+def mask_of(indices: Indices, size: int) -> Tensor:
+    """Return the mask of a set of indices along a dimension.
+
+    Example:
+        >>> mask_of(frozenset({1}), 3)
+        tensor([False,  True, False])
+    """
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[sorted(indices)] = True
+    return mask
 
 
 def _diagonals(mask: Tensor) -> Iterator[ElementRule]:
-    for first in range(mask.dim()):
-        for second in range(first + 1, mask.dim()):
-            for words, relation in RELATIONS.items():
-                of = "" if mask.dim() == 2 else f" of dimensions {first} and {second}"
-                rule = partial(_related, first=first, second=second, relation=relation)
-                if torch.equal(rule(mask.shape), mask):
-                    yield ElementRule(words + of, rule)
+    for first, second in combinations(range(mask.dim()), 2):
+        for relation, words in COMPARISONS.items():
+            of = "" if mask.dim() == 2 else f" of dimensions {first} and {second}"
+            rule = partial(_related, first=first, second=second, relation=relation)
+            if torch.equal(rule(mask.shape), mask):
+                yield ElementRule(words[2] + of, rule)
 
 
 def _related(
@@ -315,6 +316,4 @@ def _border(shape: torch.Size, *, inside: bool) -> Tensor:
 
 
 def _flat(shape: torch.Size, each: IndexRule) -> Tensor:
-    mask = torch.zeros(shape.numel(), dtype=torch.bool)
-    mask[sorted(each.at(shape.numel()))] = True
-    return mask.reshape(shape)
+    return mask_of(each.at(shape.numel()), shape.numel()).reshape(shape)

@@ -1,4 +1,7 @@
-"""Detect a factor on the whole tensor, and name the factor."""
+"""Detect a factor, and name it: on the whole tensor, a wrong sign, or a factor for each index.
+
+A factor on a part is `region`, which describes that fault better.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +10,47 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Pair
-from opsmith.checking.diagnosis.observation import Observation
-
-STEADY = 1e-6
-"""Relative difference below which factors of different inputs are the same."""
+from opsmith.checking.diagnosis.decompositions import NAMED
+from opsmith.checking.diagnosis.evidence import Detection, Evidence, Prediction, multiple, times
+from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.core.generate_like import WHOLE
 
 FEW = 3
-"""Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence."""
+"""Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence. In fewer
+pairs the factor of an element may stay the same by chance."""
 
 
 def scale(evidence: Evidence) -> Iterator[Detection]:
     """Detect a factor: constant on all inputs; or varying, but with a name or confirmed by many numbers."""
-    factor = factor_of(evidence.first)
-    if factor is None or abs(factor - 1) < 1e-6:
+    factors = [each for each in map(factor_of, evidence.pairs) if each is not None]
+    if len(factors) != len(evidence.pairs) or abs(factors[0] - 1) < SAME:
         return
-    fresh = [factor_of(pair) for pair in evidence.fresh]
-    factors = [factor, *(each for each in fresh if each is not None)]
-    if len(factors) != len(evidence.pairs):
-        return
-    steady = all(cmath.isclose(each, factor, rel_tol=STEADY) for each in factors)
-    if steady and abs(factor + 1) < 1e-6:
+    factor = factors[0]
+    steady = all(cmath.isclose(each, factor, rel_tol=SAME) for each in factors)
+    if steady and abs(factor + 1) < SAME:
         return  # a wrong sign
-    got = evidence.observation.got
-    close = max(CLOSE, 16 * torch.finfo(got.dtype).eps) if got is not None else CLOSE
-    if evidence.observation.tolerance is not None:
+    computed, close = evidence.first.computed, NAMED
+    if computed is not None:
+        close = max(NAMED, 16 * torch.finfo(computed.dtype).eps)
+    if evidence.first.tolerance is not None:
         close = max(close, 1e-4)  # finite differences have no more digits
     names = named_factors(evidence, factors, close)
     shown = shown_factor(factor, close)
     few = min(int(pair.expected.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in evidence.pairs) < FEW
     if few and not (evidence.fresh and (names or steady)) and not _whole(shown):
         return
-    measured = {"factor": factor.real if factor.imag == 0 else factor}
-    if names:
+    measured = {"factor": factor if factor.imag else factor.real}
+    if names or steady:
         words = [name for name in names if name != shown]
-        equals = " or ".join(words)
-        reason = f"it is the right one times {shown}" + (f", which is {equals}" if words else "")
-        yield Detection("scale", reason, {**measured, "equals": " or ".join(names)})
-    elif steady:
-        yield Detection("scale", f"it is the right one times {shown}", {**measured, "equals": shown})
+        reason = f"it is the right one times {shown}" + (f", which is {' or '.join(words)}" if words else "")
+        yield Detection("scale", reason, {**measured, "equals": " or ".join(names or [shown])})
     else:
         every = ", ".join(shown_factor(each, close) for each in factors)
         reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
@@ -62,19 +62,13 @@ def _whole(shown: str) -> bool:
     return shown.lstrip("-").removeprefix("1/").isdigit()
 
 
-def factor_of(pair: Pair) -> complex | None:
+def factor_of(pair: Observation) -> complex | None:
     """Return the factor between a pair's tensors; None if no factor explains all elements."""
-    if not pair.same_shape:
+    if not pair.same_shape or not pair.got.any():
         return None
     known = pair.expected.isfinite()  # finite differences do not know every element
-    right, actual = pair.expected[known], pair.got[known]
-    weight = float((right.abs() ** 2).sum())
-    if not weight or not actual.any():
-        return None
-    factor = complex((right.conj() * actual).sum() / weight)
-    if not pair.expected.is_complex() or abs(factor.imag) < 1e-9 * abs(factor):
-        factor = complex(factor.real)
-    return factor if pair.equals(pair.expected * (factor if factor.imag else factor.real)) else None
+    factor = multiple(pair.expected[known], pair.got[known])
+    return factor if factor is not None and pair.equals(times(factor, pair.expected)) else None
 
 
 MOST = 3
@@ -82,9 +76,6 @@ MOST = 3
 
 LARGEST = 64
 """Largest denominator of a factor that is shown as a fraction."""
-
-CLOSE = 1e-9
-"""Relative precision to which a factor must equal its name, if its digits suffice."""
 
 CONSTANTS: Mapping[str, float] = MappingProxyType(
     {
@@ -128,33 +119,34 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
         "2 times {}": lambda n: 2 * n,
         "2 over {}": lambda n: 2 / n,
         "half of {}": lambda n: n / 2,
-        "n/(n-1), with n {}": lambda n: n / (n - 1),
-        "(n-1)/n, with n {}": lambda n: (n - 1) / n,
-        "1/(n-1), with n {}": lambda n: 1 / (n - 1),
-        "n-1, with n {}": lambda n: n - 1,
         "the square of {}": lambda n: n * n,
         "1 over the square of {}": lambda n: 1 / (n * n),
     }
 )
 
-_OF_SIZES = "with n"
+OF_SIZES: Mapping[str, Measure] = {
+    **FORMS,
+    "n/(n-1), with n {}": lambda n: n / (n - 1),
+    "(n-1)/n, with n {}": lambda n: (n - 1) / n,
+    "1/(n-1), with n {}": lambda n: 1 / (n - 1),
+    "n-1, with n {}": lambda n: n - 1,
+}
 _JUST_A_SIZE = ("{}", "1 over {}")
-OF_ARGUMENTS = {form: measure for form, measure in FORMS.items() if _OF_SIZES not in form}
-OF_ARGUMENTS |= {"1 minus {}": lambda a: 1 - a, "1 over 1 minus {}": lambda a: 1 / (1 - a)}
+OF_ARGUMENTS: Mapping[str, Measure] = {
+    **FORMS,
+    "1 minus {}": lambda a: 1 - a,
+    "1 over 1 minus {}": lambda a: 1 / (1 - a),
+}
 
 
-def shown_factor(factor: complex, close: float = CLOSE) -> str:
-    """Format a factor for a message.
-
-    Args:
-        factor: The factor.
-        close: Its relative precision.
+def shown_factor(factor: complex, close: float = NAMED) -> str:
+    """Format a factor of some relative precision for a message.
 
     Example:
         >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
         ('1/12', 'pi', '2.71828')
     """
-    if abs(factor.imag) > 1e-12 * abs(factor):
+    if abs(factor.imag) > NAMED * abs(factor):
         return f"{factor:.6g}"
     value = factor.real
     if not math.isfinite(value):
@@ -177,88 +169,66 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         factors: One for each pair.
         close: Relative precision of the factors.
     """
-
-    at_other_sizes = [(pair.observation, factor_of(pair)) for pair in evidence.other_sizes]
-    known = [(each, factor) for each, factor in at_other_sizes if factor is not None]
-    cases = [*zip((pair.observation for pair in evidence.pairs), factors, strict=True), *known]
+    cases = [*zip(evidence.pairs, factors, strict=True)]
+    for pair in evidence.other_sizes:
+        factor = factor_of(pair)
+        cases += [] if factor is None else [(pair, factor)]
     if any(abs(factor.imag) > close * abs(factor) for _, factor in cases):
         return []
-    names = []
-    first = shown_factor(factors[0], close)
+    value = factors[0].real
+    first = shown_factor(value, close)
     named = "." not in first or first.lstrip("-") in CONSTANTS
-    if named and all(_close(factor.real, factors[0].real, close) for _, factor in cases):
-        names.append(first)
+    names = (
+        [first] if named and all(math.isclose(each.real, value, rel_tol=close) for _, each in cases) else []
+    )
     # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
-    plain = names == [first] and _plain(factors[0].real)
-    for name in _names(evidence.observation, factors[0].real, close):
-        if plain and name[1] == "size" and name[0].removeprefix("minus ") not in _JUST_A_SIZE:
-            continue
-        if all(_close(factor.real, _value(name, each), close) for each, factor in cases):
-            names.append(name[0].format(name[2]))
+    plain = names == [first] and _plain(value)
+    for quantities, forms in ((sizes, OF_SIZES), (arguments, OF_ARGUMENTS)):
+        known = [(quantities(pair), factor.real) for pair, factor in cases]
+        for which, (form, measure), sign in product(known[0][0], forms.items(), (1, -1)):
+            if plain and quantities is sizes and form not in _JUST_A_SIZE:
+                continue
+            if all(_close(each, sign, measure, found.get(which), close) for found, each in known):
+                names.append(f"{'minus ' if sign < 0 else ''}{form.format(which)}")
     # A size is likelier than 1/12.
     if names and names[0] == first and len(names) > 1 and not plain:
         names = [*names[1:MOST], first]
     return names[:MOST]
 
 
-Name = tuple[str, str, str]
-"""Form, kind of quantity, and label of the quantity."""
-
-
-def _names(observation: Observation, factor: float, close: float) -> Iterator[Name]:
-    """Yield the names that the first factor may have."""
-    for kind, quantities in (("size", sizes(observation)), ("argument", arguments(observation))):
-        for which in quantities:
-            for form in OF_ARGUMENTS if kind == "argument" else FORMS:
-                for sign in ("", "minus "):
-                    name = (sign + form, kind, which)
-                    if _close(factor, _value(name, observation), close):
-                        yield name
-
-
-def _value(name: Name, observation: Observation) -> float | None:
-    form, kind, which = name
-    quantities = sizes(observation) if kind == "size" else arguments(observation)
-    if which not in quantities:
-        return None
-    measure: Measure = {**FORMS, **OF_ARGUMENTS}[form.removeprefix("minus ")]
+def _close(factor: float, sign: int, measure: Measure, quantity: float | None, close: float) -> bool:
+    """Return True if a factor is a measure of a quantity."""
     with suppress(ValueError, ZeroDivisionError, OverflowError):
-        return (-1 if form.startswith("minus ") else 1) * measure(quantities[which])
-    return None
+        return quantity is not None and math.isclose(factor, sign * measure(quantity), rel_tol=close)
+    return False
 
 
-def sizes(observation: Observation) -> dict[str, float]:
+def sizes(pair: Observation) -> dict[str, float]:
     """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
-    every = {**observation.inputs, **observation.results}
+    every = {**pair.inputs, **pair.results}
     tensors = {label: each for label, each in every.items() if isinstance(each, Tensor) and each.numel()}
-    order = sorted(tensors, key=lambda label: label != observation.argument)
+    order = sorted(tensors, key=lambda label: label != pair.argument)
     found: dict[str, float] = {
         f"the number of elements of `{label}`": tensors[label].numel() for label in order
     }
     for label in order:
         for dim, size in enumerate(tensors[label].shape if tensors[label].dim() > 1 else ()):
             found[f"the size of dimension {dim} of `{label}`"] = size
-    result = next((value for value in observation.results.values() if value.numel()), None)
-    own = observation.inputs.get(observation.argument or "")
-    if result is not None and isinstance(own, Tensor) and own.numel() and result.numel() != own.numel():
-        found[f"the number of elements of the result for each of `{observation.argument}`"] = (
-            result.numel() / own.numel()
-        )
+    result = next((value for value in pair.results.values() if value.numel()), None)
+    own = pair.own.numel() if isinstance(pair.own, Tensor) else 0
+    if result is not None and own and result.numel() != own:
+        found[f"the number of elements of the result for each of `{pair.argument}`"] = result.numel() / own
     return found
 
 
-def arguments(observation: Observation) -> dict[str, float]:
+def arguments(pair: Observation) -> dict[str, float]:
     """Return the numbers among the arguments, and tensors of one element."""
     found: dict[str, float] = {}
-    for label, value in observation.inputs.items():
+    for label, value in pair.inputs.items():
         single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
         if single or (isinstance(value, int | float) and not isinstance(value, bool)):
             found[f"`{label}`"] = float(value)
     return found
-
-
-def _close(factor: float, value: float | None, close: float) -> bool:
-    return value is not None and math.isclose(factor, value, rel_tol=close)
 
 
 def _plain(factor: float) -> bool:
@@ -266,3 +236,134 @@ def _plain(factor: float) -> bool:
         return False
     simple = Fraction(abs(factor)).limit_denominator(LARGEST)
     return max(simple.numerator, simple.denominator) <= 4
+
+
+SHOWN = 6
+"""Largest number of factors in a message."""
+
+
+def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
+    """Detect factors equal to the number of occurrences of an index, or constant on fresh inputs."""
+    first = evidence.first
+    if not first.same_shape or first.expected.is_complex() or first.expected.numel() < 2:
+        return
+    if not all(bool((pair.got.isfinite() & pair.expected.isfinite()).all()) for pair in evidence.pairs):
+        return
+    groups = [*evidence.first_fitting(_of_groups(evidence))]
+    yield from groups or _steady(evidence)
+
+
+def _steady(evidence: Evidence) -> Iterator[Detection]:
+    """Detect factors by position alone, the same on every fresh input."""
+    rights, mines = (
+        torch.stack([getattr(pair, side) for pair in evidence.pairs]) for side in ("expected", "got")
+    )
+    known = (rights != 0).sum(0) >= FEW
+    if not bool((known | (rights == 0).all(0)).all()):
+        return
+
+    def fitted(*dims: int) -> Tensor:
+        """Fit factors, each constant along some dimensions."""
+        over = (0, *(dim + 1 for dim in dims))
+        weight = (rights * rights).sum(over, keepdim=True)[0]
+        return torch.where(weight > 0, (rights * mines).sum(over, keepdim=True)[0] / weight, 1.0)
+
+    def fits(factors: Tensor) -> bool:
+        return evidence.fits(lambda pair: pair.expected * factors)
+
+    factors = fitted()
+    if not _varied(factors[known]) or not fits(factors):
+        return
+    words = f"it is the right one times a factor of its own for each element: {_listed(factors)}"
+    for dim in range(factors.dim()) if factors.dim() > 1 else ():
+        alike = fitted(*(other for other in range(factors.dim()) if other != dim))
+        if fits(alike):
+            words = f"it is the right one times a factor for each index of dimension {dim}: {_listed(alike)}"
+            break
+    other = factors[known & ((factors - 1).abs() > SAME)]
+    part = not _varied(other) or 2 * len(other) <= int(known.sum())  # `region` describes a wrong part better
+    yield Detection("scale", f"{words}; the same on fresh inputs", {"factors": factors.tolist()}, weak=part)
+
+
+def _varied(factors: Tensor) -> bool:
+    """Return True if there is more than one factor."""
+    low, high = (float(each) for each in factors.aminmax()) if factors.numel() else (1.0, 1.0)
+    return not math.isclose(low, high, rel_tol=SAME)
+
+
+def _listed(factors: Tensor) -> str:
+    shown = [shown_factor(each, SAME) for each in factors.flatten().tolist()]
+    return ", ".join(shown[:SHOWN]) + (", ..." if len(shown) > SHOWN else "")
+
+
+COUNTS = MappingProxyType(
+    {
+        "1 over how often {}": lambda count: 1 / count,
+        "how often {}": lambda count: count,
+        "1 over the square root of how often {}": lambda count: count.rsqrt(),
+    }
+)
+
+
+def _of_groups(evidence: Evidence) -> Iterator[Detection]:
+    """Yield means over groups instead of sums, and the reverse."""
+    for label, index in evidence.first.inputs.items():
+        if not isinstance(index, Tensor) or index.dtype not in WHOLE:
+            continue
+        for dim, by_value, (form, take) in product(
+            range(evidence.first.expected.dim()), (True, False), COUNTS.items()
+        ):
+            equals = form.format(f"{'it' if by_value else f'its entry of `{label}`'} occurs in `{label}`")
+            words = f"it is the right one times a factor for each index of dimension {dim}: {equals}"
+            predicted = partial(_counted, label=label, dim=dim, by_value=by_value, take=take)
+            yield Detection("scale", words, {"equals": equals}, predicted=predicted)
+
+
+def _counted(
+    pair: Observation, label: str, dim: int, by_value: bool, take: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Predict the right gradient times factors that differ: of an index, or of the group of each element."""
+    value = pair.inputs.get(label)
+    if not isinstance(value, Tensor) or not value.dim() or not value.numel() or int(value.min()) < 0:
+        return None
+    index, shape = value.detach().cpu().flatten().long(), pair.expected.shape
+    if by_value:
+        if int(index.max()) >= shape[dim]:
+            return None
+        counts = index.bincount(minlength=shape[dim])
+    elif shape[dim : dim + value.dim()] == value.shape:
+        counts = index.bincount()[index].reshape(value.shape)
+    else:
+        return None
+    behind = len(shape) - dim - counts.dim()
+    counts = counts.clamp_min(1).double().reshape(*counts.shape, *[1] * behind).expand(shape)
+    return pair.expected * take(counts) if _varied(counts[pair.expected != 0]) else None
+
+
+def sign(evidence: Evidence) -> Iterator[Detection]:
+    """Detect the negative, the complex conjugate, or the result of a forgotten conjugate."""
+    first = evidence.first
+    if not first.expected.any():
+        return
+    hypotheses = [Detection("sign", NEGATIVE, {"factor": -1.0}, predicted=lambda pair: -pair.expected)]
+    if any(each.is_complex() for each in (first.expected, *first.given.values())):
+        hypotheses += [Detection("sign", reason, predicted=each) for reason, each in CONJUGATES.items()]
+    yield from evidence.first_fitting(hypotheses)
+
+
+def _holomorphic(pair: Observation) -> Tensor | None:
+    """Compute grad * f' by two conjugations; for a holomorphic f, grad * conj(f') is right."""
+    found = pair.with_grads(lambda _, grad: grad.conj())
+    return None if found is None else found.conj().resolve_conj()
+
+
+NEGATIVE = "it is the right one times -1"
+CONJUGATES: dict[str, Prediction] = {
+    "it is the complex conjugate of the right one: its imaginary part has the other sign": (
+        lambda pair: pair.expected.conj().resolve_conj()
+    ),
+    "it is minus the complex conjugate of the right one: its real part has the other sign": (
+        lambda pair: -pair.expected.conj().resolve_conj()
+    ),
+    "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
+}

@@ -12,21 +12,22 @@ from torch import Tensor
 
 from opsmith.checking.calls import SampleRun, TensorName, copies
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.compare import (
+from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.report import Failure, Given
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
+from opsmith.checking.side_effects.steady_runs import DIFFERS
+from opsmith.checking.subject import Subject
+from opsmith.checking.ways import Outputs
+from opsmith.judging.answer import Computation
+from opsmith.judging.compare import (
     differ_beyond_rounding,
     exact_difference,
     form_difference,
     within_rounding,
 )
-from opsmith.checking.numerics.judge import judge
-from opsmith.checking.property import Findings, Note, Property, each_sample
-from opsmith.checking.report import Failure, Given
-from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
-from opsmith.checking.side_effects.steady_runs import DIFFERS
-from opsmith.checking.subject import Subject
-from opsmith.checking.ways import Outputs
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import is_inexact
 
 NAME = "determinism"
 WIDEST_DTYPES = (torch.float64, torch.complex128)

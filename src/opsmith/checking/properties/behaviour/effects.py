@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,20 +11,27 @@ from torch import Tensor
 
 from opsmith.checking.calls import LiveCall, SampleRun, copies, rule_location
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
-from opsmith.checking.numerics.compare import SavedBits, differ_beyond_rounding
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import IMPORTED, Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.object_arguments import ObjectState, TensorState
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.aliasing import shared_memory
 from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
 from opsmith.checking.side_effects.global_settings import ImportChanges, import_changes, other_settings
-from opsmith.checking.side_effects.liveness import attribute_tensors, nodes, record_saved_tensors
-from opsmith.checking.side_effects.reachable_state import changes_since, short_repr, take_snapshot
+from opsmith.checking.side_effects.liveness import (
+    address,
+    attribute_tensors,
+    named_tensors,
+    nodes,
+    record_saved_tensors,
+)
+from opsmith.checking.side_effects.outside_state import OutsideState, short_repr
 from opsmith.checking.side_effects.steady_runs import CHANGED
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
 from opsmith.core.formula import listed
+from opsmith.judging.compare import SavedBits, differ_beyond_rounding
+from opsmith.torch_library import capabilities
 
 NAME = "effects"
 
@@ -83,10 +90,13 @@ class EffectsRun(SampleRun):
 
     sliced: bool = False
 
-    def guarded(self) -> tuple[list[Any], list[GuardedTensor | None]]:
+    def guarded(self) -> tuple[list[Any], dict[str, GuardedTensor]]:
         """The arguments with margins around them, and their guards; none of what a call may resize."""
         flat, guards = guarded(self.flat(), sliced=self.sliced)
-        return flat, [None if self.sample.is_buffer(at) else guard for at, guard in enumerate(guards)]
+        labelled = enumerate(zip(self.sample.labels, guards, strict=True))
+        return flat, {
+            name: guard for at, (name, guard) in labelled if guard and not self.sample.is_buffer(at)
+        }
 
     def failure(self, input: str | None, cause: str, message: str, where: str, **evidence: Any) -> Failure:
         """A failure on this sample."""
@@ -94,6 +104,51 @@ class EffectsRun(SampleRun):
         if self.sliced:
             shown["layout"] = "every second element of a buffer"
         return Failure(NAME, input, cause, message, where, shown)
+
+
+@dataclass
+class Watched:
+    """Memory that a call and its backwards may not write into.
+
+    Args:
+        run: The run.
+        arguments: Guards of the arguments, by their labels.
+        grads: Guards of the grad_outputs, by their names.
+        kept: What is kept for a backward or was returned, each with its name.
+    """
+
+    run: EffectsRun
+    arguments: Mapping[str, GuardedTensor]
+    grads: Mapping[str, GuardedTensor] = field(default_factory=dict)
+    kept: Sequence[tuple[str, SavedBits]] = ()
+
+    def written(self, during: str, where: str) -> Iterator[Failure]:
+        """Yield what was written into; what is kept only where no argument and no grad_output explains it."""
+        explained = False
+        for cause, guards in (("mutates-input", self.arguments), ("mutates-grad-output", self.grads)):
+            for name, guard in guards.items():
+                written = guard.written()
+                if written is None:
+                    continue
+                explained = True
+                words, outside = written
+                if outside:
+                    message = (
+                        f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
+                        "hold its indices to the tensor's sizes and strides"
+                    )
+                else:
+                    message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
+                yield self.run.failure(name, cause, message, where)
+        for who, bits in () if explained else self.kept:
+            what = bits.written()
+            if what is not None:
+                message = (
+                    f"{during} wrote into {who}, which is kept for it or was returned: {what}; another "
+                    "backward through the same graph may go wrong. Work on a copy, `.clone()`"
+                )
+                yield self.run.failure(None, "mutates-saved", message, self.run.backward_location())
+                return
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
@@ -138,21 +193,20 @@ def _in_slices(observed: EffectsRun) -> Findings:
 
 
 def _forward(observed: EffectsRun) -> Findings:
-    subject, sample = observed.subject, observed.sample
+    subject, labels = observed.subject, observed.sample.labels
     flat, guards = observed.guarded()
     where = subject.runs_at(flat)
     forms = [_form(value) for value in flat]
     with torch.no_grad():
-        first = subject.call(sample, flat)
+        first = subject.call(observed.sample, flat)
     declared = {at for at, value in enumerate(flat) if any(value is result for result in first)}
     for at in sorted(declared):
-        yield Note(f"it writes into `{sample.labels[at]}` and returns it, as it has declared")
-    names = dict(enumerate(sample.labels))
-    watched = [None if at in declared else guard for at, guard in enumerate(guards)]
-    yield from _written(observed, names, watched, "a call", "mutates-input", where)
+        yield Note(f"it writes into `{labels[at]}` and returns it, as it has declared")
+        guards.pop(labels[at], None)
+    yield from Watched(observed, guards).written("a call", where)
     yield from _reformed(observed, flat, forms, declared, where)
     if not observed.sliced:
-        yield from shared_memory(observed, NAME)
+        yield from _shared_memory(observed)
 
 
 def _form(value: Any) -> Any:
@@ -166,7 +220,7 @@ def _reformed(
 ) -> Findings:
     """Report arguments whose memory, shape or flags were replaced without a write into their memory."""
     for at, (value, form) in enumerate(zip(flat, forms, strict=True)):
-        if at in declared or form is None or _form(value) == form:
+        if at in declared or _form(value) == form:
             continue
         label = observed.sample.labels[at]
         if value.requires_grad != form[-1]:
@@ -180,27 +234,69 @@ def _reformed(
             yield replace(found, given="unpromised" if buffer else "usual")
 
 
-def _written(
-    observed: EffectsRun,
-    names: dict[int, str],
-    guards: Sequence[GuardedTensor | None],
-    what: str,
-    cause: str,
-    where: str,
-) -> Findings:
-    for at, guard in enumerate(guards):
-        written = None if guard is None else guard.written()
-        if written is None:
-            continue
-        words, outside = written
-        if outside:
+def _shared_memory(observed: EffectsRun) -> Findings:
+    """Detect results that share memory with an argument, with one another, or with those of another call.
+
+    A Function class may return a view of an argument if autograd records it, since autograd then refuses to
+    differentiate after a write into either. Otherwise a write changes the other one unnoticed.
+    """
+    subject, sample, flat = observed.subject, observed.sample, observed.flat()
+    call, hint = observed.call(flat, leaf=False), "return a copy, `.clone()`"
+    names = [result.name for result in subject.results(sample)]
+    where = subject.runs_at(flat)
+    bare = subject.apply is not None and not subject.kind.in_library
+    for at, result in enumerate(call.results):
+        others = [(f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)]
+        others += [(f"the result `{names[before]}`", call.results[before]) for before in range(at)]
+        for label, other in others:
+            if result is other or not _shares_memory(result, other):
+                continue
+            if bare and _is_recorded_view(result, other):
+                yield Note(f"`{names[at]}` is a view of {label}, and autograd knows it")
+                break
+            why = ", and autograd does not know it: a write into one changes the other unseen" if bare else ""
+            message = f"`{names[at]}` shares memory with {label}{why}; {hint}"
+            yield observed.failure(names[at], "aliases-input", message, where)
+            break
+    again = observed.call(leaf=False)
+    for name, one, other in zip(names, call.results, again.results, strict=True):
+        if _shares_memory(one, other):
             message = (
-                f"{what} writes outside of `{names[at]}`, into memory that belongs to others: {words}; hold "
-                "its indices to the tensor's sizes and strides"
+                f"two calls return the same memory as `{name}`, which it keeps: the second overwrites what "
+                f"the first returned, or a write into one changes the other; {hint}"
             )
-        else:
-            message = f"{what} wrote into `{names[at]}`: {words}; work on a copy, `.clone()`"
-        yield observed.failure(names[at], cause, message, where)
+            yield observed.failure(name, "stale-state", message, where)
+
+
+def _shares_memory(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or not one.numel() or not other.numel():
+        return False
+    if one is other or capabilities.shares_memory(one, other):
+        return True
+    first, second = one.untyped_storage(), other.untyped_storage()  # each NumPy array gets one of its own
+    return (
+        one.device == other.device
+        and first.data_ptr() < second.data_ptr() + second.nbytes()
+        and second.data_ptr() < first.data_ptr() + first.nbytes()
+    )
+
+
+def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
+    """Return True if autograd records that a write into one changes the other."""
+    before = capabilities.version(result)
+    with torch.no_grad():
+        element = other.detach().as_strided((1,), (1,), other.storage_offset())
+        element.copy_(element.clone())
+    if capabilities.version(result) == before:
+        return False  # the version counter does not notice the write
+    if not (result.requires_grad and other.requires_grad):
+        return True
+    try:
+        with torch.enable_grad():
+            other.mul_(1)
+        return result.grad_fn is None
+    except RuntimeError:
+        return True  # a view made inside of a Function
 
 
 def _backwards(observed: EffectsRun) -> Findings:
@@ -211,65 +307,28 @@ def _backwards(observed: EffectsRun) -> Findings:
     flat, guards = observed.guarded()
     with record_saved_tensors() as saved:
         call = observed.call(flat)
-    argument_guards = [
-        guard if value is leaf and not any(value is result for result in call.results) else None
-        for guard, value, leaf in zip(guards, call.given, call.leaves, strict=True)
-    ]
-    arguments = dict(enumerate(sample.labels))
-    what = "a call whose arguments require gradients"
-    found = [*_written(observed, arguments, argument_guards, what, "mutates-input", subject.runs_at(flat))]
-    if found or not call.open:
-        yield from found
+    for label, value, leaf in zip(sample.labels, call.given, call.leaves, strict=True):
+        if value is not leaf or any(value is result for result in call.results):
+            guards.pop(label, None)  # it is a copy, or it is written into as declared
+    watched = Watched(observed, guards)
+    written = [*watched.written("a call whose arguments require gradients", subject.runs_at(flat))]
+    if written or not call.open:
+        yield from written
         return
-    labels = _labels(observed, call)
-    saved_bits = [
-        SavedBits.of(tensor) for tensor in (*saved, *(r.detach() for r in call.results if r is not None))
+    names = {address(tensor): words for words, _, tensor in reversed(named_tensors(call))}
+    watched.kept = [
+        (names.get(address(tensor), f"a tensor of the shape {list(tensor.shape)}"), SavedBits.of(tensor))
+        for tensor in (*saved, *(each.detach() for each in call.results if each is not None))
     ]
     on_context = [(name, SavedBits.of(tensor.detach())) for name, tensor in attribute_tensors(call.results)]
     grads, grad_guards = guarded(call.grads(), sliced=observed.sliced)
-    names = [subject.results(sample)[at].gradient_name() for at in call.open]
+    results = (subject.results(sample)[at].gradient_name() for at in call.open)
+    watched.grads = {name: guard for name, guard in zip(results, grad_guards, strict=True) if guard}
     first = copies(call.backward(grads, retain_graph=True))
-    where = observed.backward_location()
-    found = [*_written(observed, arguments, argument_guards, "a backward", "mutates-input", where)]
-    found += _written(
-        observed, dict(enumerate(names)), grad_guards, "a backward", "mutates-grad-output", where
-    )
-    if not found:
-        found = [*_saved_written(observed, saved_bits, labels)]
+    found: list[Finding] = [*watched.written("a backward", observed.backward_location())]
     if not found and not observed.sliced:
         found = [*_second_backward(observed, call, first, on_context)]
-    if not found:
-        found = [*_second_order(observed, call, saved_bits, labels, argument_guards)]
-    yield from found
-
-
-def _labels(observed: EffectsRun, call: LiveCall) -> dict[int, str]:
-    """Names of arguments and results by the address of their memory, for messages."""
-    labels: dict[int, str] = {}
-    for result, described in zip(call.results, observed.subject.results(observed.sample), strict=True):
-        if isinstance(result, Tensor):
-            labels[result.untyped_storage().data_ptr()] = f"the result `{described.name}`"
-    for value, label in zip(call.given, observed.sample.labels, strict=True):
-        if isinstance(value, Tensor):
-            labels[value.untyped_storage().data_ptr()] = f"`{label}`"
-    return labels
-
-
-def _saved_written(
-    observed: EffectsRun, saved_bits: Sequence[SavedBits], labels: dict[int, str], what: str = "a backward"
-) -> Findings:
-    for each in saved_bits:
-        words = each.written()
-        if words is None:
-            continue
-        shape = list(each.tensor.shape)
-        who = labels.get(each.tensor.untyped_storage().data_ptr(), f"a tensor of the shape {shape}")
-        message = (
-            f"{what} wrote into {who}, which is kept for it or was returned: {words}; another backward "
-            "through the same graph may go wrong. Work on a copy, `.clone()`"
-        )
-        yield observed.failure(None, "mutates-saved", message, observed.backward_location())
-        return
+    yield from found or _second_order(observed, call, watched)
 
 
 REPEATS = 8
@@ -352,13 +411,7 @@ def _refused(error: Exception, again: Callable[[], Any]) -> bool:
     )
 
 
-def _second_order(
-    observed: EffectsRun,
-    call: LiveCall,
-    saved_bits: Sequence[SavedBits],
-    labels: dict[int, str],
-    argument_guards: Sequence[GuardedTensor | None],
-) -> Findings:
+def _second_order(observed: EffectsRun, call: LiveCall, watched: Watched) -> Findings:
     """Run a backward of the backward; the property `second_order` compares its numbers."""
     grads = [grad.requires_grad_() for grad in call.grads()]
     try:
@@ -372,33 +425,28 @@ def _second_order(
         refuse_own(error)
         yield Note(f"second order was left out: {first_line(error)}")
         return
-    what = "a backward of the backward"
-    names = dict(enumerate(observed.sample.labels))
-    found_there = [
-        *_written(observed, names, argument_guards, what, "mutates-input", observed.backward_location())
-    ]
-    yield from found_there or _saved_written(observed, saved_bits, labels, what)
+    yield from watched.written("a backward of the backward", observed.backward_location())
 
 
 def _outside_call(observed: EffectsRun) -> Findings:
     """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
     subject, sample = observed.subject, observed.sample
     subject.restore_outside()  # earlier calls may have made nan of running statistics
-    before = take_snapshot(subject)
+    before = OutsideState.of(subject)
     call = observed.call()
     argnums = observed.argnums if call.open else ()
-    marks = {argnum: torch.full_like(call.leaves[argnum], 3) for argnum in argnums[1:] or argnums}
-    for argnum, mark in marks.items():
-        call.leaves[argnum].grad = mark
-    flags = [_form(value) for value in call.given]
-    written = [*_objects_written(observed, call, "a call", subject.runs_at(call.given))]
+    for argnum in argnums[1:] or argnums:
+        call.leaves[argnum].grad = torch.full_like(call.leaves[argnum], 3)
+    leaves = {argnum: TensorState.of(call.leaves[argnum]) for argnum in argnums}
+    forms = [_form(value) for value in call.given]
+    objects = {sample.labels[at]: sample.objects.state(at, call.given) for at in sample.objects}
+    written = [*_objects_written(observed, objects, "a call", subject.runs_at(call.given))]
     if argnums:
         call.backward(retain_graph=True)
         with Overlooking():  # what it refuses is reported already
             call.backward()
-    for argnum in argnums:
-        grad: Tensor | None = call.leaves[argnum].grad
-        if not _untouched(grad, marks.get(argnum)):
+    for argnum, leaf in leaves.items():
+        if leaf.other_grad():
             label = sample.labels[argnum]
             message = (
                 f"a backward wrote into `{label}.grad`, though `torch.autograd.grad` asked it to return the "
@@ -406,21 +454,20 @@ def _outside_call(observed: EffectsRun) -> Findings:
             )
             yield observed.failure(label, "side-effect", message, observed.backward_location())
     where = observed.backward_location() if argnums else subject.specification.where
-    yield from _reformed(observed, call.given, flags, set(), where)
-    yield from written
-    if not written:
-        yield from _objects_written(observed, call, "a backward", where)
-    yield from _objects_changed(observed, call, where)
-    for name, what in changes_since(before):
+    yield from _reformed(observed, call.given, forms, set(), where)
+    yield from written or _objects_written(observed, objects, "a backward", where)
+    yield from _objects_changed(observed, objects, where)
+    for name, what in before.changes():
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
         yield observed.failure(None, "side-effect", message, where, **{CHANGED: name})
     yield from _settings(observed)
 
 
-def _objects_written(observed: EffectsRun, call: LiveCall, what: str, where: str) -> Findings:
+def _objects_written(
+    observed: EffectsRun, objects: Mapping[str, ObjectState], what: str, where: str
+) -> Findings:
     """Report tensors within an object among the arguments, such as a module, whose numbers change."""
-    for argnum, label in _objects(observed):
-        state = observed.sample.objects.state(argnum, call.given)
+    for label, state in objects.items():
         written = state.written()
         meant = [name for name, tensor in written.items() if id(tensor) in state.statistics]
         if meant:
@@ -434,10 +481,9 @@ def _objects_written(observed: EffectsRun, call: LiveCall, what: str, where: str
             yield observed.failure(label, "mutates-input", message, where)
 
 
-def _objects_changed(observed: EffectsRun, call: LiveCall, where: str) -> Findings:
+def _objects_changed(observed: EffectsRun, objects: Mapping[str, ObjectState], where: str) -> Findings:
     """Report flags, and `.grad` of tensors, that change within an object among the arguments."""
-    for argnum, label in _objects(observed):
-        state = observed.sample.objects.state(argnum, call.given)
+    for label, state in objects.items():
         if flags := state.flags():
             message = f"a call or its backward changes {', '.join(flags)} of `{label}`; work on a copy"
             yield observed.failure(label, "side-effect", message, where)
@@ -449,10 +495,6 @@ def _objects_changed(observed: EffectsRun, call: LiveCall, where: str) -> Findin
             )
             found = observed.failure(label, "side-effect", message, where)
             yield replace(found, given="unpromised")
-
-
-def _objects(observed: EffectsRun) -> list[tuple[int, str]]:
-    return [(argnum, observed.sample.labels[argnum]) for argnum in observed.sample.objects]
 
 
 def _settings(observed: EffectsRun) -> Findings:
@@ -473,11 +515,6 @@ def _settings(observed: EffectsRun) -> Findings:
             f"{short_repr(was)}: take it as an argument, or put it back"
         )
         yield observed.failure(None, "side-effect", message, subject.specification.where, setting=name)
-
-
-def _untouched(grad: Tensor | None, mark: Tensor | None) -> bool:
-    """True if a `.grad` is what was put there before: nothing, or threes."""
-    return grad is None if mark is None else grad is mark and bool((mark == 3).all())
 
 
 EFFECTS = Property(

@@ -17,7 +17,6 @@ from opsmith.checking.calls import SampleRun, TensorName, differentiated
 from opsmith.checking.effort import ALL
 from opsmith.checking.exceptions import Overlooking, of_backward, within_backward
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.numerics.compare import exact_difference
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
@@ -30,6 +29,7 @@ from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare, error_words
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import choose
+from opsmith.judging.compare import exact_difference
 from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
 
 NAME = "layouts"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,12 +16,12 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import (
     WatchedMemory,
+    address,
     attribute_tensors,
     await_autograd,
     holders,
+    named_tensors,
     nodes,
-    not_freed,
-    not_freed_after_collection,
     record_saved_tensors,
 )
 from opsmith.checking.subject import Subject
@@ -47,17 +49,15 @@ def _leaks(run: SampleRun) -> Findings:
     with without_garbage_collection():
         each_call = [_watched(run) for _ in range(CALLS)]
         await_autograd(run.device)
-        left = not_freed([each for call in each_call for each in call])
-        if not left:
-            return
-        left_over = not_freed_after_collection(left)
-        stays = [each for each in left_over if each.label]
-        saved = {each.address: each for each in left_over if not each.label}
+        left = [each for call in each_call for each in call if each.stays]
+        gc.collect()
+        kept = [each for each in left if each.stays]
+        circle = [each for each in left if not each.stays]
+        stays = [each for each in kept if each.words]
+        saved = {each.address: each for each in kept if not each.words}
         first = {each.address for each in each_call[0]}
-        grown = [each for address, each in saved.items() if address not in first]
-        circle = [each for each in left if each.freed]
         where = run.backward_location() if run.argnums else run.subject.specification.where
-        if stays or grown:  # else each call saved the same constants
+        if stays or any(address not in first for address in saved):  # else each call saved the same constants
             yield _kept_for_ever(run, stays or list(saved.values()), where)
         elif circle:
             yield _in_a_circle(run, circle, where)
@@ -66,27 +66,22 @@ def _leaks(run: SampleRun) -> Findings:
 def _watched(run: SampleRun) -> list[WatchedMemory]:
     """Make a call and its backward, drop both, and return the watched memory.
 
-    A saved tensor that is not an argument, result or gradient has an empty label: it may be a constant.
+    A saved tensor that is not an argument, result or gradient has no words: it may be a constant.
     """
-    sample = run.sample
     with record_saved_tensors() as saved:
         call = run.call()
     grads = call.grads()
-    found = call.backward(grads)
-    results = [each.name for each in run.subject.results(sample)]
-    gradients = [f"the gradient of `{sample.labels[argnum]}`" for argnum in run.argnums]
+    labels = [run.sample.labels[argnum] for argnum in run.argnums]
+    gradients = zip(labels, call.backward(grads), strict=True)
     named = [
-        *((f"`{label}`", value) for label, value in zip(sample.labels, call.given, strict=True)),
-        *((f"the result `{name}`", value) for name, value in zip(results, call.results, strict=True)),
-        *(("a grad_output", value) for value in grads),
-        *zip(gradients, found, strict=True),
-        *(("", value) for value in saved),
-        *(("", value) for _, value in attribute_tensors(call.results)),
+        *named_tensors(call),
+        *(("a grad_output", None, grad) for grad in grads),
+        *((f"the gradient of `{label}`", label, each) for label, each in gradients if each is not None),
+        *(("", None, tensor) for tensor in (*saved, *(each for _, each in attribute_tensors(call.results)))),
     ]
     watched: dict[int, WatchedMemory] = {}
-    for label, value in named:
-        if isinstance(value, Tensor):
-            watched.setdefault(value.untyped_storage().data_ptr(), WatchedMemory.of(label, value))
+    for words, name, tensor in named:
+        watched.setdefault(address(tensor), WatchedMemory.of(words, name, tensor))
     return list(watched.values())
 
 
@@ -106,25 +101,19 @@ def _kept_for_ever(run: SampleRun, stays: Sequence[WatchedMemory], where: str) -
 
 
 def _what(stays: Sequence[WatchedMemory]) -> str:
-    return " and ".join(dict.fromkeys(each.label or "what is saved" for each in stays))
-
-
-def _name(watched: WatchedMemory) -> str | None:
-    """The argument or result that a label names."""
-    parts = watched.label.split("`")
-    return parts[1] if len(parts) == 3 else None
+    return " and ".join(dict.fromkeys(each.words or "what is saved" for each in stays))
 
 
 def _failure(cause: str, run: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
     size = sum(each.nbytes for each in kept) // CALLS
     evidence = {"sample": str(run.sample), "kept": _what(kept), "bytes": size}
-    return Failure(NAME, _name(kept[0]), cause, message, where, evidence)
+    return Failure(NAME, kept[0].name, cause, message, where, evidence)
 
 
 def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
     attributes = _circular(run)
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
-    circle = sorted(circle, key=lambda each: "result" not in each.label)
+    circle = sorted(circle, key=lambda each: "result" not in each.words)
     message = (
         f"the memory of {_what(circle)} of a call stays alive in a circle of references{by} until Python "
         "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
@@ -145,29 +134,21 @@ def _circular(run: SampleRun) -> list[str]:
 
 def _on_context(run: SampleRun) -> Findings:
     """Report arguments and results that a context keeps after the backward has freed the saved tensors."""
-    sample, call = run.sample, run.call(leaf=False)
+    call = run.call(leaf=False)
     if not call.open:
         return
-    labels: dict[int, str] = {}
-    names = [each.name for each in run.subject.results(sample)]
-    for label, value in (
-        *zip(sample.labels, call.given, strict=True),
-        *zip(names, call.results, strict=True),
-    ):
-        if isinstance(value, Tensor) and value.numel():
-            labels.setdefault(value.untyped_storage().data_ptr(), label)
+    labels = {address(tensor): name for _, name, tensor in reversed(named_tensors(call)) if tensor.numel()}
     call.backward()
-    for name, tensor in attribute_tensors(call.results):
-        address = tensor.untyped_storage().data_ptr()
-        if address not in labels:
+    for attribute, tensor in attribute_tensors(call.results):
+        label = labels.get(address(tensor))
+        if label is None:
             continue
-        label = labels[address]
         message = (
-            f"`{label}` is left on the context as `ctx.{name}` after the backward, and stays in memory as "
-            "long as the graph; autograd does not detect writes into it either. Keep it by "
+            f"`{label}` is left on the context as `ctx.{attribute}` after the backward, and stays in memory "
+            "as long as the graph; autograd does not detect writes into it either. Keep it by "
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
-        evidence = {"sample": str(sample), "bytes": tensor.untyped_storage().nbytes()}
+        evidence = {"sample": str(run.sample), "bytes": tensor.untyped_storage().nbytes()}
         yield Failure(NAME, label, "held", message, run.backward_location(), evidence)
         return
 
@@ -180,31 +161,30 @@ def _saved(run: SampleRun) -> Findings:
     if not call.open:
         return
     names = {
-        value.untyped_storage().data_ptr(): name
+        address(value): name
         for name, value in zip(sample.names, call.given, strict=True)
         if isinstance(value, Tensor) and value.numel()
     }
-    addresses = [tensor.untyped_storage().data_ptr() for tensor in saved]
-    twice = {address for address in addresses if addresses.count(address) > 1}
     needed = _named_by_formulas(subject)
     if subject.kind.applied:
         left_over = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            address(tensor): tensor.untyped_storage().nbytes()
             for tensor in (*saved, *(tensor for _, tensor in attribute_tensors(call.results)))
         }
-        outside = sum(size for address, size in left_over.items() if address not in names)
+        outside = sum(size for at, size in left_over.items() if at not in names)
         if sample is subject.samples[0]:
             every = _bytes(sum(left_over.values()))
             rest = f"{_bytes(outside)} of them are not" if outside else "all of them are"
             yield Note(f"{sample}: {every} saved for the backward; {rest} its arguments' own")
-        for address in sorted(twice, key=addresses.index):
-            if address in names:
-                yield Note(f"`{names[address]}` is saved twice; the memory is the same, and one is enough")
+        for at, count in Counter(map(address, saved)).items():
+            if count > 1 and at in names:
+                yield Note(f"`{names[at]}` is saved twice; the memory is the same, and one is enough")
     elif needed is not None:
-        for tensor, address in zip(saved, addresses, strict=True):
-            if address in names and names[address] not in needed:
+        for tensor in saved:
+            name = names.get(address(tensor))
+            if name is not None and name not in needed:
                 size = _bytes(tensor.untyped_storage().nbytes())
-                yield Note(f"`{names[address]}` is kept for the backward ({size}), and no formula names it")
+                yield Note(f"`{name}` is kept for the backward ({size}), and no formula names it")
 
 
 def _named_by_formulas(subject: Subject) -> set[str] | None:

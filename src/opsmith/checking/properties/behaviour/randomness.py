@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.steady_runs import random_states, random_states_restored
-from opsmith.checking.side_effects.torch_random import (
+from opsmith.checking.side_effects.random_states import (
     is_state,
+    moved_since,
+    random_states_restored,
     seed_torch,
     torch_state,
     torch_state_restored,
@@ -56,97 +57,66 @@ def run(subject: Subject) -> Findings:
         raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
         yield finding
     if subject.specification.random and not drew and not raised:
-        yield Failure(
-            NAME,
-            None,
-            "not-exercised",
+        message = (
             "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
-            "recomputes random operators less freely: leave `random=True` out, or add a sample that draws",
-            subject.specification.where,
+            "recomputes random operators less freely: leave `random=True` out, or add a sample that draws"
         )
+        yield Failure(NAME, None, "not-exercised", message, subject.specification.where)
 
 
 def _states_moved(subject: Subject, sample: Sample) -> list[str]:
     """Names of the global random states that a call of the operator changes; they are restored."""
-    with random_states_restored():
-        before = {name: get() for name, (get, _) in random_states().items()}
+    with random_states_restored() as before:
         with torch.no_grad():
             subject.called(*sample.arguments(sample.at()))
         with Overlooking():  # as where it refuses a gradient by one of them
             subject.called_with_gradients(sample)
-        return [
-            name
-            for name, (get, _) in random_states().items()
-            if name in before and not _same(before[name], get())
-        ]
+        return moved_since(before)
 
 
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, list | tuple):
-        if all(isinstance(each, int) for each in first):  # the state of Python's `random` has 625 of them
-            return bool(first == second)
-        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
-    return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)
+def _failure(subject: Subject, sample: Sample, message: str, where: str = "", **evidence: Any) -> Failure:
+    shown = {"sample": str(sample), **evidence}
+    return Failure(NAME, None, "nondeterministic", message, where or subject.specification.where, shown)
 
 
 def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
     by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
     declared = subject.specification.origin.declares_random
-    return Failure(
-        NAME,
-        None,
-        "nondeterministic",
+    message = (
         f"{subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
         "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
-        f"Declare it with `{declared}`, or give it a seed or a `torch.Generator` as an argument",
-        subject.specification.where,
-        {"sample": str(sample), "draws": draws},
+        f"Declare it with `{declared}`, or give it a seed or a `torch.Generator` as an argument"
     )
+    return _failure(subject, sample, message, draws=draws)
 
 
 def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
     """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
     argnums = differentiated(subject, sample).argnums
     with torch_state_restored(), without_warnings():
-        with torch.no_grad():
-            grads = contiguous_grad_outputs(subject, sample, subject.call(sample, sample.at())).grads
-        drawn: list[list[torch.Tensor]] = []
-
-        def function(flat: Sequence[Any]) -> Sequence[torch.Tensor]:
-            results = subject.call(sample, flat)
-            drawn.append(torch_state())
-            return results
-
-        vjp(function, sample.at(), argnums, grads)
-        drew = bool(argnums) and not is_state(drawn[-1])
+        call = live_call(subject, sample, sample.at(), argnums)
+        grads = contiguous_grad_outputs(subject, sample, call.results).grads
+        after_forward = torch_state()
+        differentiate(call.results, [call.leaves[argnum] for argnum in argnums], grads)
+        drew = bool(argnums) and not is_state(after_forward)
     if not drew:
         return Note(
             "its forward draws from torch's random state, and every run here starts from the same one; "
             '`opsmith.adopt(..., kind="stochastic")` declares it'
         )
-    return Failure(
-        NAME,
-        None,
-        "nondeterministic",
+    message = (
         f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
-        "other numbers: save what the forward drew, and use that",
-        subject.specification.where_of("gradient"),
-        {"sample": str(sample)},
+        "other numbers: save what the forward drew, and use that"
     )
+    return _failure(subject, sample, message, subject.specification.where_of("gradient"))
 
 
 def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
-    return Failure(
-        NAME,
-        None,
-        "nondeterministic",
+    message = (
         f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does not "
-        "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument",
-        subject.specification.where,
-        {"sample": str(sample), FOREIGN_STATE: name},
+        "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument"
     )
+    return _failure(subject, sample, message, **{FOREIGN_STATE: name})
 
 
 RANDOMNESS = Property(
@@ -163,25 +133,21 @@ SEEDS = (11, 12)
 
 
 def seeds(subject: Subject, sample: Sample) -> bool:
-    """True if torch's random state after a call does not depend on the state before.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-    """
-
-    def compute() -> bool:
-        first, second = (state for _, state in _from_each_seed(subject, sample))
-        return all(map(torch.equal, first, second))
-
-    return subject.once("seeds", sample, compute)
+    """True if torch's random state after a call does not depend on the state before."""
+    return subject.once(
+        "seeds", sample, lambda: _alike(state for _, state in _from_each_seed(subject, sample))
+    )
 
 
 def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
     """True if the results are the same bits from two random states."""
-    first, second = (results for results, _ in _from_each_seed(subject, sample))
+    return _alike(results for results, _ in _from_each_seed(subject, sample))
+
+
+def _alike(runs: Iterable[list[torch.Tensor]]) -> bool:
+    first, second = runs
     return len(first) == len(second) > 0 and all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True)
+        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(first, second, strict=True)
     )
 
 

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
-from opsmith.checking.numerics.compare import differ_beyond_rounding, exact_difference, metadata_difference
+from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.promises import of_tools
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.compare import differ_beyond_rounding, exact_difference, metadata_difference
 
 NAME = "serialization"
 

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from opsmith.checking.calls import CallValues, SampleRun, copies, differentiated, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.compare import describe_difference, differ_beyond_rounding, same_bits
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
-from opsmith.checking.samples.sample import Sample, replica
-from opsmith.checking.side_effects.hidden_state import HiddenState
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.interleavings import (
     FEW_INTERLEAVINGS,
     INTERLEAVINGS,
@@ -29,8 +28,9 @@ from opsmith.checking.side_effects.interleavings import (
     Interleaving,
     in_threads,
 )
-from opsmith.checking.side_effects.reachable_state import changes_since, take_snapshot
+from opsmith.checking.side_effects.outside_state import HiddenState, OutsideState
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import describe_difference, differ_beyond_rounding, same_bits
 
 NAME = "state"
 
@@ -54,7 +54,7 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
             if unsteady is not None:
                 yield unsteady
                 continue
-            calls = InterleavedCalls(subject, memory, {THIS_CALL: run, **dict(_others(run, every))})
+            calls = InterleavedCalls(memory, {THIS_CALL: run, **dict(_others(run, every))})
             calls.prepare()
             first = sample is subject.samples[0]
             yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
@@ -74,9 +74,9 @@ def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     words = f"the same call gives something else the second time: {difference}; the first is taken as right"
     if _difference(run, begin_anew) is not None:
         return Failure(NAME, None, "nondeterministic", words, where, evidence)
-    before = take_snapshot(run.subject)
+    before = OutsideState.of(run.subject)
     run.values()
-    changed = ", ".join(name for name, _ in changes_since(before))
+    changed = ", ".join(name for name, _ in before.changes())
     by = f"; each changes {changed}" if changed else ""
     message = f"{words}{by}. From the same state both give the same. {KEPT_HINT}"
     return Failure(NAME, None, "stale-state", message, where, evidence)
@@ -126,18 +126,15 @@ def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
             yield Note("threads were left out: they draw from one random state, in any order")
             continue
         for interleaved in interleaving(calls):
-            if interleaved.call not in calls.right:
-                continue
-            failure = _failure(calls, interleaved)
-            if failure is not None:
-                yield failure
-                return  # the other interleavings would report the same
-            yield from _rounding(calls, interleaved)
+            for finding in _findings(calls, interleaved) if interleaved.call in calls.right else ():
+                yield finding
+                if isinstance(finding, Failure):
+                    return  # the other interleavings would report the same
 
 
 def _draws(calls: InterleavedCalls) -> bool:
     """True if a call draws from a global random state, or sets it."""
-    subject = calls.subject
+    subject = calls.run.subject
     undeclared = subject.steady is not None and subject.steady.draws
     return undeclared or subject.draws or seeds(subject, calls.run.sample)
 
@@ -150,54 +147,34 @@ CALLER_HINT = (
 )
 
 
-def _failure(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Failure | None:
-    evidence = {"sample": str(calls.run.sample)}
+def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
+    """Compare an answer with that of the call alone; note another rounding in a mode with another kernel."""
+    specification, evidence = calls.run.subject.specification, {"sample": str(calls.run.sample)}
+    called, given = f"{interleaved.call}, made {interleaved.when},", interleaved.given
     stale, alone, hint = "stale-state", "alone", KEPT_HINT
     if interleaved.by_script:
         stale, alone, hint = "looks-at-caller", "in this check", CALLER_HINT
     holders = [] if interleaved.by_script else calls.hidden_state.filled()
     by = f" It keeps something in {', '.join(holders)}." if holders else ""
-    if holders:
-        evidence["kept in"] = ", ".join(holders)
-    if isinstance(interleaved.given, BaseException):
-        error = interleaved.given
-        message = (
-            f"{_called(interleaved)} raises {type(error).__name__}: {first_line(error)}; {alone} it goes "
-            f"well.{by} {hint}"
-        )
+    evidence.update({"kept in": ", ".join(holders)} if holders else {})
+    if isinstance(given, BaseException):
+        text = f"{type(given).__name__}: {first_line(given)}"
+        message = f"{called} raises {text}; {alone} it goes well.{by} {hint}"
         cause = "raises" if interleaved.alone else stale
-        return Failure(NAME, None, cause, message, calls.subject.specification.where, evidence)
-    right, given = calls.right[interleaved.call].tensors, interleaved.given.tensors
-    named_pairs = zip(calls.runs[interleaved.call].names(), right, given, strict=False)
-    for position, (named, one, other) in enumerate(named_pairs):
-        if differ_beyond_rounding(one, other) and interleaved.mode is not None:
-            return by_mode(calls, interleaved, position)
-        if differ_beyond_rounding(one, other):
-            message = (
-                f"{named} of {_called(interleaved)} is another one than {alone}: "
-                f"{describe_difference(one, other)}.{by} {hint}"
-            )
-            return Failure(NAME, named.name, stale, message, named.where, evidence)
-    return None
-
-
-def _called(interleaved: InterleavedAnswer) -> str:
-    return f"{interleaved.call}, made {interleaved.when},"
-
-
-def _rounding(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
-    """Note another rounding in another mode, in which another kernel may run."""
-    if not interleaved.modes or isinstance(interleaved.given, BaseException):
+        yield Failure(NAME, None, cause, message, specification.where, evidence)
         return
-    if not calls.subject.specification.rounds_alike:
-        return  # it rounds otherwise in any mode
-    right, given = calls.right[interleaved.call].tensors, interleaved.given.tensors
-    for named, one, other in zip(calls.runs[interleaved.call].names(), right, given, strict=False):
-        if one is not None and other is not None and not same_bits(one, other):
+    names, right = calls.runs[interleaved.call].names(), calls.right[interleaved.call].tensors
+    held_to_bits = interleaved.modes and specification.rounds_alike
+    for position, (named, one, other) in enumerate(zip(names, right, given.tensors, strict=False)):
+        differs = differ_beyond_rounding(one, other)
+        if differs and interleaved.mode is not None:
+            yield by_mode(calls, interleaved, position)
+        elif differs:
+            difference = describe_difference(one, other)
+            message = f"{named} of {called} is another one than {alone}: {difference}.{by} {hint}"
+            yield Failure(NAME, named.name, stale, message, named.where, evidence)
+        elif held_to_bits and one is not None and other is not None and not same_bits(one, other):
             yield Note(f"{named} rounds otherwise {interleaved.when} than with gradients in one thread")
-
-
-STATE = Property(NAME, "no state is carried between calls, modes and threads", run, varied=True, first=True)
 
 
 BESIDE_GRADIENTS = "That with gradients is taken as right"
@@ -208,14 +185,9 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 
     If the result also changes with gradients enabled and no input requiring one, that is the cause, not the
     mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
-
-    Args:
-        calls: Calls on the sample.
-        interleaved: The call in that mode.
-        position: Position of the visible result that differs.
     """
     assert isinstance(interleaved.given, CallValues)
-    subject, sample = calls.subject, calls.run.sample
+    subject, sample = calls.run.subject, calls.run.sample
     right = calls.right[THIS_CALL].results[position]
     given = interleaved.given.results[position]
     name = subject.results(sample)[position].name
@@ -248,28 +220,15 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
-    calls.hidden_state.clear()
-    made = calls.run
-
-    def run() -> CallValues:
-        return CallValues(copies(live_call(calls.subject, made.sample, made.flat(), argnums).results))
-
-    interleaved = calls.record(THIS_CALL, "", run)
+    run = replace(calls.run, argnums=argnums)
+    interleaved = calls.after(None, THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
 
 def result_by_need(
     subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Describe a result that differs, in every run, if inputs require a gradient.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs that require a gradient, or do not.
-        dtype: dtype of floating inputs.
-        device: Their device.
-    """
+    """Describe a result that differs, in every run, if some inputs require a gradient, and none does."""
     needed, plain = (
         [copies(live_call(subject, sample, sample.at(dtype, device), some).results) for _ in range(2)]
         for some in (argnums, ())
@@ -287,12 +246,13 @@ def result_by_need(
 
 def _reference_stays(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> bool:
     """True if there is a separate reference, and the mode does not change its result."""
-    subject, made = calls.subject, calls.run
+    subject, made = calls.run.subject, calls.run
     if subject.apply is not None or subject.specification.opaque or interleaved.mode is None:
         return False
     plain = subject.plain(made.sample)
     with interleaved.mode():
-        inside = plain([replica(value) for value in made.flat()])[position].clone()
-    return not differ_beyond_rounding(
-        plain([replica(value) for value in made.flat()])[position].detach(), inside
-    )
+        inside = plain(replicas(made.flat()))[position].clone()
+    return not differ_beyond_rounding(plain(replicas(made.flat()))[position].detach(), inside)
+
+
+STATE = Property(NAME, "no state is carried between calls, modes and threads", run, varied=True, first=True)

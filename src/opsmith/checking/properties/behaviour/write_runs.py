@@ -6,28 +6,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.calls import copies
-from opsmith.checking.exceptions import Overlooking, calls_operator, refuse_own
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.numerics.compare import as_bytes, is_close, is_same, share_of_largest
 from opsmith.checking.properties.behaviour.layouts import LayoutCase
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.functional_form import all_results
 from opsmith.core.operator import Operator
+from opsmith.judging.attribution import calls_operator
+from opsmith.judging.compare import as_bytes, is_close, is_same, share_of_largest
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
-
-Modes = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Mode:
     """
 
     name: str
-    entered: Modes
+    entered: Callable[[], AbstractContextManager[Any]]
     recorded: bool = False
 
 
@@ -55,47 +56,42 @@ RECORDED = Mode("where gradients are recorded", torch.enable_grad, recorded=True
 class Place:
     """A place in memory for the arguments that are written.
 
+    Each tensor lies inside of a larger one, at an offset, with canaries around it, unless it has no name.
+
     Args:
         name: In words; empty for contiguous memory of their own.
         layouts: Layout of some arguments, by their positions.
-        guarded: True if each tensor lies inside of a larger one, at an offset, with canaries around it.
         interleaved: Positions of two tensors whose elements alternate in memory, as those of `kv.unbind(1)`.
     """
 
     name: str = ""
     layouts: Mapping[int, Layout] = field(default_factory=dict)
-    guarded: bool = False
     interleaved: tuple[int, int] | None = None
 
 
 PLAIN = Place()
-OFFSET = Place("at an offset inside of a larger tensor", guarded=True)
+OFFSET = Place("at an offset inside of a larger tensor")
 
 
 def places(flat: Sequence[Any], written: Sequence[int]) -> Iterator[Place]:
-    """Yield the places of the written arguments: each alone in each layout, two interleaved, all together.
-
-    Args:
-        flat: Contiguous arguments.
-        written: Positions of those that are written.
-    """
+    """Yield the places of the written arguments: each alone in each layout, two interleaved, all together."""
     layouts = {argnum: writable_layouts(flat[argnum]) for argnum in written}
     turns = [
-        Place(found[turn].name, {argnum: found[turn]}, guarded=True)
-        for turn in range(max(map(len, layouts.values()), default=0))
-        for argnum, found in layouts.items()
-        if turn < len(found)
+        Place(layout.name, {argnum: layout})
+        for turn in zip_longest(*layouts.values())
+        for argnum, layout in zip(layouts, turn, strict=True)
+        if layout is not None
     ]
     first = sum(bool(found) for found in layouts.values())
     yield from turns[:first]
     for argnum in written:
         partner = _partner(flat, argnum)
         if partner is not None:
-            yield Place("interleaved", guarded=True, interleaved=(argnum, partner))
+            yield Place("interleaved", interleaved=(argnum, partner))
     yield from turns[first:]
     if len(written) > 1:
         together = {argnum: found[0] for argnum, found in layouts.items() if found}
-        yield Place("in an odd layout, and so all others that are written", together, guarded=True)
+        yield Place("in an odd layout, and so all others that are written", together)
 
 
 def writable_layouts(x: Tensor) -> list[Layout]:
@@ -106,46 +102,85 @@ def writable_layouts(x: Tensor) -> list[Layout]:
 
 def _partner(flat: Sequence[Any], argnum: int) -> int | None:
     """Return the position of another tensor of the same form; None where there is none."""
-    value = flat[argnum]
-    for other, tensor in enumerate(flat):
-        alike = isinstance(tensor, Tensor) and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
-        if other != argnum and alike and value.numel():
-            return other
-    return None
+    shape, dtype = flat[argnum].shape, flat[argnum].dtype
+    tensors = ((at, value) for at, value in enumerate(flat) if at != argnum and isinstance(value, Tensor))
+    alike = (at for at, value in tensors if value.numel() and (value.shape, value.dtype) == (shape, dtype))
+    return next(alike, None)
 
 
 @dataclass(frozen=True)
 class WriteRun:
-    """A call in place, or its exception.
+    """A call in place, or its exception, with what it did to its arguments, by their positions.
 
     Args:
         given: The arguments, after the call.
-        outputs: The new values and the visible results, then the gradient of each differentiated input.
+        results: The new values and the visible results.
+        outputs: Copies of these, then the gradient of each differentiated input.
+        changed: Tensors with other bits than before.
+        rose: Tensors whose version rose.
+        unversioned: Tensors that have a version, were written, and whose version did not rise.
+        moved: Tensors that lie in other memory than before.
+        unnoticed: Tensors that a node saved before, and whose write its backward missed.
         guards: Guards of the memory around some arguments, by their labels.
-        unversioned: Positions of the tensors that were written, and whose version did not rise.
-        moved: Positions of the tensors that lie in other memory than before.
-        unnoticed: Positions of the tensors that a node saved before, and whose write its backward missed.
         error: The exception.
         in_backward: True if the call succeeded and its backward raised.
     """
 
     given: list[Any]
+    results: Sequence[Any] = ()
     outputs: tuple[Tensor | None, ...] = ()
-    guards: Mapping[str, GuardedTensor] = field(default_factory=dict)
+    changed: frozenset[int] = frozenset()
+    rose: frozenset[int] = frozenset()
     unversioned: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     unnoticed: tuple[int, ...] = ()
+    guards: Mapping[str, GuardedTensor] = field(default_factory=dict)
     error: Exception | None = None
     in_backward: bool = False
 
 
-def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
-    """Return the subject whose calls write into their arguments, and return what the functional form does.
+def written_by(writes: Subject, sample: Sample, given: list[Any], written: Sequence[int] = ()) -> WriteRun:
+    """Call in place, and compare the arguments with those before; an exception is returned, not raised.
 
     Args:
-        subject: The functional form of an operator that writes in place.
-        call: Writes in place: that operator, or its reference.
+        writes: A subject whose calls write in place.
+        sample: The sample.
+        given: Its arguments, which are written into.
+        written: Positions of those that are declared.
     """
+    before = [_State.of(value) for value in given]
+    error, results = None, []
+    try:
+        results = writes.call(sample, given)
+    except Exception as raised:
+        refuse_own(raised)
+        error = raised
+    now = [_State.of(value) for value in given]
+    pairs = [*enumerate(zip(before, now, strict=True))]
+    changed = frozenset(at for at, (was, new) in pairs if not torch.equal(was.bits, new.bits))
+    rose = frozenset(at for at, (was, new) in pairs if was.version != new.version)
+    return WriteRun(
+        given,
+        results,
+        copies(results),
+        changed,
+        rose,
+        tuple(at for at in written if at in changed - rose and before[at].version is not None),
+        tuple(at for at in written if now[at].form != before[at].form),
+        error=error,
+    )
+
+
+def reference_write(subject: Subject, sample: Sample, flat: Sequence[Any]) -> WriteRun | None:
+    """Let the reference write into copies of some arguments; None where it raises."""
+    assert subject.in_place is not None
+    with torch.no_grad(), without_warnings():
+        run = written_by(in_place(subject, subject.in_place.reference), sample, replicas(flat))
+    return run if run.error is None else None
+
+
+def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
+    """Return the subject whose calls write into their arguments, and return what the functional form does."""
     assert subject.in_place is not None
     schema, origin = subject.in_place.specification.schema, subject.in_place.specification.origin
 
@@ -164,75 +199,66 @@ class WriteCase:
     """A sample in a dtype on a device, written in place, beside its functional form on contiguous memory.
 
     Args:
-        case: The functional form's contiguous call.
+        form: The functional form's contiguous call.
         operator: The operator that writes in place.
         referred: True to call its reference instead.
     """
 
-    case: LayoutCase
+    form: LayoutCase
     operator: Operator[..., Any] | LibraryWrite
     referred: bool = False
 
     @property
+    def subject(self) -> Subject:
+        """The functional form."""
+        return self.form.runner.subject
+
+    @property
     def sample(self) -> Sample:
         """The sample."""
-        return self.case.runner.sample
+        return self.form.runner.sample
 
     @cached_property
     def writes(self) -> Subject:
-        """The subject whose calls write in place."""
-        call = self.operator.reference if self.referred else self.operator
-        return in_place(self.case.runner.subject, call)
+        """The subject whose calls write in place; the same for all, since what is known of it is kept."""
+        return in_place(self.subject, self.operator.reference if self.referred else self.operator)
 
     @cached_property
     def written(self) -> list[int]:
         """Positions of the tensors that are declared to be written."""
         positions = self.sample.flattening.positions(self.operator.specification.schema.written)
-        return [argnum for argnum in positions if isinstance(self.case.flat[argnum], Tensor)]
+        return [argnum for argnum in positions if isinstance(self.form.flat[argnum], Tensor)]
 
     def run(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
-        """One call in place; an exception is returned, not raised.
-
-        Args:
-            place: Where the arguments lie.
-            mode: The mode of torch.
-            flat: Arguments to write into as they are; fresh ones, laid out, by default.
-        """
+        """One call in place, of some arguments as they are, or of fresh ones that are laid out."""
         with without_warnings(), mode.entered():
             leaves, given, guards = self._laid(place, mode) if flat is None else ([*flat], [*flat], {})
-            before = [_State.of(value) for value in given]
             kept = {at: given[at] * given[at] for at in self.written if mode.recorded and _follows(given[at])}
+            run = replace(written_by(self.writes, self.sample, given, self.written), guards=guards)
+            if run.error is not None or not mode.recorded:
+                return run
+            unnoticed = tuple(at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
+            inputs = [leaves[argnum] for argnum in self.form.runner.argnums]
             try:
-                results = self.writes.call(self.sample, given)
+                gradients = differentiate(run.results, inputs, replicas(self.form.grads))
             except Exception as error:
                 refuse_own(error)
-                return WriteRun(given, guards=guards, error=error)
-            now = [_State.of(value) for value in given]
-            changed = [at for at in self.written if not torch.equal(now[at].bits, before[at].bits)]
-            versions = [at for at in changed if before[at].version is not None]
-            run = WriteRun(
-                given,
-                copies(results),
-                guards,
-                tuple(at for at in versions if now[at].version == before[at].version),
-                tuple(at for at in self.written if now[at].form != before[at].form),
-                tuple(at for at in changed if at in kept and _misses(kept[at], leaves[at])),
-            )
-            return self._differentiated(run, leaves, results) if mode.recorded else run
+                return replace(run, unnoticed=unnoticed, error=error, in_backward=True)
+            return replace(run, unnoticed=unnoticed, outputs=(*run.outputs, *copies(gradients)))
 
     def _laid(self, place: Place, mode: Mode) -> tuple[list[Any], list[Any], dict[str, GuardedTensor]]:
         """The leaves, the arguments that are made of them, and the guards."""
-        argnums, labels = self.case.runner.argnums if mode.recorded else (), self.sample.labels
+        argnums, labels = self.form.runner.argnums if mode.recorded else (), self.sample.labels
         leaves = [
             value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
-            for argnum, value in enumerate(replicas(self.case.flat))
+            for argnum, value in enumerate(replicas(self.form.flat))
         ]
         given = [*leaves]
         for argnum in self.written:
             layout = place.layouts.get(argnum)
             given[argnum] = leaves[argnum].clone() if layout is None else layout.of(leaves[argnum])
         guards: dict[str, GuardedTensor] = {}
-        if place.guarded and not mode.recorded:
+        if place.name and not mode.recorded:
             for argnum, value in enumerate(given):
                 apart = argnum not in (place.interleaved or ())
                 if apart and isinstance(value, Tensor):
@@ -244,41 +270,6 @@ class WriteCase:
             guard = guards[labels[one]] = GuardedTensor.of(torch.stack([given[one], given[other]], dim))
             given[one], given[other] = guard.tensor.unbind(dim)
         return leaves, given, guards
-
-    def _differentiated(self, run: WriteRun, leaves: Sequence[Any], results: Sequence[Any]) -> WriteRun:
-        """The run with its gradients."""
-        inputs = [leaves[argnum] for argnum in self.case.runner.argnums]
-        try:
-            gradients = differentiate(results, inputs, replicas(self.case.grads))
-        except Exception as error:
-            refuse_own(error)
-            return replace(run, error=error, in_backward=True)
-        return replace(run, outputs=(*run.outputs, *copies(gradients)))
-
-
-@dataclass(frozen=True)
-class ReferenceWrite:
-    """Writes of the reference into copies of some arguments.
-
-    Args:
-        after: The arguments after it.
-        rose: Positions of those whose version rose.
-    """
-
-    after: list[Any]
-    rose: frozenset[int]
-
-    @classmethod
-    def of(cls, subject: Subject, sample: Sample, flat: Sequence[Any]) -> ReferenceWrite | None:
-        """Run the reference; None where it raises."""
-        assert subject.in_place is not None
-        given = replicas(flat)
-        versions = [_State.of(value).version for value in given]
-        with torch.no_grad(), without_warnings(), Overlooking():
-            in_place(subject, subject.in_place.reference).call(sample, given)
-            rose = (at for at, value in enumerate(given) if _State.of(value).version != versions[at])
-            return cls(given, frozenset(rose))
-        return None
 
 
 @dataclass(frozen=True)
@@ -391,9 +382,9 @@ def untouched(case: WriteCase) -> dict[int, Tensor]:
 
     Whole numbers keep their bits through arithmetic, and need no mark.
     """
-    flat = [marked(value) if at in case.written else value for at, value in enumerate(case.case.flat)]
-    found = ReferenceWrite.of(case.case.runner.subject, case.sample, flat)
-    if found is None:
+    flat = [marked(value) if at in case.written else value for at, value in enumerate(case.form.flat)]
+    run = reference_write(case.subject, case.sample, flat)
+    if run is None:
         return {}
     inexact = [at for at in case.written if is_inexact(flat[at])]
-    return {at: _same_bits(found.after[at], flat[at]) for at in inexact}
+    return {at: _same_bits(run.given[at], flat[at]) for at in inexact}

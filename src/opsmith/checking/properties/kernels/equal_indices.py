@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import WHOLE
+from opsmith.judging.tensors import is_inexact
 
 ELEMENTS = 64
 """Most elements of a tensor of which it is tried whether a result depends on them."""

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith import errors
 from opsmith.build.symbols import Line
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.output.replay import check_again
-from opsmith.checking.processes.fork import describe_exit
+from opsmith.checking.processes.child import describe_exit
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     CallOutcome,
@@ -26,20 +25,21 @@ from opsmith.checking.processes.sanitizer_parent import (
     run_jobs,
 )
 from opsmith.checking.properties.kernels.sizes import kernel_sizes
+from opsmith.checking.properties.kernels.unverified import unwritable
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.memory_layouts import layouts_of
-from opsmith.checking.samples.sample import CPU, Sample
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, Rejected
+from opsmith.judging.tensors import CPU
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library.result_layouts import ResultLayout
-from opsmith.torch_library.writes import refuse_unwritable
 
 NAME = "sanitized"
 
@@ -145,13 +145,8 @@ def _accepted(
 ) -> Iterator[SanitizedCall]:
     """The call with the result layouts; nothing if the kernel or the reference does not take it."""
     values, specification = sample.flattening.pack(flat), _built(kernel).operator.specification
-    if isinstance(kernel.consider(values), Rejected):
+    if isinstance(kernel.consider(values), Rejected) or unwritable(specification, values) is not None:
         return
-    if specification.schema.written:
-        try:
-            refuse_unwritable(specification, values)
-        except errors.MutationError:
-            return
     try:
         with torch.no_grad():
             results = subject.reference(sample, flat)
@@ -237,13 +232,7 @@ def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
 
 @dataclass(frozen=True)
 class KernelFindings:
-    """Failures of one kernel.
-
-    Args:
-        job: The job.
-        source: The kernel.
-        limit_s: Time limit of a call in seconds.
-    """
+    """Failures of one kernel, of which a call may take so many seconds."""
 
     job: SanitizerJob
     source: CppSource
@@ -265,23 +254,22 @@ class KernelFindings:
         where, line = self._innermost_line(report.lines)
         if run.late and report.kind == "ABRT":
             return self._late(call, where, line)
-        evidence = self._evidence(call, line, report.text)
-        if report.kind == "undefined":
-            message = f"its behaviour is undefined in C++: {report.text}"
-            return Failure(NAME, None, "undefined", message, where, evidence)
         size = f" {report.size} bytes" if report.size else ""
         verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.access, "uses memory")
-        if report.kind in GONE:
+        label, cause = None, "out-of-bounds"
+        if report.kind == "undefined":
+            cause, message = "undefined", f"its behaviour is undefined in C++: {report.text}"
+        elif report.kind in GONE:
             message = f"it {verb} of {GONE[report.kind]}"
             message += f": `{report.variable}`" if report.variable else ""
-            return Failure(NAME, None, "out-of-bounds", message, where, evidence)
-        if report.kind in OUTSIDE:
+        elif report.kind in OUTSIDE:
             label, beside = self._beside(report, run.spans)
-            return Failure(NAME, label, "out-of-bounds", f"it {verb} {beside}", where, evidence)
-        if report.kind in MISUSED:
-            return Failure(NAME, None, "out-of-bounds", MISUSED[report.kind], where, evidence)
-        message = ENDS.get(report.kind, "the process dies")
-        return Failure(NAME, None, "raises", f"{message}, and the process dies", where, evidence)
+            message = f"it {verb} {beside}"
+        elif report.kind in MISUSED:
+            message = MISUSED[report.kind]
+        else:
+            cause, message = "raises", f"{ENDS.get(report.kind, 'the process dies')}, and the process dies"
+        return Failure(NAME, label, cause, message, where, self._evidence(call, line, report.text))
 
     def _beside(self, report: SanitizerReport, spans: Sequence[MemorySpan]) -> tuple[str | None, str]:
         """Return the argument or result nearest to an access, and a description of the access."""
@@ -320,10 +308,8 @@ class KernelFindings:
     def _died(self, status: int, lines: Sequence[Line], call: SanitizedCall) -> Failure:
         """Make the failure of a crash without a report of the sanitizers."""
         where, line = self._innermost_line(lines)
-        evidence = self._evidence(call, line)
-        how, exit_evidence = describe_exit(status)
-        evidence.update(exit_evidence)
-        return Failure(NAME, None, "raises", how, where, evidence)
+        how, evidence = describe_exit(status)
+        return Failure(NAME, None, "raises", how, where, {**self._evidence(call, line), **evidence})
 
     def _depending(self, found: Any, call: SanitizedCall) -> Failure:
         name = found["result"]
@@ -357,8 +343,6 @@ class KernelFindings:
         return self.source.where, ""
 
     def _evidence(self, call: SanitizedCall, line: str, tool: str = "") -> dict[str, Any]:
-        evidence: dict[str, Any] = {"sample": call.description}
-        evidence.update({"layout": call.odd} if call.odd else {})
-        evidence.update({"line": line} if line else {})
-        evidence.update({"found by": tool} if tool.startswith("AddressSanitizer") else {})
-        return evidence
+        by = tool if tool.startswith("AddressSanitizer") else ""
+        told = {"sample": call.description, "layout": call.odd, "line": line, "found by": by}
+        return {what: words for what, words in told.items() if words}

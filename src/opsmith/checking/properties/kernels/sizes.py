@@ -78,7 +78,8 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
         return ()
     lists = {each.name for each in subject.specification.schema.arguments if each.kind.sequence}
     seen: dict[tuple[str, int], set[int]] = {}
-    for sample in subject.samples:
+    authors = {each.dims for each in subject.samples if not each.origin}
+    for sample in (each for each in subject.samples if each.dims in authors):
         for name, value in zip(sample.names, sample.flat, strict=True):
             for axis, size in (
                 enumerate(value.shape) if isinstance(value, Tensor) and name not in lists else ()
@@ -105,11 +106,7 @@ def authored(subject: Subject) -> Subject:
 
 
 def forms(subject: Subject) -> list[Sample]:
-    """The samples with elements, one for each choice of ranks, as many as the effort allows.
-
-    Args:
-        subject: The subject of the check.
-    """
+    """The samples with elements, one for each choice of ranks, as many as the effort allows."""
     found: dict[object, Sample] = {}
     for sample in subject.samples:
         if sample.elements:
@@ -120,7 +117,7 @@ def forms(subject: Subject) -> list[Sample]:
 def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
     """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
     sizes = sizes_of(subject, sample)
-    names = [symbol.name for symbol in sizes.symbols if may_vary(subject, sizes, symbol)]
+    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
     generator = subject.generator()
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
     together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
@@ -168,10 +165,6 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
     """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
 
     They run in a child process, since such a kernel may write where it should not.
-
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
     """
     if not any(_built(subject)):
         return
@@ -229,13 +222,7 @@ def watched_in_child(
     run: Callable[[], tuple[Failure, ...]],
     processor_limit_s: float = math.inf,
 ) -> Outcome:
-    """Run kernels in C++ in a child process, whose death is a failure.
-
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        run: Runs the kernels.
-        processor_limit_s: Limit of the child's processor time in seconds.
+    """Run kernels in C++ in a child process, whose death is a failure, and whose processor time is limited.
 
     Raises:
         UsageError: As of `run_isolated`.
@@ -283,16 +270,13 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             yield Failure(property, refused.argument, CAUSE, message, kernel.where, evidence, again)
 
 
-def _computes_sizes(kernel: Kernel) -> bool:
-    return isinstance(kernel.given, CppKernel) and kernel.given.computes_sizes
-
-
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
     """The kernel that takes the sample's call, if it gives sizes itself, and the dtype in which it does."""
     for dtype in DTYPES:
         values = sample.flattening.pack(sample.at(dtype, CPU))
         chosen = choose(subject.specification.kernels, values)[0]
-        if chosen is not None and _computes_sizes(chosen.kernel):
+        given = None if chosen is None else chosen.kernel.given
+        if chosen is not None and isinstance(given, CppKernel) and given.computes_sizes:
             return chosen.kernel, dtype
     return None
 
@@ -413,7 +397,7 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     known = {form_of(sample) for sample in tried}
     position = 1 + max(each.position for each in (*subject.samples, *derived))
     for sample in forms(own):
-        for change in empties(own, sample, subject.generator()):
+        for change in empties(sizes_of(own, sample), subject.generator()):
             made = change.sample(position)
             if form_of(made) not in known:
                 tried.append(made)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
-from opsmith.checking.exceptions import raised_within
+from opsmith.checking.exceptions import Overlooking, raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples, first_line
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula
+from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
@@ -31,21 +32,24 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     return {**instead, **dict.fromkeys(empty, "an empty list")}
 
 
-def not_exercised(
-    property: str, subject: Subject, instead: Mapping[str, str], differentiated: Container[str], what: str
-) -> Findings:
-    """Report inputs with a formula that no sample differentiates.
+def differentiated_names(subject: Subject) -> set[str]:
+    """Inputs that some sample differentiates."""
+    found: set[str] = set()
+    for sample in subject.samples:
+        with Overlooking():  # what a call raises is reported
+            found.update(sample.names[argnum] for argnum in differentiated(subject, sample).argnums)
+    return found
 
-    Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        instead: Inputs that some sample does not differentiate, and what it gives instead.
-        differentiated: Inputs that some sample differentiates.
-        what: Name of what is not checked.
-    """
+
+def not_exercised(property: str, subject: Subject, what: str) -> Findings:
+    """Report inputs with a formula that no sample differentiates."""
+    instead: dict[str, str] = {}
+    for sample in subject.samples:
+        instead |= given_instead(subject, sample)
+    exercised = differentiated_names(subject)
     for name, given in instead.items():
         whole = given.startswith("torch.") and "float" not in given and "complex" not in given
-        if name in differentiated:
+        if name in exercised:
             continue
         if subject.specification.origin.kind == "class" and whole:  # which annotates every tensor alike
             yield Note(f"no sample differentiates `{name}`, which is {given}")

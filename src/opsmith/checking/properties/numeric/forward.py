@@ -13,22 +13,22 @@ from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.compare import largest_magnitude, metadata_difference
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.numerics.low_precision import rounded_arguments
-from opsmith.checking.numerics.working_precision import working_precision
 from opsmith.checking.output.replay import result_replay
-from opsmith.checking.properties.kernels.calls_on_cpu import runs_in
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
+from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
+from opsmith.judging.answer import Computation
+from opsmith.judging.compare import largest_magnitude, metadata_difference
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import is_inexact, perturbed, replica
+from opsmith.judging.working_precision import working_precision
 
 
 def compare_results(
@@ -118,13 +118,11 @@ def run(subject: Subject) -> Findings:
 def _rounds_to_float32(subject: Subject) -> bool:
     """True if it computes results in float32 for the first sample in float64, and is not declared to."""
     sample = next((each for each in subject.samples if each.inexact and not each.origin), None)
-    if sample is None or subject.single_precision:
-        return False
-    found = torch.float64
-    with Overlooking(), without_warnings(), torch.no_grad():  # what it raises is reported
-        call = partial(subject.call, sample)
-        found = working_precision(call, sample.in_double(), subject.generator())
-    return found == torch.float32
+    if sample is not None and not subject.single_precision:
+        with Overlooking(), without_warnings(), torch.no_grad():  # what it raises is reported
+            call, flat = partial(subject.call, sample), sample.in_double()
+            return working_precision(call, flat, subject.generator()) == torch.float32
+    return False
 
 
 IN_FLOAT32 = (
@@ -171,7 +169,8 @@ def _kernel(case: Case, kernel: Kernel) -> Findings:
         yield raised(NAME, subject, error, str(case))
         return
     every = range(len(subject.every(case.sample)))
-    yield from _compare(case, results, every, f"the kernel for {kernel.device}", kernel.where)
+    what = f"the kernel for {kernel.device}"
+    yield from compare_results(NAME, case, results, every, what, kernel.where, partial(_replay, case))
 
 
 def _call(case: Case, wrong: set[Kernel]) -> Findings:
@@ -193,7 +192,8 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible = subject.visible_positions(case.sample)
-    yield from _compare(case, results, visible, "the operator", subject.specification.where)
+    replay, where = partial(_replay, case), subject.specification.where
+    yield from compare_results(NAME, case, results, visible, "the operator", where, replay)
 
 
 def _lost_precision(subject: Subject) -> Findings:
@@ -203,25 +203,21 @@ def _lost_precision(subject: Subject) -> Findings:
     """
     if subject.kind.has_reference or "float32" in subject.specification.origin.claims:
         return
-    for sample in subject.samples:
-        if not sample.inexact:
-            continue
-        try:
-            with torch.no_grad():
-                results: Sequence[Tensor | None] = subject.call(sample, sample.in_double())
-        except Exception as error:
-            refuse_own(error)
-            continue  # it may take one dtype alone, and what it raises is reported
-        for got, position in zip(results, subject.visible_positions(sample), strict=True):
-            if got is None or got.dtype not in (torch.float32, torch.complex64, *LOW_PRECISION):
-                continue
-            name, actual = subject.every(sample)[position].name, str(got.dtype)
-            message = (
-                f"`{name}` is {actual} for arguments in torch.float64, and has half of their digits; make it "
-                "in the dtype of the arguments, or cast it back"
-            )
-            evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
-            yield Failure(NAME, name, "precision", message, subject.specification.where, evidence)
+    narrow = (torch.float32, torch.complex64, *LOW_PRECISION)
+    for sample in (each for each in subject.samples if each.inexact):
+        results: Sequence[Tensor | None] = ()
+        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
+            results = subject.call(sample, sample.in_double())
+        named = subject.results(sample) if results else ()
+        for described, got in zip(named, results, strict=True):
+            if got is not None and got.dtype in narrow:
+                name, actual = described.name, str(got.dtype)
+                message = (
+                    f"`{name}` is {actual} for arguments in torch.float64, and has half of their digits; "
+                    "make it in the dtype of the arguments, or cast it back"
+                )
+                evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
+                yield Failure(NAME, name, "precision", message, subject.specification.where, evidence)
 
 
 def _through_default_dtype(subject: Subject) -> Findings:
@@ -232,35 +228,27 @@ def _through_default_dtype(subject: Subject) -> Findings:
     """
     if subject.draws or "float32" in subject.specification.origin.claims:
         return
-    for sample in subject.samples:
-        if sample.origin or not sample.inexact:
-            continue
+    for sample in (each for each in subject.samples if each.inexact and not each.origin):
         flat = sample.in_double()
         near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
-        runs: list[list[Sequence[Tensor | None]]] = []
+        runs: list[Sequence[Tensor | None]] = []
         with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
             for dtype in (torch.float32, torch.float64):
                 with default_dtype(dtype):
-                    runs.append(
-                        [subject.call(sample, [replica(value) for value in each]) for each in (flat, near)]
-                    )
-        if len(runs) < 2:
+                    runs += [subject.call(sample, [*map(replica, each)]) for each in (flat, near)]
+        if len(runs) < 4:
             continue
-        for position, results in zip(
-            subject.visible_positions(sample), zip(*runs[0], *runs[1], strict=True), strict=True
-        ):
-            if not _loses_digits(results):
-                continue
-            name = subject.every(sample)[position].name
-            message = (
-                f"`{name}` has the digits of float32 for arguments in torch.float64: it goes through a "
-                "tensor in torch's default dtype, as `torch.zeros(shape)` makes one; make it by "
-                "`x.new_zeros(shape)`, or with `dtype=x.dtype`"
-            )
-            where = subject.runs_at(sample.flat)
-            yield Failure(
-                NAME, name, "precision", message, where, {"sample": str(sample)}, dtypes=("float64",)
-            )
+        for described, *results in zip(subject.results(sample), *runs, strict=True):
+            if _loses_digits(results):
+                message = (
+                    f"`{described.name}` has the digits of float32 for arguments in torch.float64: it goes "
+                    "through a tensor in torch's default dtype, as `torch.zeros(shape)` makes one; make it "
+                    "by `x.new_zeros(shape)`, or with `dtype=x.dtype`"
+                )
+                where, evidence = subject.runs_at(sample.flat), {"sample": str(sample)}
+                yield Failure(
+                    NAME, described.name, "precision", message, where, evidence, dtypes=("float64",)
+                )
         return
 
 
@@ -291,13 +279,6 @@ def _loses_digits(results: Sequence[Tensor | None]) -> bool:
     noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
     off = largest_magnitude((near - one).nan_to_num() - moves)
     return off > max(LOST * largest_magnitude(moves), noise)
-
-
-def _compare(
-    case: Case, results: Sequence[Tensor | None], positions: Sequence[int], what: str, where: str
-) -> Findings:
-    """Compare results with the truth, and add a replay to each failure."""
-    yield from compare_results(NAME, case, results, positions, what, where, partial(_replay, case))
 
 
 def _replay(case: Case, position: int) -> str | None:

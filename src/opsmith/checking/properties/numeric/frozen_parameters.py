@@ -12,9 +12,10 @@ from torch import Tensor
 from opsmith.checking.calls import SampleRun, differentiated
 from opsmith.checking.property import Findings, each_sample
 from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
+from opsmith.judging.tensors import is_inexact
 
 MOST = 8
 """Largest number of parameters that are frozen one by one."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Differentiated, computed_in, differentiated, refusals_in
+from opsmith.checking.calls import Differentiated, differentiated, refusals_in
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.exceptions import refuse_own, stated
-from opsmith.checking.numerics.answer import Computation
+from opsmith.checking.exceptions import Overlooking, refuse_own, stated
 from opsmith.checking.numerics.autodiff import differentiate, record, vjp
-from opsmith.checking.numerics.finite_differences import NumericalGradient
-from opsmith.checking.numerics.judge import judge
 from opsmith.checking.properties.numeric.differentiable import (
+    differentiated_names,
     given_instead,
     lacks_floats,
     not_exercised,
@@ -26,10 +22,10 @@ from opsmith.checking.properties.numeric.differentiable import (
     promises_gradients,
 )
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
 from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
 from opsmith.checking.properties.numeric.ties import where_tied
-from opsmith.checking.property import REFUSED, Finding, Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, lacks_dtype
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
@@ -43,21 +39,13 @@ class GradientCoverage:
     """Progress of one run of the property.
 
     Args:
-        differentiated: Inputs that were differentiated by.
-        refused: Inputs that have no gradient to check, why, and in which sample first.
-        instead: Inputs with a formula, and what a sample gave instead of floating numbers.
-        failed: True if anything was wrong.
-        wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
-        right: For each input the author's samples on which its gradient is right.
         confirmed: True if finite differences confirm autograd through the reference on every sample so far.
         samples: Number of differentiated samples.
         decided: True if the right gradient was known in at least one element of one sample.
+        wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
+        right: For each input the author's samples on which its gradient is right.
     """
 
-    differentiated: set[str] = field(default_factory=set)
-    refused: dict[str, tuple[str, Sample]] = field(default_factory=dict)
-    instead: dict[str, str] = field(default_factory=dict)
-    failed: bool = False
     confirmed: bool = True
     samples: int = 0
     decided: bool = False
@@ -75,38 +63,46 @@ def run(subject: Subject) -> Findings:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     seen = GradientCoverage()
-    for finding in [*each_sample(NAME, partial(_sample, seen=seen), subject)]:
-        seen.failed = seen.failed or isinstance(finding, Failure)
-        found = _with_right_samples(_wants_distinct(finding, subject), seen)
-        yield where_tied(found, subject) if isinstance(found, Failure) else found
-    more = not_exercised(NAME, subject, seen.instead, seen.differentiated, "gradient formula")
-    for finding in chain(more, frozen_parameters(NAME, subject)):
-        seen.failed = seen.failed or isinstance(finding, Failure)
-        yield finding
-    if seen.differentiated and not seen.failed and not seen.decided:
+    found = [*each_sample(NAME, partial(_sample, seen=seen), subject)]
+    found = [_explained(each, subject, seen) if isinstance(each, Failure) else each for each in found]
+    found += not_exercised(NAME, subject, "gradient formula")
+    found += frozen_parameters(NAME, subject)
+    yield from found
+    refused = _refused(subject)
+    if seen.decided or any(isinstance(each, Failure) for each in found):
+        yield from _about_refused(subject, refused)
+    elif seen.samples:
         yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNDECIDED)
-    elif seen.differentiated or seen.failed:
-        yield from _about_refused(subject, seen)
-    elif seen.refused:
-        yield Skipped("; ".join(reason for reason, _ in seen.refused.values()))
+    elif refused:
+        yield Skipped("; ".join(reason for reason, _ in refused.values()))
     elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
 
 
-def _about_refused(subject: Subject, seen: GradientCoverage) -> Findings:
+def _refused(subject: Subject) -> dict[str, tuple[str, Sample]]:
+    """Inputs that have no gradient to check, why, and in which sample first."""
+    refused: dict[str, tuple[str, Sample]] = {}
+    for sample in subject.samples:
+        with Overlooking():  # what a call raises is reported
+            for name, reason in differentiated(subject, sample).refused.items():
+                refused.setdefault(name, (reason, sample))
+    return refused
+
+
+def _about_refused(subject: Subject, refused: dict[str, tuple[str, Sample]]) -> Findings:
     """Note inputs without a gradient to check; what a class refuses in some samples alone is a limit."""
     some: dict[tuple[str, int], list[str]] = {}
-    for name, (reason, sample) in seen.refused.items():
+    for name, (reason, sample) in refused.items():
         text = refusals_in(subject, sample).get(name)
-        if text is None or name not in seen.differentiated:
+        if text is None or name not in differentiated_names(subject):
             yield Note(reason)
         else:
             some.setdefault((text, sample.position), []).append(name)
     where = subject.specification.where_of("gradient")
     for (text, _), names in some.items():
-        evidence = {"sample": str(seen.refused[names[0]][1]), REFUSED: "by an error of its own"}
+        evidence = {"sample": str(refused[names[0]][1]), REFUSED: "by an error of its own"}
         yield Failure(NAME, ", ".join(names), "raises", text, where, evidence)
 
 
@@ -118,46 +114,40 @@ UNDECIDED = (
 )
 
 
-def _with_right_samples(finding: Finding, seen: GradientCoverage) -> Finding:
-    """Add the samples on which the gradient is right to the evidence of a failure."""
-    if not isinstance(finding, Failure) or finding.input not in seen.right:
-        return finding
-    return replace(finding, evidence={**finding.evidence, "right on": ", ".join(seen.right[finding.input])})
+def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Failure:
+    """The failure with the samples on which the gradient is right, strained where nobody promised it.
 
-
-def _wants_distinct(finding: Finding, subject: Subject) -> Finding:
-    """A warning in place of an error, if the forward keeps one value of those that share an index.
-
-    The right gradient of the others is then zero. A backward that gives one of several gradients to an
-    element that was read several times stays an error.
+    If the forward keeps one value of those that share an index, the right gradient of the others is zero. A
+    backward that gives one of several gradients to an element that was read several times stays an error.
     """
-    if not isinstance(finding, Failure) or not CAUSES[finding.cause].numeric:
-        return finding
-    shown, expected = str(finding.evidence.get("sample", "")), finding.evidence.get("expected")
-    if expected != 0 or not any(each.repeats and shown.startswith(str(each)) for each in subject.samples):
-        return finding
-    words = (
-        "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
-    )
-    return replace(finding, cause="region", message=f"{finding.message}; {words}", given="strained")
+    shown, expected = str(failure.evidence.get("sample", "")), failure.evidence.get("expected")
+    repeats = any(each.repeats and shown.startswith(str(each)) for each in subject.samples)
+    if CAUSES[failure.cause].numeric and expected == 0 and repeats:
+        message = f"{failure.message}; {DISTINCT}"
+        failure = replace(failure, cause="region", message=message, given="strained")
+    if failure.input in seen.right:
+        evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
+        failure = replace(failure, evidence=evidence)
+    return where_tied(failure, subject)
+
+
+DISTINCT = (
+    "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
+)
 
 
 def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:
     inputs = differentiated(subject, sample)
     if sample.origin:
-        inputs = replace(
-            inputs, argnums=tuple(p for p in inputs.argnums if sample.labels[p] not in seen.wrong)
-        )
-    for name, reason in inputs.refused.items():
-        seen.refused.setdefault(name, (reason, sample))
-    for name, given in given_instead(subject, sample).items():
-        seen.instead[name] = given
-        if given != "None" and not sample.origin:
-            yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
+        left = tuple(argnum for argnum in inputs.argnums if sample.labels[argnum] not in seen.wrong)
+        inputs = replace(inputs, argnums=left)
+    else:
+        for name, given in given_instead(subject, sample).items():
+            if given != "None":
+                yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
     if not inputs.argnums:
         return
-    seen.differentiated.update(sample.names[argnum] for argnum in inputs.argnums)
-    right = RightGradient(
+    rights = RightGradients(
         subject,
         sample,
         inputs.argnums,
@@ -167,26 +157,27 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())
-    if right.recorded and _has_other_shapes(subject, sample, results):
+    if rights.recorded and _has_other_shapes(subject, sample, results):
         yield Note("results of other shapes than the reference's were left out: see `forward`")
         return
     tried = grad_outputs_to_try(subject, sample, results)
+    plain = [rights.of(argnum, tried[-1]) for argnum in inputs.argnums]
     if not sample.origin:
-        yield from _about_reference(right, tried[-1])
-        seen.confirmed &= all(right.trusted(argnum, tried[-1]) for argnum in right.argnums)
+        yield from _about_reference(rights, plain)
+        seen.confirmed &= all(right.trusted for right in plain)
     attempts: list[Attempt] = []
     for grad_outputs in tried:
-        for found in _with_grad_outputs(right, inputs, grad_outputs):
+        for found in _attempts(rights, inputs, grad_outputs):
             if isinstance(found, Attempt):
                 attempts.append(found)
             else:
                 yield found
-    attempts += _raising_in_few_digits(right, inputs, tried[-1])
+    attempts += _raising_in_few_digits(plain[0], inputs.argnums)
     seen.decided = seen.decided or any(
-        right.is_known(argnum, grad_outputs) for grad_outputs in tried for argnum in inputs.argnums
+        rights.of(argnum, each).is_known for each in tried for argnum in inputs.argnums
     )
     wrong: set[str] = set()
-    for finding in conclude(right, attempts):
+    for finding in conclude(rights, attempts):
         if isinstance(finding, Failure) and finding.input:
             wrong.update(finding.input.split(", "))
         yield finding
@@ -201,29 +192,27 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
 def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -> bool:
     """Return True if results and those of the reference differ in shape: no grad_output fits both."""
     with subject.seeded(), torch.no_grad():
-        right = subject.reference(sample, sample.in_double())
-    expected = [right[position] for position in subject.visible_positions(sample)]
+        expected = subject.plain(sample)(sample.in_double())
     # An optional result may be None.
     got, wanted = ([getattr(each, "shape", None) for each in some] for some in (results, expected))
     return got != wanted
 
 
-def _about_reference(right: RightGradient, grad_outputs: GradOutputs) -> Findings:
+def _about_reference(rights: RightGradients, plain: Sequence[RightGradient]) -> Findings:
     """Note if finite differences alone decide; fail if the derivative of the reference is wrong."""
-    subject, sample = right.subject, right.sample
-    specification = subject.specification
+    subject, specification = rights.subject, rights.subject.specification
     if specification.opaque:
         return
-    if not right.recorded:
+    if not rights.recorded:
         yield Note(FORWARD_NOT_RECORDED if subject.kind.own_forward else NOT_RECORDED)
         return
-    for argnum in right.argnums:
-        if right.trusted(argnum, grad_outputs):
+    for right in plain:
+        if right.trusted:
             continue
         if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
-        elif isinstance(specification.gradients.rules.get(sample.names[argnum]), Formula):
-            yield from reference_failure(right, argnum, grad_outputs)
+        elif isinstance(specification.gradients.rules.get(rights.sample.names[right.argnum]), Formula):
+            yield from reference_failure(right)
 
 
 NOT_RECORDED = (
@@ -241,17 +230,18 @@ FORWARD_IS_NO_TRUTH = (
 )
 
 
-def _with_grad_outputs(
-    right: RightGradient, inputs: Differentiated, grad_outputs: GradOutputs
+def _attempts(
+    rights: RightGradients, inputs: Differentiated, grad_outputs: GradOutputs
 ) -> Iterator[Attempt | Note]:
     """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
-    subject = right.subject
-    believed = {argnum: right.trusted(argnum, grad_outputs) for argnum in inputs.argnums}
+    subject, sample = rights.subject, rights.sample
+    right = {argnum: rights.of(argnum, grad_outputs) for argnum in inputs.argnums}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
-    for by_reference in sorted(set(believed.values())):
+    for by_reference in sorted({each.trusted for each in right.values()}):
         if not by_reference and not subject.has_truth:
             continue  # the right result in other dtypes is unknown
-        for case in _cases(right, grad_outputs, by_reference=by_reference):
+        gradients = rights.computation(grad_outputs, by_reference=by_reference)
+        for case in cases(subject, sample, gradients, ALWAYS_CHECKED, grad_outputs.beside(sample)):
             if isinstance(case, Note):
                 yield case
             else:
@@ -260,101 +250,56 @@ def _with_grad_outputs(
         known.setdefault((torch.float64, device), {})
     for (dtype, device), given in known.items():
         for subset in inputs.subsets(subject.effort):
-            grads = grad_outputs.at(dtype, device)
-            flat = right.sample.at(dtype, device)
+            flat, grads = sample.at(dtype, device), grad_outputs.at(dtype, device)
             try:
-                found = vjp(partial(subject.call, right.sample), flat, subset, grads)
+                found = vjp(partial(subject.call, sample), flat, subset, grads)
             except Exception as error:
                 refuse_own(error)
-                yield Attempt(subset[0], subset, grad_outputs, dtype, device, error=error)
+                yield Attempt(right[subset[0]], subset, dtype, device, error=error)
                 continue
             for argnum, got in zip(subset, found, strict=True):
-                judged_by = given.get(believed[argnum])
-                attempt = Attempt(argnum, subset, grad_outputs, dtype, device, got)
-                yield _judged(right, attempt, judged_by, believed[argnum])
+                gradient = torch.zeros_like(flat[argnum]) if got is None else got
+                attempt = Attempt(right[argnum], subset, dtype, device, gradient)
+                yield _judged(attempt, given.get(right[argnum].trusted))
 
 
-def _raising_in_few_digits(
-    right: RightGradient, inputs: Differentiated, grad_outputs: GradOutputs
-) -> Iterator[Attempt]:
+def _judged(attempt: Attempt, case: Case | None) -> Attempt:
+    """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
+    right, got = attempt.right, attempt.got
+    assert got is not None
+    if not right.trusted and attempt.dtype == torch.float64:
+        return replace(attempt, expected=right.numerical.known, difference=right.judge(got))
+    if case is None:
+        return attempt
+    answer = case.answers[right.position]
+    return replace(attempt, expected=answer.value, difference=right.judge(got, answer))
+
+
+def _raising_in_few_digits(right: RightGradient, argnums: tuple[int, ...]) -> Iterator[Attempt]:
     """The backwards that raise by surprise in bfloat16 and float16, where the forward returns.
 
     Numbers are compared in float64 and float32.
     """
-    subject, sample = right.subject, right.sample
+    subject, sample = right.among.subject, right.among.sample
     if sample.origin or subject.single_precision:
         return
     seen = {*subject.ran.seen}
     for dtype in (each for each in LOW_PRECISION if sample.takes(each)):
         for device in subject.devices_with(dtype):
             try:
-                leaves, _, results = record(
-                    partial(subject.call, sample), sample.at(dtype, device), inputs.argnums
-                )
+                leaves, _, results = record(partial(subject.call, sample), sample.at(dtype, device), argnums)
             except Exception as error:
                 refuse_own(error)
                 continue  # `forward` reports it
-            pairs = zip(results, grad_outputs.at(dtype, device), strict=True)
+            pairs = zip(results, right.grad_outputs.at(dtype, device), strict=True)
             grads = [None if grad is None else grad.to(result.dtype) for result, grad in pairs]
             try:
-                differentiate(results, [leaves[argnum] for argnum in inputs.argnums], grads)
+                differentiate(results, [leaves[argnum] for argnum in argnums], grads)
             except Exception as error:
                 refuse_own(error)
                 if not (lacks_dtype(error) or stated(error)):
-                    yield Attempt(inputs.argnums[0], inputs.argnums, grad_outputs, dtype, device, error=error)
+                    yield Attempt(right, argnums, dtype, device, error=error)
     subject.ran.seen &= seen  # numbers are not compared there: the report must not say that they passed
-
-
-def _cases(right: RightGradient, grad_outputs: GradOutputs, *, by_reference: bool) -> list[Case | Note]:
-    subject, sample = right.subject, right.sample
-    count = len(sample.flat)
-    function = right.by_reference if by_reference else right.by_itself
-    values = [*sample.in_double(), *grad_outputs.grads]
-    gradients = Computation.of(
-        lambda given: function(given[:count], given[count:]),
-        values,
-        subject.generator(),
-        has_truth=subject.has_truth,
-        computed_in=partial(computed_in, subject, sample, by_reference=by_reference),
-        usual=right.usual_size,
-    )
-
-    def arguments(dtype: torch.dtype, device: torch.device) -> list[Any]:
-        return [*sample.at(dtype, device), *grad_outputs.at(dtype, device)]
-
-    return cases(subject, sample, gradients, ALWAYS_CHECKED, arguments)
-
-
-def _judged(right: RightGradient, attempt: Attempt, case: Case | None, believed: bool) -> Attempt:
-    """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
-    argnum = attempt.argnum
-    like = right.sample.at(attempt.dtype, attempt.device)[argnum]
-    got = torch.zeros_like(like) if attempt.got is None else attempt.got
-    if not believed and attempt.dtype == torch.float64:
-        difference = right.judge_by_differences(argnum, attempt.grad_outputs, got.cpu())
-        known = right.numerical(argnum, attempt.grad_outputs).known
-        return replace(attempt, difference=difference, expected=known)
-    if case is None:
-        return attempt
-    answer = case.answers[right.argnums.index(argnum)]
-    expected = answer.value
-    assert expected is not None
-    # Where autograd itself gives nan, as zero times infinity does, nothing is known.
-    got = torch.where(expected.isfinite().to(got.device), got, expected.to(got))
-    verdict = judge(got, answer)
-    if verdict.wrong:  # at a kink, any value between the one-sided derivatives is right
-        between = _between(right.numerical(argnum, attempt.grad_outputs), got.cpu(), expected)
-        if bool(between.any()):
-            verdict = judge(torch.where(between.to(got.device), expected.to(got), got), answer)
-    return replace(attempt, difference=verdict.difference, expected=expected)
-
-
-def _between(numerical: NumericalGradient, got: Tensor, expected: Tensor) -> Tensor:
-    """Mark the elements at a kink that lie between the one-sided derivatives, and so are right."""
-    kinks = numerical.kinks & got.isfinite()
-    if not bool(kinks.any()):
-        return kinks
-    return kinks & ~numerical.wrong(torch.where(kinks, got.to(expected.dtype), expected))
 
 
 GRADIENT = Property(

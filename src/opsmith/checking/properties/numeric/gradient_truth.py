@@ -19,16 +19,18 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
-from opsmith.checking.numerics.answer import Computation
-from opsmith.checking.numerics.autodiff import has_gradient, vjp_or_zeros
-from opsmith.checking.numerics.compare import Difference, all_finite, largest_magnitude
+from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp_or_zeros
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.compare import Difference, all_finite, largest_magnitude
+from opsmith.judging.judge import judge
+from opsmith.judging.tensors import is_inexact
 
 Grads = Sequence[Tensor | None]
 
@@ -36,9 +38,43 @@ SPOT_CHECK = 8
 """Number of elements that a spot check moves one at a time."""
 
 
-@dataclass
-class RightGradient:
-    """The right gradients of one sample, each computed at its first use.
+@dataclass(frozen=True)
+class Backward:
+    """Gradients by some inputs, as a function of all arguments of a call, and after them its grad_outputs.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample that the arguments are of.
+        argnums: The inputs; zeros stand for a gradient that autograd does not have.
+        function: What is differentiated, as the reference; None for the call itself.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnums: tuple[int, ...]
+    function: Results | None = None
+
+    def __call__(self, values: Sequence[Any]) -> list[Tensor]:
+        count = len(self.sample.flat)
+        function = self.function or partial(self.subject.call, self.sample)
+        return vjp_or_zeros(function, values[:count], self.argnums, values[count:])
+
+    def computation(self, values: Sequence[Any], stream: int = 0, **options: Any) -> Computation:
+        """The gradients for these values as right answers, with the bounds of their rounding errors.
+
+        Args:
+            values: Arguments and grad_outputs.
+            stream: Stream of the random moves.
+            options: As of `Computation.of`.
+        """
+        known = partial(computed_in, self.subject, self.sample, by_reference=self.function is not None)
+        options = {"computed_in": known, **options}
+        return Computation.of(self, values, self.subject.generator(stream), **options)
+
+
+@dataclass(eq=False)
+class RightGradients:
+    """The right gradients of one sample.
 
     Args:
         subject: The subject of the check.
@@ -55,64 +91,29 @@ class RightGradient:
     argnums: tuple[int, ...]
     confirmed: bool = False
     spot_checked: bool = False
-    _numerical: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
-    _spot_checks: dict[tuple[int, str], NumericalGradient] = field(default_factory=dict)
-    _trusted: dict[tuple[int, str], bool] = field(default_factory=dict)
-    _along: dict[tuple[int, str], bool] = field(default_factory=dict)
-    _through_reference: dict[str, list[Tensor]] = field(default_factory=dict)
+    _known: dict[tuple[int, str], RightGradient] = field(default_factory=dict)
+    _computations: dict[tuple[str, bool], Computation] = field(default_factory=dict)
 
-    @cached_property
+    def of(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
+        """The right gradient by one input, for some grad_outputs."""
+        return self._known.setdefault((argnum, grad_outputs.name), RightGradient(self, argnum, grad_outputs))
+
+    @property
     def recorded(self) -> bool:
         """True if autograd records the reference, and the reference is not the operator itself."""
-        if self.subject.specification.opaque:
-            return False
-        if not self.subject.kind.own_forward:
-            return self._is_recorded()
-        # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
-        with torch.no_grad():
-            results = self.subject.plain(self.sample)(self.sample.in_double())
-        grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
-        with Overlooking():
-            if self._is_recorded():
-                self.by_reference(self.sample.in_double(), grads)
-                return True
-        return False
+        recorded = partial(_is_recorded, self.subject, self.sample, self.argnums)
+        return self.subject.once(f"recorded by {self.argnums}", self.sample, recorded)
 
-    def _is_recorded(self) -> bool:
-        with torch.enable_grad():
-            flat = self.sample.in_double()
-            for argnum in self.argnums:
-                flat[argnum].requires_grad_()
-            return any(has_gradient(result) for result in self.subject.plain(self.sample)(flat))
-
-    def by_reference(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
-        """Autograd's gradients through the reference, by each of `argnums`; zeros where it has none."""
-        return vjp_or_zeros(self.subject.plain(self.sample), flat, self.argnums, grads)
-
-    def by_itself(self, flat: Sequence[Any], grads: Grads) -> list[Tensor]:
-        """The operator's own gradients for contiguous grad_outputs, with which other dtypes are compared."""
-        plain = [None if grad is None else grad.contiguous() for grad in grads]
-        return vjp_or_zeros(partial(self.subject.call, self.sample), flat, self.argnums, plain)
-
-    def numerical(self, argnum: int, grad_outputs: GradOutputs) -> NumericalGradient:
-        """Finite differences by one input, in float64."""
-        key = (argnum, grad_outputs.name)
-        if key not in self._numerical:
-            self._numerical[key] = self._differences(
-                argnum, grad_outputs, self.subject.effort.moved(self.sample.elements)
-            )
-        return self._numerical[key]
-
-    def judge_by_differences(self, argnum: int, grad_outputs: GradOutputs, got: Tensor) -> Difference | None:
-        """The worst element beside finite differences; None where they contradict none.
-
-        Beside an infinite result, as of `x / 0`, zero times an infinite derivative is nan in autograd, too.
-        """
-        numerical = self.numerical(argnum, grad_outputs)
-        if got.isfinite().all() or not self.recorded or self.has_finite_results:
-            return numerical.judge(got)
-        open_ = got.isnan() & self.through_reference(argnum, grad_outputs).isnan()
-        return numerical.judge(torch.where(open_, numerical.values.nan_to_num().to(got), got))
+    def computation(self, grad_outputs: GradOutputs, *, by_reference: bool) -> Computation:
+        """The right gradients in any dtype: autograd's through the reference, or the operator's own."""
+        key = (grad_outputs.name, by_reference)
+        if key not in self._computations:
+            function = self.subject.plain(self.sample) if by_reference else None
+            backward = Backward(self.subject, self.sample, self.argnums, function)
+            values = [*self.sample.in_double(), *grad_outputs.in_double()]
+            options: dict[str, Any] = {"has_truth": self.subject.has_truth, "usual": self.usual_size}
+            self._computations[key] = backward.computation(values, **options)
+        return self._computations[key]
 
     @cached_property
     def has_finite_results(self) -> bool:
@@ -120,48 +121,6 @@ class RightGradient:
         with torch.no_grad():
             results = self.subject.plain(self.sample)(self.sample.in_double())
         return all(all_finite(each) for each in results if is_inexact(each))
-
-    def has_kink(self, argnum: int, grad_outputs: GradOutputs) -> bool:
-        """True if finite differences find a kink: of a few elements if these were enough, else of all."""
-        key = (argnum, grad_outputs.name)
-        if self._along.get(key) and key not in self._numerical:
-            return False
-        known = key in self._spot_checks and key not in self._numerical
-        found = self._spot_checks[key] if known else self.numerical(argnum, grad_outputs)
-        return bool(found.kinks.any())
-
-    def _differences(self, argnum: int, grad_outputs: GradOutputs, elements: int) -> NumericalGradient:
-        with torch.no_grad():
-            flat, grads = self.sample.in_double(), grad_outputs.in_double()
-            return _numerical(self.subject, self.sample, flat, argnum, grads, elements)
-
-    def trusted(self, argnum: int, grad_outputs: GradOutputs) -> bool:
-        """True if finite differences confirm autograd through the reference by an input."""
-        if self.confirmed or not self.recorded:
-            return self.confirmed
-        key = (argnum, grad_outputs.name)
-        if key not in self._trusted:
-            found = self.through_reference(argnum, grad_outputs)
-            self._trusted[key] = (
-                self._agrees_along(argnum, grad_outputs, found)
-                or self._passes_spot_check(argnum, grad_outputs, found)
-                or self._differs_by_noise(argnum, grad_outputs, found)
-            )
-        return self._trusted[key]
-
-    def _differs_by_noise(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
-        """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
-        numerical = self.numerical(argnum, grad_outputs)
-        if numerical.judge(found) is None:
-            return True
-        count, position = len(self.sample.flat), self.argnums.index(argnum)
-        gradient = Computation.of(
-            lambda values: [self.by_reference(values[:count], values[count:])[position]],
-            [*self.sample.in_double(), *grad_outputs.in_double()],
-            self.subject.generator(),
-        )
-        noise = gradient.noise(computed_in(self.subject, self.sample, by_reference=True))
-        return noise > 0 and numerical.widened(noise).judge(found) is None
 
     def usual_size(self, position: int) -> float:
         """The size that gradients by an input have on the author's samples, or results over the input."""
@@ -174,48 +133,147 @@ class RightGradient:
                     found.append(subject.once(f"size of the gradient by {label}", sample, size))
         return max(size for size in found if math.isfinite(size))
 
-    def is_known(self, argnum: int, grad_outputs: GradOutputs) -> bool:
-        """True if the right gradient by an input is known in at least one element."""
-        if not self.sample.flat[argnum].numel():
-            return False
-        if self.trusted(argnum, grad_outputs):
-            return bool(self.through_reference(argnum, grad_outputs).isfinite().any())
-        return self.numerical(argnum, grad_outputs).has_estimate
 
-    def _agrees_along(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
+def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> bool:
+    if subject.specification.opaque:
+        return False
+    plain = subject.plain(sample)
+
+    def has_graph() -> bool:
+        with torch.enable_grad():
+            flat = sample.in_double()
+            for argnum in argnums:
+                flat[argnum].requires_grad_()
+            return any(has_gradient(result) for result in plain(flat))
+
+    if not subject.kind.own_forward:
+        return has_graph()
+    # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
+    with torch.no_grad():
+        results = plain(sample.in_double())
+    grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
+    with Overlooking():
+        if has_graph():
+            vjp_or_zeros(plain, sample.in_double(), argnums, grads)
+            return True
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class RightGradient:
+    """The right gradient by one input for some grad_outputs, each part computed at its first use."""
+
+    among: RightGradients
+    argnum: int
+    grad_outputs: GradOutputs
+
+    @property
+    def label(self) -> str:
+        """Name of the input in messages."""
+        return self.among.sample.labels[self.argnum]
+
+    @property
+    def position(self) -> int:
+        """Position of the input among those that are differentiated by."""
+        return self.among.argnums.index(self.argnum)
+
+    @cached_property
+    def numerical(self) -> NumericalGradient:
+        """Finite differences in float64."""
+        return self._differences(self.among.subject.effort.moved(self.among.sample.elements))
+
+    def _differences(self, elements: int) -> NumericalGradient:
+        subject, sample = self.among.subject, self.among.sample
+        flat, grads = sample.in_double(), self.grad_outputs.in_double()
+        return _numerical(subject, sample, flat, self.argnum, grads, elements)
+
+    @cached_property
+    def answer(self) -> Answer:
+        """Autograd's gradient through the reference in float64, with its bounds."""
+        gradients = self.among.computation(self.grad_outputs, by_reference=True)
+        return gradients.twin(self.position, gradients.results[self.position], torch.float64)
+
+    @property
+    def through_reference(self) -> Tensor:
+        """Autograd's gradient through the reference in float64."""
+        assert self.answer.value is not None
+        return self.answer.value
+
+    @cached_property
+    def trusted(self) -> bool:
+        """True if finite differences confirm autograd through the reference by the input."""
+        if self.among.confirmed or not self.among.recorded:
+            return self.among.confirmed
+        return self._agrees_along or self._few is not None or self._differs_by_noise()
+
+    @cached_property
+    def _agrees_along(self) -> bool:
         """True if differences along random directions settle it, so that no element is moved alone."""
-        with torch.no_grad():
-            agrees = agrees_along(
-                self.subject.plain(self.sample),
-                self.sample.in_double(),
-                argnum,
-                grad_outputs.in_double(),
-                found,
-                generator=self.subject.generator(),
-            )
-        self._along[(argnum, grad_outputs.name)] = agrees
-        return agrees
+        subject, sample = self.among.subject, self.among.sample
+        flat, grads, found = sample.in_double(), self.grad_outputs.in_double(), self.through_reference
+        plain, generator = subject.plain(sample), subject.generator()
+        return agrees_along(plain, flat, self.argnum, grads, found, generator=generator)
 
-    def _passes_spot_check(self, argnum: int, grad_outputs: GradOutputs, found: Tensor) -> bool:
-        """True if a few elements may stand for all, and confirm autograd; otherwise all are taken."""
-        if not self.spot_checked:
+    @cached_property
+    def _few(self) -> NumericalGradient | None:
+        """Differences by a few elements, where these may stand for all, and confirm autograd."""
+        few = self._differences(SPOT_CHECK) if self.among.spot_checked else None
+        return few if few is not None and few.judge(self.through_reference) is None else None
+
+    def _differs_by_noise(self) -> bool:
+        """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
+        if self.numerical.judge(self.through_reference) is None:
+            return True
+        subject, sample = self.among.subject, self.among.sample
+        backward = Backward(subject, sample, (self.argnum,), subject.plain(sample))
+        gradient = backward.computation([*sample.in_double(), *self.grad_outputs.in_double()])
+        noise = gradient.noise(computed_in(subject, sample, by_reference=True))
+        return noise > 0 and self.numerical.widened(noise).judge(self.through_reference) is None
+
+    @property
+    def has_kink(self) -> bool:
+        """True if the differences that confirm autograd, or decide in its place, find a kink."""
+        if self.among.recorded and (self._agrees_along or self._few is not None):
+            return self._few is not None and not self._agrees_along and bool(self._few.kinks.any())
+        return bool(self.numerical.kinks.any())
+
+    @property
+    def is_known(self) -> bool:
+        """True if it is known in at least one element."""
+        if not self.among.sample.flat[self.argnum].numel():
             return False
-        few = self._differences(argnum, grad_outputs, SPOT_CHECK)
-        self._spot_checks[(argnum, grad_outputs.name)] = few
-        return few.judge(found) is None
+        return bool(self.through_reference.isfinite().any()) if self.trusted else self.numerical.has_estimate
 
-    def through_reference(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
-        """Autograd's gradient through the reference by one input, in float64."""
-        known = self._through_reference
-        if grad_outputs.name not in known:
-            known[grad_outputs.name] = self.by_reference(self.sample.in_double(), grad_outputs.in_double())
-        return known[grad_outputs.name][self.argnums.index(argnum)]
+    def judge(self, got: Tensor, answer: Answer | None = None) -> Difference | None:
+        """The worst element of a gradient; None if none is wrong beyond doubt.
 
-    def gradient(self, argnum: int, grad_outputs: GradOutputs) -> Tensor:
-        """The right gradient by one input, in float64; nan where it is unknown."""
-        if not self.trusted(argnum, grad_outputs):
-            return self.numerical(argnum, grad_outputs).known
-        return self.through_reference(argnum, grad_outputs)
+        Nothing is known where autograd itself gives nan, as zero times infinity does. At a kink, any value
+        between the one-sided derivatives is right.
+
+        Args:
+            got: The gradient.
+            answer: The right one in its dtype; without one, it is judged in float64.
+        """
+        if answer is None and not self.trusted:
+            return self._judge_by_differences(got.cpu())
+        answer = answer or self.answer
+        expected = answer.value
+        assert expected is not None
+        known = torch.where(expected.isfinite(), got.cpu(), expected.to(got.dtype))
+        verdict = judge(known, answer)
+        if verdict.wrong:
+            between = self.numerical.kinks & known.isfinite()
+            if bool(between.any()):
+                between &= ~self.numerical.wrong(torch.where(between, known.to(expected.dtype), expected))
+                verdict = judge(torch.where(between, expected.to(got.dtype), known), answer)
+        return verdict.difference
+
+    def _judge_by_differences(self, got: Tensor) -> Difference | None:
+        """Beside an infinite result, as of `x / 0`, autograd through the reference may give nan, too."""
+        if not got.isfinite().all() and self.among.recorded and not self.among.has_finite_results:
+            open_ = got.isnan() & self.through_reference.isnan()
+            got = torch.where(open_, self.numerical.values.nan_to_num().to(got), got)
+        return self.numerical.judge(got)
 
 
 def _size_of_gradient(subject: Subject, sample: Sample, argnum: int) -> float:
@@ -229,14 +287,13 @@ def by_differences(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
-    with torch.no_grad():
-        elements = subject.effort.moved(sample.elements)
-        return [_numerical(subject, sample, flat, argnum, grads, elements).known for argnum in argnums]
+    elements = subject.effort.moved(sample.elements)
+    return [_numerical(subject, sample, flat, argnum, grads, elements).known for argnum in argnums]
 
 
 def _numerical(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads, elements: int
 ) -> NumericalGradient:
-    return numerical_gradient(
-        subject.plain(sample), flat, argnum, grads, elements=elements, generator=subject.generator()
-    )
+    plain, generator = subject.plain(sample), subject.generator()
+    with torch.no_grad():
+        return numerical_gradient(plain, flat, argnum, grads, elements=elements, generator=generator)

@@ -15,17 +15,18 @@ from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by
-from opsmith.checking.numerics.compare import Difference, is_close, largest_magnitude, share_of_largest
 from opsmith.checking.numerics.low_precision import low_precision_in_backward
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient, by_differences
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients, by_differences
 from opsmith.checking.property import Findings, Note, innermost, raised
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.samples.cases import case_name, dtype_name
-from opsmith.checking.samples.grad_outputs import GradOutputs
+from opsmith.checking.samples.sample import Sample
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
+from opsmith.judging.compare import Difference, largest_magnitude
+from opsmith.judging.tensors import CPU
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp
 
@@ -37,20 +38,18 @@ class Attempt:
     """One backward, and the gradient of one input from it.
 
     Args:
-        argnum: The input.
+        right: The right gradient.
         subset: The inputs that required a gradient.
-        grad_outputs: The grad_outputs.
         dtype: dtype of the inputs.
         device: Their device.
-        got: The gradient; None where there was none.
-        expected: The right one.
+        got: The gradient, with zeros where there was none.
+        expected: The right one, as far as it is known in the dtype.
         difference: Their difference; None where they agree.
-        error: The exception.
+        error: The exception, in place of a gradient.
     """
 
-    argnum: int
+    right: RightGradient
     subset: tuple[int, ...]
-    grad_outputs: GradOutputs
     dtype: torch.dtype
     device: torch.device
     got: Tensor | None = None
@@ -63,50 +62,139 @@ class Attempt:
         """True if the gradient is wrong, or the backward raised."""
         return self.difference is not None or self.error is not None
 
+    @property
+    def off(self) -> float:
+        """The largest error, as a share of the largest element."""
+        got, expected = self.got, self.expected
+        return math.inf if got is None or expected is None else share_off(got, expected)
 
-def conclude(right: RightGradient, attempts: Sequence[Attempt]) -> Findings:
-    """One failure for each input whose gradient is wrong in any attempt.
+    @property
+    def where(self) -> str:
+        """Name of the sample, dtype and device in messages."""
+        return case_name(self.right.among.sample, self.dtype, self.device)
 
-    Args:
-        right: The right gradients.
-        attempts: Every backward that was run on the sample.
-    """
+    @property
+    def plainness(self) -> tuple[bool, bool, int]:
+        """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
+        return self.dtype != torch.float64, " alone" in self.right.grad_outputs.name, len(self.subset)
+
+    def alike(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Those of the attempts with the same grad_output, dtype and device."""
+        wanted = (self.right.grad_outputs, self.dtype, self.device)
+        return [each for each in attempts if (each.right.grad_outputs, each.dtype, each.device) == wanted]
+
+    def script(self, expected: Tensor | None) -> str | None:
+        """A few lines that run it again, beside that of the reference or beside the right gradient."""
+        among = self.right.among
+        flat, grads = (each.at(self.dtype, self.device) for each in (among.sample, self.right.grad_outputs))
+        given = (among.subject, among.sample, flat, self.right.argnum, grads, expected)
+        return gradient_replay(*given, subset=self.subset)
+
+
+def conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
+    """One failure for each input whose gradient is wrong in any backward that was run on the sample."""
     errors: dict[tuple[str, str, str], list[Attempt]] = {}
     for attempt in attempts:
         if attempt.error is not None:  # two lines may raise in the same words
-            location = innermost(attempt.error, right.subject.specification.where)
+            location = innermost(attempt.error, rights.subject.specification.where)
             key = (type(attempt.error).__name__, str(attempt.error), location)
             errors.setdefault(key, []).append(attempt)
     for group in errors.values():
-        yield _raised(right, group, attempts)
-    for argnum in right.argnums:
-        judged = [each for each in attempts if each.argnum == argnum and each.error is None]
+        yield _raised(group, attempts)
+    for argnum in rights.argnums:
+        judged = [each for each in attempts if each.right.argnum == argnum and each.error is None]
+        tried = [*dict.fromkeys(each.right for each in judged)]
+        label, brief = rights.sample.labels[argnum], rights.sample.brief
         if any(each.wrong for each in judged):
-            failure = _wrong(right, judged)
-            if _is_rounding(judged):
-                yield _rounding(right, judged, failure)
-            else:
-                yield approximate(failure, max(_share_off(each) for each in judged if each.wrong))
-        elif not right.confirmed and any(
-            right.has_kink(argnum, grad_outputs) for grad_outputs in _tried(judged)
-        ):
-            label = right.sample.labels[argnum]
+            yield _wrong(judged)
+            continue
+        if not rights.confirmed and any(right.has_kink for right in tried):
             yield Note(
-                f"the gradient of `{label}` has a kink in {right.sample.brief}: whatever lies between its "
-                "one-sided derivatives is right there"
+                f"the gradient of `{label}` has a kink in {brief}: whatever lies between its one-sided "
+                "derivatives is right there"
             )
-        if not any(each.wrong for each in judged):
-            yield from _undecided_notes(right, argnum, _tried(judged))
+        open_ = (right.numerical.describe_unknown(label) for right in tried if not right.trusted)
+        words = next(filter(None, open_), None)
+        if words is not None:
+            yield Note(f"{words}; in {brief} nothing looked at them")
 
 
-def _undecided_notes(right: RightGradient, argnum: int, tried: Sequence[GradOutputs]) -> Findings:
-    """Note the elements of a gradient that finite differences leave open, where nothing else decides them."""
-    for grad_outputs in tried:
-        if not right.trusted(argnum, grad_outputs):
-            words = right.numerical(argnum, grad_outputs).describe_unknown(right.sample.labels[argnum])
-            if words is not None:
-                yield Note(f"{words}; in {right.sample.brief} nothing looked at them")
-                return
+def _raised(group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
+    """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
+    first, among = group[0], group[0].right.among
+    assert first.error is not None
+    sample, known = among.sample, named_by(first.error)
+    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    about = first.subset
+    if known.position is not None and known.position < len(tensors):
+        about = (tensors[known.position],)
+    label = ", ".join(sample.labels[argnum] for argnum in about)
+    failure = raised(NAME, among.subject, first.error, first.where, label)
+    failure = replace(failure, dtypes=_dtypes(group))
+    fine = [*dict.fromkeys(each.subset for each in first.alike(attempts) if not each.wrong)]
+    if failure.cause != "raises" or not fine:
+        return failure
+    raising = [*dict.fromkeys(each.subset for each in first.alike(group))]
+    reason = f"it raises when {_needing(sample, raising)}, and is right when {_needing(sample, fine)}"
+    return replace(
+        failure,
+        message=f"{failure.message}; {reason}",
+        evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
+        replay=first.script(None),
+    )
+
+
+def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    return ordered(dtype_name(each.dtype) for each in attempts)
+
+
+def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
+    """The failure for a gradient that is not the right one; a note if rounding alone may explain it."""
+    wrong = [each for each in attempts if each.wrong]
+    shown = min(wrong, key=lambda each: each.plainness)
+    right, subject, sample = shown.right, shown.right.among.subject, shown.right.among.sample
+    assert shown.difference is not None
+    assert shown.got is not None
+    assert shown.expected is not None
+    name = sample.names[right.argnum]
+    found = _diagnosis(shown, attempts)
+    evidence = {
+        "sample": shown.where,
+        "grad_output": right.grad_outputs.name,
+        **shown.difference.evidence(),
+        **found.evidence,
+    }
+    if found.also_fits:
+        evidence["also fits"] = dict(found.also_fits)
+    message = f"the gradient of `{right.label}` is wrong: {shown.difference}"
+    message += f"; {found.reason}" if found.reason else ""
+    if found.cause == "missing-gradient" and leaves_out(subject, name):
+        message += f"; {LEFT_OUT.format(name)}"
+    rule = subject.specification.gradients.rules.get(name)
+    if isinstance(rule, Formula) and subject.specification.kernels:
+        used = {*rule.parameters} & {*subject.specification.schema.result_position}
+        if used and _is_right_with_reference(shown):
+            words = " and ".join(f"`{each}`" for each in sorted(used))
+            message += f"; its formula is right with the {words} of the reference"
+            evidence[RIGHT_WITH_REFERENCE] = sorted(used)
+    if not isinstance(rule, Formula) and not subject.specification.opaque and not right.trusted:
+        message += f". {HIDES}"
+    # What is unknown is, in a replay, what came.
+    expected = torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
+    failure = Failure(
+        NAME,
+        right.label,
+        found.cause,
+        message,
+        rule_location(subject, name),
+        evidence,
+        shown.script(expected),
+        dtypes=_dtypes(wrong),
+    )
+    off = max(each.off for each in wrong)
+    if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
+        return _rounding(shown, failure)
+    return approximate(failure, off)
 
 
 ROUNDED = (
@@ -115,26 +203,20 @@ ROUNDED = (
 )
 
 
-def _is_rounding(attempts: Sequence[Attempt]) -> bool:
-    """True if a gradient in float64 is off by no more than rounding to float32."""
-    wrong = [each for each in attempts if each.wrong]
-    return all(each.dtype == torch.float64 and _near(each) for each in wrong)
-
-
-def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failure) -> Failure | Note:
+def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
     """The cause of an error like rounding to float32, or a note if no side is known to be wrong.
 
     A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd
     through a forward that was not written for it is no truth: there a backward alone must use low precision
     operands.
     """
-    if failure.cause == UNKNOWN and not right.subject.kind.own_forward:
+    right, among = shown.right, shown.right.among
+    if failure.cause == UNKNOWN and not among.subject.kind.own_forward:
         message = f"{failure.message}; it is off as a constant in float32 makes it"
         return replace(failure, cause="precision", message=message)
-    if failure.cause == "precision" or not right.subject.kind.own_forward:
+    if failure.cause == "precision" or not among.subject.kind.own_forward:
         return failure
-    shown = min((each for each in attempts if each.wrong), key=_plainness)
-    operation = low_precision_in_backward(right.subject, right.sample, shown.subset, shown.grad_outputs)
+    operation = low_precision_in_backward(among.subject, among.sample, shown.subset, right.grad_outputs)
     if operation is None:
         return Note(ROUNDED)
     message = (
@@ -145,119 +227,18 @@ def _rounding(right: RightGradient, attempts: Sequence[Attempt], failure: Failur
     return replace(failure, cause="precision", message=message, evidence=evidence)
 
 
-def _near(attempt: Attempt) -> bool:
-    if attempt.got is None or attempt.expected is None or not attempt.got.isfinite().all():
-        return False
-    bound = share_of_largest(2 * torch.finfo(torch.float32).eps, attempt.expected)
-    close = is_close(attempt.got.to(attempt.expected), attempt.expected, bound)
-    return bool(close[attempt.expected.isfinite()].all())
-
-
-def _tried(attempts: Sequence[Attempt]) -> list[GradOutputs]:
-    return list({each.grad_outputs.name: each.grad_outputs for each in attempts}.values())
-
-
-def _raised(right: RightGradient, group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
-    """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
-    sample, first = right.sample, group[0]
-    assert first.error is not None
-    known = named_by(first.error)
-    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
-    if known.position is not None and known.position < len(tensors):
-        label = sample.labels[tensors[known.position]]
-    else:
-        label = ", ".join(sample.labels[argnum] for argnum in first.subset)
-    where = case_name(sample, first.dtype, first.device)
-    failure = raised(NAME, right.subject, first.error, where, label)
-    failure = replace(failure, dtypes=_dtypes(group))
-    alike = _alike(first, attempts)
-    fine = [*dict.fromkeys(each.subset for each in alike if not each.wrong)]
-    if failure.cause != "raises" or not fine:
-        return failure
-    raising = [*dict.fromkeys(each.subset for each in _alike(first, group))]
-    reason = f"it raises when {_needing(right, raising)}, and is right when {_needing(right, fine)}"
-    return replace(
-        failure,
-        message=f"{failure.message}; {reason}",
-        evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
-        replay=_script(right, first, None),
-    )
-
-
-def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
-    return ordered(dtype_name(each.dtype) for each in attempts)
-
-
-def _alike(shown: Attempt, attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts with the same grad_output, dtype and device."""
-    wanted = (shown.grad_outputs, shown.dtype, shown.device)
-    return [each for each in attempts if (each.grad_outputs, each.dtype, each.device) == wanted]
-
-
-def _wrong(right: RightGradient, attempts: Sequence[Attempt]) -> Failure:
-    """The failure for a gradient that is not the right one."""
-    subject, sample = right.subject, right.sample
-    shown = min((each for each in attempts if each.wrong), key=_plainness)
-    assert shown.difference is not None
-    label, name = sample.labels[shown.argnum], sample.names[shown.argnum]
-    found = _diagnosis(right, shown, attempts)
-    evidence = {
-        "sample": case_name(sample, shown.dtype, shown.device),
-        "grad_output": shown.grad_outputs.name,
-        **shown.difference.evidence(),
-        **found.evidence,
-    }
-    if found.also_fits:
-        evidence["also fits"] = dict(found.also_fits)
-    message = f"the gradient of `{label}` is wrong: {shown.difference}"
-    message += f"; {found.reason}" if found.reason else ""
-    if found.cause == "missing-gradient" and leaves_out(subject, name):
-        message += f"; {LEFT_OUT.format(name)}"
-    rule = subject.specification.gradients.rules.get(name)
-    derived = not isinstance(rule, Formula)
-    if isinstance(rule, Formula) and subject.specification.kernels:
-        used = {*rule.parameters} & {*subject.specification.schema.result_position}
-        if used and _is_right_with_reference(right, shown):
-            words = " and ".join(f"`{each}`" for each in sorted(used))
-            message += f"; its formula is right with the {words} of the reference"
-            evidence[RIGHT_WITH_REFERENCE] = sorted(used)
-    if derived and not subject.specification.opaque and not right.trusted(shown.argnum, shown.grad_outputs):
-        message += f". {HIDES}"
-    return Failure(
-        NAME,
-        label,
-        found.cause,
-        message,
-        rule_location(subject, name),
-        evidence,
-        _script(right, shown, _to_show(shown)),
-        dtypes=_dtypes(each for each in attempts if each.wrong),
-    )
-
-
 THOUSANDTH = 1e-3
 """Largest share of the largest element that an approximation is off by, as another formula's derivative."""
 
 
 def approximate(failure: Failure, off: float) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
-
-    Args:
-        failure: The failure.
-        off: The largest error, as a share of that.
-    """
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
     if off > THOUSANDTH:
         return failure
     if failure.cause not in (UNKNOWN, "region"):
         return replace(failure, minor=True)
     words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
     return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
-
-
-def _share_off(attempt: Attempt) -> float:
-    if attempt.got is None or attempt.expected is None:
-        return math.inf
-    return share_off(attempt.got, attempt.expected)
 
 
 def share_off(got: Tensor, right: Tensor) -> float:
@@ -276,10 +257,10 @@ RIGHT_WITH_REFERENCE = "right with the reference's"
 """Evidence: the results with which a formula is right, where those of the operator give a wrong gradient."""
 
 
-def _is_right_with_reference(right: RightGradient, shown: Attempt) -> bool:
+def _is_right_with_reference(shown: Attempt) -> bool:
     """Return True if the formulas give the right gradient from results of the reference, not of a kernel."""
-    subject, sample = right.subject, right.sample
-    flat, grads = (each.at(shown.dtype, shown.device) for each in (sample, shown.grad_outputs))
+    subject, sample = shown.right.among.subject, shown.right.among.sample
+    flat, grads = (each.at(shown.dtype, shown.device) for each in (sample, shown.right.grad_outputs))
     schema, names = subject.specification.schema, [sample.names[argnum] for argnum in shown.subset]
     with Overlooking(), torch.no_grad():
         every = subject.reference(sample, flat)
@@ -290,38 +271,27 @@ def _is_right_with_reference(right: RightGradient, shown: Attempt) -> bool:
         saved |= {name: results.item(name, every) for name in schema.result_position}
         given = dict(zip(subject.visible_positions(sample), grads, strict=True))
         vjp = Vjp(subject.specification, plan, sample.flattening, results, metadata, None)
-        got = vjp(saved, [given.get(position) for position in range(len(every))])[shown.argnum]
-        if got is not None and shown.expected is not None:
-            share = torch.finfo(shown.dtype).eps ** 0.5
-            close = is_close(got.to(shown.expected), shown.expected, share_of_largest(share, shown.expected))
-            return bool(close[shown.expected.isfinite()].all())
+        got = vjp(saved, [given.get(position) for position in range(len(every))])[shown.right.argnum]
+        return bool(replace(shown, got=got).off <= torch.finfo(shown.dtype).eps ** 0.5)
     return False
 
 
-def reference_failure(right: RightGradient, argnum: int, grad_outputs: GradOutputs) -> Findings:
-    """Yield the failure for a reference through which autograd gives a wrong derivative.
-
-    Args:
-        right: The right gradients.
-        argnum: The input.
-        grad_outputs: The grad_outputs.
-    """
-    sample, numerical = right.sample, right.numerical(argnum, grad_outputs)
-    got = right.through_reference(argnum, grad_outputs)
-    difference = right.judge_by_differences(argnum, grad_outputs, got)
+def reference_failure(right: RightGradient) -> Findings:
+    """Yield the failure for a reference through which autograd gives a wrong derivative."""
+    difference = right.judge(right.through_reference)
     if difference is None:
         return
-    found = diagnose(Observation(got, numerical.known))
-    label = sample.labels[argnum]
+    found = diagnose(Observation(right.through_reference, right.numerical.known))
     reason = f": {found.reason}" if found.reason else ""
+    sample = case_name(right.among.sample, torch.float64, CPU)
     yield Failure(
         NAME,
-        label,
+        right.label,
         found.cause,
-        f"autograd through the reference gives another gradient of `{label}` than finite differences of it: "
-        f"{difference}{reason}. {HIDES}",
-        right.subject.specification.where,
-        {"sample": case_name(sample, torch.float64, torch.device("cpu")), "grad_output": grad_outputs.name},
+        f"autograd through the reference gives another gradient of `{right.label}` than finite differences "
+        f"of it: {difference}{reason}. {HIDES}",
+        right.among.subject.specification.where,
+        {"sample": sample, "grad_output": right.grad_outputs.name},
     )
 
 
@@ -333,37 +303,22 @@ LEFT_OUT = (
 HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
 
 
-def _plainness(attempt: Attempt) -> tuple[bool, bool, int]:
-    """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
-    alone = " alone" in attempt.grad_outputs.name
-    return (attempt.dtype != torch.float64, alone, len(attempt.subset))
-
-
-def _script(right: RightGradient, shown: Attempt, expected: Tensor | None) -> str | None:
-    """A few lines that run one backward again, beside that of the reference or beside the right gradient."""
-    flat, grads = (each.at(shown.dtype, shown.device) for each in (right.sample, shown.grad_outputs))
-    subject, sample = right.subject, right.sample
-    return gradient_replay(subject, sample, flat, shown.argnum, grads, expected, subset=shown.subset)
-
-
-def _to_show(shown: Attempt) -> Tensor | None:
-    """The right gradient for a replay; elements that are unknown are those that came."""
-    if shown.expected is None or shown.got is None:
-        return shown.expected
-    return torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
-
-
-def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
-    alike = _alike(shown, attempts)
-    wrong = [each.subset for each in alike if each.wrong]
-    fine = [each.subset for each in alike if not each.wrong]
-    found = diagnose(_observed(right, shown))
-    changed = result_by_need(right.subject, right.sample, shown.subset, shown.dtype, shown.device)
+def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
+    """The cause of a wrong gradient, seen on fresh inputs, and for which inputs that require one."""
+    right, subject, sample = shown.right, shown.right.among.subject, shown.right.among.sample
+    truth = None if right.trusted else partial(by_differences, subject)
+    observer = Observer(
+        subject, sample, right.argnum, shown.subset, truth, dtype=shown.dtype, device=shown.device
+    )
+    found = diagnose(observer.observe(sample.in_double(), right.grad_outputs.in_double()))
+    changed = result_by_need(subject, sample, shown.subset, shown.dtype, shown.device)
     if changed is not None:
-        reason = f"it is the gradient of another result, when {_needing(right, [shown.subset])}: {changed}"
+        reason = f"it is the gradient of another result, when {_needing(sample, [shown.subset])}: {changed}"
         return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
+    alike = shown.alike(attempts)
+    wrong, fine = ([each.subset for each in alike if each.wrong == side] for side in (True, False))
     if fine:
-        reason = f"it is wrong when {_needing(right, wrong)}, and right when {_needing(right, fine)}"
+        reason = f"it is wrong when {_needing(sample, wrong)}, and right when {_needing(sample, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
         # What differs from run to run explains better why one run is right and another wrong.
         cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
@@ -376,25 +331,8 @@ def _diagnosis(right: RightGradient, shown: Attempt, attempts: Sequence[Attempt]
     return found
 
 
-def _observed(right: RightGradient, shown: Attempt) -> Observation:
-    """A wrong gradient as the diagnosis looks at it, with a way to see it on fresh inputs."""
-    subject, sample = right.subject, right.sample
-    by_reference = right.trusted(shown.argnum, shown.grad_outputs)
-    observer = Observer(
-        subject,
-        sample,
-        shown.argnum,
-        shown.subset,
-        None if by_reference else partial(by_differences, subject),
-        dtype=shown.dtype,
-        device=shown.device,
-    )
-    return observer.observe(sample.in_double(), shown.grad_outputs.in_double())
-
-
-def _needing(right: RightGradient, subsets: Sequence[tuple[int, ...]]) -> str:
-    labels = right.sample.labels
-    words = [" and ".join(f"`{labels[argnum]}`" for argnum in subset) for subset in subsets]
+def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:
+    words = [" and ".join(f"`{sample.labels[argnum]}`" for argnum in subset) for subset in subsets]
     alone = [
         f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)
     ]

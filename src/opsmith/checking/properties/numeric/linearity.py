@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in, differentiated, rule_location
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.answer import Answer, Combination, Computation
-from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
-from opsmith.checking.numerics.compare import all_finite, largest_magnitude
+from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.directional import coordinates
-from opsmith.checking.numerics.judge import Verdict, judge
+from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.judging.answer import Answer, Combination
+from opsmith.judging.compare import all_finite, largest_magnitude
+from opsmith.judging.judge import judge
 
 NAME = "linearity"
 
@@ -44,49 +44,51 @@ NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports
 
 def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
     """Check every input, and add to `compared` for each True if there is something to compare."""
-    argnums = differentiated(subject, sample).argnums
-    if not argnums:
-        return
-    first = plain_grad_outputs(subject, sample).in_double()
-    for argnum in argnums:
-        found = _linear(subject, sample, argnum, first)
+    for argnum in differentiated(subject, sample).argnums:
+        found = not_linear(subject, sample, argnum)
         compared.append(found is not NOT_COMPARED)
-        if isinstance(found, Failure):
-            yield found
+        if isinstance(found, tuple):
+            cause, words, evidence = found
+            label, where = sample.labels[argnum], rule_location(subject, sample.names[argnum])
+            evidence = {"sample": f"{sample} in float64", **evidence}
+            yield Failure(NAME, label, cause, f"the gradient of `{label}` {words}", where, evidence)
 
 
-def _linear(subject: Subject, sample: Sample, argnum: int, first: Grads) -> Failure | Skipped | None:
-    backward = OwnBackward(subject, sample, argnum)
-    generator = subject.generator(1)
+def not_linear(
+    subject: Subject, sample: Sample, argnum: int
+) -> tuple[str, str, dict[str, Any]] | Skipped | None:
+    """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it."""
+    backward = Backward(subject, sample, (argnum,))
+
+    def answer(grads: Grads) -> Answer:
+        values = [*sample.in_double(), *grads]
+        return backward.computation(values, stream=1).at(values, torch.float64)[0]
+
+    first, generator = plain_grad_outputs(subject, sample).in_double(), subject.generator(1)
     second = [
         None if each is None else torch.randn(each.shape, generator=generator, dtype=each.dtype)
         for each in first
     ]
-    try:
-        u, v = backward(first), backward(second)
-    except Exception as error:
-        refuse_own(error)
-        return NOT_COMPARED  # `gradient` reports it
-    if u is None or v is None or not u.numel() or not (all_finite(u) and all_finite(v)):
-        return NOT_COMPARED  # `gradient` reports missing and nan gradients too
-    label = sample.labels[argnum]
-    where = rule_location(subject, sample.names[argnum])
-    evidence: dict[str, Any] = {"sample": f"{sample} in float64"}
-    one, other = backward.answer(first), backward.answer(second)
-    if torch.equal(u, v) and all(judge(torch.zeros_like(u), each).wrong for each in (one, other)):
-        message = (
-            f"the gradient of `{label}` is the same, to the bit, for two grad_outputs that have "
-            "nothing in common: multiply by `grad`"
-        )
-        return Failure(NAME, label, "ignores-grad-output", message, where, evidence)
-    found = departure(backward.answer, (first, one), (second, other))
-    if found is None:
-        return None
-    words, verdict = found
-    assert verdict.difference is not None
-    message = f"the gradient of `{label}` is not linear in grad_output: for {words}, {verdict}; {WHY}"
-    evidence |= verdict.difference.evidence()
-    return Failure(NAME, label, "nonlinear-grad", message, where, evidence)
+    found: list[Answer] = []
+    with Overlooking():  # `gradient` reports exceptions, and missing and nan gradients too
+        if vjp(partial(subject.call, sample), sample.in_double(), (argnum,), first)[0] is not None:
+            found = [answer(grads) for grads in (first, second)]
+    values = [each.value for each in found if each.value is not None]
+    if not values or not values[0].numel() or not all(map(all_finite, values)):
+        return NOT_COMPARED
+    if torch.equal(*values) and all(judge(torch.zeros_like(values[0]), each).wrong for each in found):
+        return "ignores-grad-output", SAME, {}
+    for words, grads, terms, tolerated in _combined(first, second, *found):
+        combined = answer(grads)
+        assert combined.value is not None
+        verdict = judge(combined.value, Combination(terms, combined, tolerated))
+        if verdict.difference is not None:
+            text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
+            return "nonlinear-grad", text, verdict.difference.evidence()
+    return None
+
+
+SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
 
 
 LINEARITY = Property(
@@ -118,73 +120,12 @@ SCALED = torch.finfo(torch.float64).eps ** 0.25
 WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
 
 Grads = list[Tensor | None]
-Backward = Callable[[Grads], Answer]
 Terms = tuple[tuple[float, Answer], ...]
 
 
-@dataclass(frozen=True)
-class OwnBackward:
-    """The operator's own gradient by one input, as a function of the grad_outputs, in float64.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnum: The input.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnum: int
-
-    def __call__(self, grads: Grads) -> Tensor | None:
-        return vjp(partial(self.subject.call, self.sample), self.sample.in_double(), (self.argnum,), grads)[0]
-
-    def answer(self, grads: Grads) -> Answer:
-        """The gradient for some grad_outputs, with the bound of its rounding errors."""
-        count = len(self.sample.flat)
-
-        def gradient(given: list[Any]) -> list[Tensor]:
-            call = partial(self.subject.call, self.sample)
-            return vjp_or_zeros(call, given[:count], (self.argnum,), given[count:])
-
-        flat = [*self.sample.in_double(), *grads]
-        known = partial(computed_in, self.subject, self.sample)
-        computation = Computation.of(gradient, flat, self.subject.generator(1), computed_in=known)
-        return computation.twins(flat, torch.float64)[0]
-
-
-def departure(
-    backward: Backward, first: tuple[Grads, Answer], second: tuple[Grads, Answer]
-) -> tuple[str, Verdict] | None:
-    """Describe how a backward is not linear; None if it is linear.
-
-    Args:
-        backward: Gives the gradient by one input for some grad_outputs.
-        first: Some grad_outputs in float64, and its answer for them.
-        second: Others.
-
-    Example:
-        >>> grads = torch.tensor([1.1, -2.0]), torch.tensor([0.5, 4.0])
-        >>> clip = lambda some: [some[0].clamp(-9, 9)]
-        >>> clipped = lambda some: Computation.of(clip, some, torch.Generator()).twins(some, some[0].dtype)[0]
-        >>> departure(clipped, *(([each], clipped([each])) for each in grads))[0]
-        '1024 times a grad_output'
-    """
-    for words, grads, terms, tolerated in _combined(first, second):
-        found = backward(grads)
-        assert found.value is not None
-        verdict = judge(found.value, Combination(terms, found, tolerated))
-        if verdict.wrong:
-            return words, verdict
-    return None
-
-
-def _combined(
-    first: tuple[Grads, Answer], second: tuple[Grads, Answer]
-) -> Iterator[tuple[str, Grads, Terms, float]]:
+def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tuple[str, Grads, Terms, float]]:
     """Combinations of grad_outputs: in words, their values, the sum that follows, what it may be off."""
     a, b = FACTORS
-    (grads, u), (others, v) = first, second
     assert u.value is not None
     assert v.value is not None
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp_or_zeros
-from opsmith.checking.numerics.compare import is_close, largest_magnitude
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.report import Failure
+from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import Sample, is_inexact, shown_sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.tensors import CPU, is_inexact
 
 APART = 1e-2
 """Relative move by which tied inputs come apart."""
-
-AGREE = 1e-6
-"""Share of the largest element that right gradients may differ by, and its square that zeros may."""
 
 
 def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
@@ -38,33 +33,21 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
     It is about the gradient by one of them, or it is seen where they have come apart.
 
     Args:
-        finding: The finding.
-        subject: The subject of the check.
         moved: Label of the input that was changed; by default those that differ from the author's sample.
     """
     sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
     if not CAUSES[finding.cause].numeric or sample is None:
         return finding
-    concerned = {moved} if moved is not None else _changed(sample)
-    concerned |= {finding.input}
+    concerned = {finding.input, moved}
+    if moved is None and sample.change is not None:
+        pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
+        concerned |= {label for label, now, then in pairs if is_inexact(now) and not are_same([now], [then])}
     tied = tied_inputs(subject) if concerned != {None} else frozenset()
     if not concerned & tied:
         return finding
     names = " and ".join(f"`{label}`" for label in sorted(tied))
     words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
     return replace(finding, given="strained", message=f"{finding.message}; {words}")
-
-
-def _changed(sample: Sample) -> set[str | None]:
-    """Labels of the inputs that a derived sample has other numbers for than the author's sample."""
-    if sample.change is None:
-        return set()
-    pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
-    return {label for label, now, then in pairs if is_inexact(now) and not _are_same(now, then)}
-
-
-def _are_same(now: Tensor, then: Any) -> bool:
-    return isinstance(then, Tensor) and now.shape == then.shape and torch.equal(now, then)
 
 
 def tied_inputs(subject: Subject) -> frozenset[str]:
@@ -95,18 +78,10 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
 
 def _wrong(subject: Subject, sample: Sample) -> set[str]:
     """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
-    wrong: set[str] = set()
     with Overlooking(), without_warnings():
         argnums = differentiated(subject, sample).argnums
-        right = RightGradient(subject, sample, argnums)
-        grads = plain_grad_outputs(subject, sample)
-        found = vjp_or_zeros(partial(subject.call, sample), sample.in_double(), argnums, grads.in_double())
-        every = [right.gradient(argnum, grads) for argnum in argnums]
-        floor = max(map(largest_magnitude, every), default=0.0) * AGREE**2
-        for argnum, got, expected in zip(argnums, found, every, strict=True):
-            bound = floor + AGREE * largest_magnitude(expected)
-            close = is_close(got.to(expected), expected, bound) | ~expected.isfinite()
-            if not bool(close.all()):
-                wrong.add(sample.labels[argnum])
-        return wrong
+        rights, grads = RightGradients(subject, sample, argnums), plain_grad_outputs(subject, sample)
+        found = Backward(subject, sample, argnums)(grads.beside(sample)(torch.float64, CPU))
+        pairs = zip(argnums, found, strict=True)
+        return {sample.labels[at] for at, got in pairs if rights.of(at, grads).judge(got) is not None}
     return {*sample.labels}

@@ -20,27 +20,29 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.calls import computed_in, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.answer import Computation, unknown
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record, vjp, vjp_or_zeros
-from opsmith.checking.numerics.compare import all_finite, clearly_agrees, is_close, same_bits, unravel
+from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.properties.numeric.gradient_verdict import approximate, share_off
-from opsmith.checking.properties.numeric.special_results import differing, wrong_results
 from opsmith.checking.properties.numeric.ties import where_tied
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import case_name
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import CPU, Sample, is_inexact, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
     boundaries,
+    placements,
     value_groups,
-    with_values,
 )
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import PERTURBATIONS, Subject
+from opsmith.judging.answer import Answer, Computation, Half, in_double_on_cpu, unknown
+from opsmith.judging.compare import Difference, all_finite, is_close, same_bits, unravel
+from opsmith.judging.judge import wrong_elements
+from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "values"
 ORDINARY = 4
@@ -65,76 +67,62 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
         failures = [*_ordinary(subject, sample, usable[0], open_, dtype)]
-        if not any(
-            failure.input in {result.name for result in subject.results(sample)} for failure in failures
-        ):
+        wrong = {failure.input for failure in failures}
+        if not wrong & {result.name for result in subject.results(sample)}:
             dtypes.append(dtype)
         nan = (failure for failure in failures if failure.cause == "nan")
         # What is not nan, and should be, `forward` reports.
         yield from (failure for failure in nan if cmath.isfinite(failure.evidence["expected"]))
-        wrong = {failure.input for failure in failures}
         for label in sorted(label for label in wrong if label):
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
-        found: list[float] = []
-        with Overlooking():  # what it rejects, or cannot differentiate, other properties report
-            found = _boundaries(subject, sample, argnum) if argnum in open_ else []
-        for dtype in dtypes:
-            # What computes in float32 has the range of it.
-            ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
-            for group in value_groups(ranged, found):
-                yield from _group(subject, sample, argnum, open_, group, dtype, coverage)
+        label = sample.labels[argnum]
+        for call in _calls(subject, sample, argnum, dtypes, open_):
+            if label in coverage.wrong:
+                break
+            for finding in _check_call(call, open_):
+                if isinstance(finding, Failure):
+                    coverage.wrong.add(label)
+                yield finding
+
+
+def _calls(
+    subject: Subject, sample: Sample, argnum: int, dtypes: Sequence[torch.dtype], open_: Sequence[int]
+) -> Iterator[SpecialCall]:
+    """Every call with special values in one input."""
+    found: list[float] = []
+    with Overlooking():  # what it rejects, or cannot differentiate, other properties report
+        found = _boundaries(subject, sample, argnum) if argnum in open_ else []
+    for dtype in dtypes:
+        # What computes in float32 has the range of it.
+        ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
+        for group in value_groups(ranged, found):
+            for where in placements(sample.flat[argnum], group, subject.generator()):
+                yield SpecialCall(subject, sample, argnum, where, group, dtype)
 
 
 def _ordinary(
     subject: Subject, sample: Sample, argnum: int, open_: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
-    flat = sample.at(dtype, CPU)
     argnum = open_[0] if open_ else argnum
-    some = {at: float(value.real) for at, value in enumerate(flat[argnum].reshape(-1)[:ORDINARY])}
-    call = SpecialCall(subject, sample, argnum, flat, some, ORDINARY_VALUES, dtype)
+    first = sample.at(dtype, CPU)[argnum].reshape(-1)[:ORDINARY].tolist()
+    call = SpecialCall(subject, sample, argnum, dict(enumerate(first)), ORDINARY_VALUES, dtype)
     held = open_ if dtype == torch.float64 else ()
     yield from (finding for finding in _check_call(call, held) if isinstance(finding, Failure))
 
 
 def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
     """Values at which the gradient of one element jumps."""
-    flat = sample.in_double()
-    position = flat[argnum].numel() // 2
-    grads = plain_grad_outputs(subject, sample).in_double()
+    position = sample.flat[argnum].numel() // 2
+    backward, grads = Backward(subject, sample, (argnum,)), plain_grad_outputs(subject, sample).in_double()
 
     def derivative(value: float) -> float:
-        moved = flat[argnum].clone(memory_format=torch.contiguous_format)
-        moved.view(-1)[position] = value
-        values = [moved if at == argnum else each for at, each in enumerate(flat)]
-        found = vjp(partial(subject.call, sample), values, (argnum,), grads)[0]
-        return 0.0 if found is None else float(found.reshape(-1)[position].real)
+        call = SpecialCall(subject, sample, argnum, {position: value}, ORDINARY_VALUES, torch.float64)
+        return float(backward([*call.flat, *grads])[0].reshape(-1)[position].real)
 
     return boundaries(derivative)
-
-
-def _group(
-    subject: Subject,
-    sample: Sample,
-    argnum: int,
-    open_: Sequence[int],
-    group: ValueGroup,
-    dtype: torch.dtype,
-    coverage: Coverage,
-) -> Findings:
-    label = sample.labels[argnum]
-    generator = subject.generator()
-    for other, where in with_values(sample.at(dtype, CPU)[argnum], group, generator):
-        if label in coverage.wrong:
-            return
-        flat = [other if at == argnum else value for at, value in enumerate(sample.at(dtype, CPU))]
-        call = SpecialCall(subject, sample, argnum, flat, where, group, dtype)
-        for finding in _check_call(call, open_):
-            if isinstance(finding, Failure):
-                coverage.wrong.add(label)
-            yield finding
 
 
 def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
@@ -151,13 +139,11 @@ def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
         yield Note(f"the operator rejects `{call.label}` with {call.group.name} in it ({call.listed})")
         return
     yield from _written(call, given)
-    if subject.kind.has_reference:
-        wrong = [*_results(call, got)]
-        yield from wrong
-        if wrong:
-            return
-    if call.group.finite and open_:
-        yield from _gradients(call, got, open_)
+    wrong = _wrong_result(call, got) if subject.kind.has_reference else None
+    if wrong is not None:
+        yield wrong
+    elif call.group.finite and open_ and all(all_finite(each) for each in got if is_inexact(each)):
+        yield from _gradients(call, open_)
 
 
 def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
@@ -181,188 +167,184 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
         yield Failure(NAME, label, "mutates-input", message, where, evidence, given=call.group.given)
 
 
-def _results(call: SpecialCall, got: Sequence[Any]) -> Findings:
-    for name, actual, expected, wrong in wrong_results(call, got):
-        yield _failure(call, name, actual, expected, wrong, f"`{name}` is wrong", None)
-        return
+def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
+    """The first result that is neither that of the reference in the dtype itself, nor that in float64.
 
-
-def _gradients(call: SpecialCall, results: Sequence[Any], open_: Sequence[int]) -> Findings:
-    subject, sample = call.subject, call.sample
-    if not all(all_finite(each) for each in results if is_inexact(each)):
-        return
-    grads = plain_grad_outputs(subject, sample).at(call.dtype, CPU)
-    try:
-        with without_warnings():
-            found = vjp(partial(subject.call, sample), call.fresh(), open_, grads)
-    except Exception as error:
-        refuse_own(error)
-        return  # the property `gradient` reports what a backward raises
-    if _all_right(call, open_, grads, found):
-        return
-    rights = _by_reference(call, open_, grads)
-    for argnum, gradient, right in zip(open_, found, rights, strict=True):
-        got = torch.zeros_like(call.flat[argnum]) if gradient is None else gradient
-        suspects = _suspects(call, argnum, got, right)
-        if suspects:
-            yield from _judged(call, argnum, got, right, suspects, grads)
-
-
-def _all_right(
-    call: SpecialCall,
-    open_: Sequence[int],
-    grads: Sequence[Tensor | None],
-    found: Sequence[Tensor | None],
-) -> bool:
-    """True if every gradient is right even for a reference that no perturbation changes."""
-    if not _has_other_gradients(call):
-        return False
-    try:
-        with without_warnings():
-            rights = _through_reference(call, call.fresh(), open_, grads)
-    except Exception as error:
-        refuse_own(error)
-        return False
-    if rights is None:
-        return False
-    for argnum, gradient, right in zip(open_, found, rights, strict=True):
-        zeros = torch.zeros_like(call.flat[argnum])
-        got, expected = (zeros if each is None else each for each in (gradient, right))
-        same_form = got.shape == expected.shape and not call.subject.kind.own_forward
-        if same_form and clearly_agrees(got, expected):
-            continue
-        if _suspects(call, argnum, got, (expected, torch.zeros(()))):
-            return False
-    return True
-
-
-def _has_other_gradients(call: SpecialCall) -> bool:
-    """True if autograd through the reference gives gradients beside the operator's own."""
-    return not (call.subject.kind.in_library or call.subject.specification.opaque)
-
-
-def _by_reference(
-    call: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
-) -> list[tuple[Tensor, Tensor] | None]:
-    """Autograd's gradient by each argument through the reference, and its change as inputs are perturbed."""
-    if not _has_other_gradients(call):
-        return [None] * len(open_)
-    try:
-        with without_warnings():
-            first, above, below = (
-                _through_reference(call, values, open_, grads)
-                for values in (call.fresh(), *call.perturbed_copies())
-            )
-    except Exception as error:
-        refuse_own(error)
-        return [None] * len(open_)  # as where the reference has no gradient there
-    if first is None or above is None or below is None:
-        return [None] * len(open_)
-    answers: list[tuple[Tensor, Tensor] | None] = []
-    for argnum, *three in zip(open_, first, above, below, strict=True):
-        right, one, other = (torch.zeros_like(call.flat[argnum]) if g is None else g for g in three)
-        spread = torch.maximum((one - right).abs(), (other - right).abs()).nan_to_num(torch.inf, torch.inf)
-        answers.append((right, spread))
-    return answers
-
-
-def _through_reference(
-    call: SpecialCall, values: Sequence[Any], open_: Sequence[int], grads: Sequence[Tensor | None]
-) -> list[Tensor | None] | None:
-    """The gradient by each argument through the reference; None if no result of it requires a gradient.
-
-    A single gradient may be None as well, which stands for zeros: the result does not depend on the argument.
+    A kernel that is more exact than the reference is right, as where that overflows on the way, in the sum of
+    squares of a norm. Where the reference rejects the arguments, or those beside them, nothing is known.
     """
-    leaves, _, results = record(call.subject.plain(call.sample), values, open_)
-    if not any(grad is not None and has_gradient(each) for each, grad in zip(results, grads, strict=True)):
-        return None
-    return differentiate(results, [leaves[argnum] for argnum in open_], grads)
+    results = call.subject.results(call.sample)
+    with Overlooking(), torch.no_grad(), without_warnings():
+        for position, (actual, answer) in enumerate(zip(got, _right_results(call), strict=True)):
+            value, ordinary = answer.value, answer.ordinary
+            if value is None or ordinary is None or not is_inexact(value) or not is_inexact(actual):
+                continue
+            if not actual.shape == value.shape == ordinary.shape:
+                continue
+            free = next(Half(answer).bounds()).distance
+            compared = _compared(call, answer) & ~is_close(actual, ordinary.to(actual.dtype), free)
+            wrong = wrong_elements(torch.where(compared, actual.to(value.dtype), value), Half(answer))
+            if wrong.any() and not _loses_digits_in_float32(call, position):
+                name = results[position].name
+                return _failure(call, name, actual, value, wrong, f"`{name}` is wrong", None)
+    return None
+
+
+def _right_results(call: SpecialCall) -> Sequence[Answer]:
+    subject, sample = call.subject, call.sample
+    computation = Computation.of(
+        subject.plain(sample),
+        call.flat,
+        subject.generator(PERTURBATIONS),
+        has_truth=subject.has_truth,
+        computed_in=partial(computed_in, subject, sample),
+    )
+    return computation.at(call.fresh(), call.dtype)
+
+
+def _compared(call: SpecialCall, answer: Answer) -> Tensor:
+    """Mark the elements in which a result must be that of the reference.
+
+    Nothing is required where that is infinite, or nan for finite arguments. Where nan goes in, it may spread
+    further than in the reference, and must not be hidden.
+    """
+    value, given = answer.value, call.flat[call.argnum]
+    assert value is not None
+    if given.isnan().any():
+        return value.isnan()
+    return _are_numbers(answer) if given.isfinite().all() else _are_numbers(answer) | value.isnan()
+
+
+def _are_numbers(answer: Answer) -> Tensor:
+    """Mark the elements that are finite, and in the dtype itself, too."""
+    assert answer.value is not None
+    assert answer.ordinary is not None
+    return answer.value.isfinite() & answer.ordinary.isfinite()
+
+
+def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
+    """True if the reference overflows, or loses digits, at the values of float32 in place of float64's.
+
+    Nothing is wider than float64: there the reference is no truth at such values.
+    """
+    narrow = call.in_float32() if call.dtype == torch.float64 and call.subject.has_truth else None
+    if narrow is not None:
+        with Overlooking():
+            answer = _right_results(narrow)[position]
+            decided = answer.judged()
+            return decided is not None and bool((_compared(narrow, answer) & ~decided).any())
+    return False
+
+
+def _gradients(call: SpecialCall, open_: Sequence[int]) -> Findings:
+    """Hold gradients to autograd through the reference, and where they differ, to finite differences.
+
+    In float32, and where equal elements allow several gradients, they must only be finite.
+    """
+    subject, sample = call.subject, call.sample
+    grads = plain_grad_outputs(subject, sample).at(call.dtype, CPU)
+    found: list[Tensor | None] = []
+    rights: Sequence[Answer] = ()
+    digits = call.dtype == torch.float64 and not call.group.everywhere
+    with Overlooking(), without_warnings():  # the property `gradient` reports what a backward raises
+        found = vjp(partial(subject.call, sample), call.fresh(), open_, grads)
+    if not digits and all(each is None or all_finite(each) for each in found):
+        return
+    with Overlooking(), without_warnings():  # as where the reference has no gradient there
+        rights = _right_gradients(call, open_, grads)
+    for at, (argnum, gradient) in enumerate(zip(open_, found, strict=False)):
+        got = torch.zeros_like(call.flat[argnum]) if gradient is None else gradient
+        if got.shape == call.flat[argnum].shape:
+            yield from _judged(call, argnum, got, rights[at] if rights else None, grads, digits=digits)
+
+
+def _right_gradients(
+    call: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
+) -> Sequence[Answer]:
+    """Autograd's gradients through the reference; none where it is no other truth, or does not record it."""
+    subject, sample = call.subject, call.sample
+    if subject.kind.in_library or not RightGradients(subject, sample, tuple(open_)).recorded:
+        return ()
+    return _answers(call, open_, grads, subject.plain(sample))
+
+
+def _answers(
+    call: SpecialCall, argnums: Sequence[int], grads: Sequence[Tensor | None], function: Results | None
+) -> Sequence[Answer]:
+    """Gradients of the reference, or of the call itself, that are no more exact than the call is."""
+    subject, sample, values = call.subject, call.sample, [*call.flat, *grads]
+    backward = Backward(subject, sample, tuple(argnums), function)
+    known = partial(computed_in, subject, sample)
+    computation = backward.computation(values, has_truth=subject.has_truth, computed_in=known, usual=unknown)
+    return computation.at(values, call.dtype)
 
 
 MOST_SUSPECTS = 8
 
 
-def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: tuple[Tensor, Tensor] | None) -> list[int]:
+def _suspects(
+    call: SpecialCall, argnum: int, got: Tensor, right: Answer | None, *, digits: bool
+) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
-    if got.shape != call.flat[argnum].shape:
-        return []
-    if right is None:
-        odd = ~got.isfinite().reshape(-1)
-        special = list(call.where) if argnum == call.argnum and call.dtype == torch.float64 else []
-    else:
-        odd = differing(call, got, right, hold_nan=False).reshape(-1)
-        if (
-            call.subject.kind.own_forward
-        ):  # its forward was not written for autograd, whose nan proves nothing
-            odd |= ~(got.isfinite() | right[0].isfinite()).reshape(-1)
-        if call.dtype != torch.float64:  # digits are compared in float64
-            odd &= ~got.isfinite().reshape(-1)
-        special = []
-    if call.group.everywhere:
-        odd, special = odd & ~got.isfinite().reshape(-1), []
-    return [*dict.fromkeys([*odd.nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
+    odd, special = ~got.isfinite(), [*call.where] if digits and argnum == call.argnum else []
+    if right is not None:
+        assert right.value is not None
+        known, special = _are_numbers(right), []
+        # A class's forward was not written for autograd, whose nan proves nothing.
+        odd = odd if call.subject.kind.own_forward else odd & known
+        if digits:
+            odd |= wrong_elements(torch.where(known, got.to(right.value.dtype), right.value), Half(right))
+    return [*dict.fromkeys([*odd.flatten().nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
 def _judged(
     call: SpecialCall,
     argnum: int,
     got: Tensor,
-    right: tuple[Tensor, Tensor] | None,
-    suspects: Sequence[int],
+    right: Answer | None,
     grads: Sequence[Tensor | None],
+    *,
+    digits: bool,
 ) -> Findings:
     """Judge by finite differences: at a kink, any value between the one-sided derivatives is right."""
     subject, sample = call.subject, call.sample
+    with without_warnings():
+        suspects = _suspects(call, argnum, got, right, digits=digits)
+    if not suspects:
+        return
     label = sample.labels[argnum]
-    flat = [replica(value, torch.float64) for value in call.fresh()]
-    wide = [replica(grad, torch.float64) for grad in grads]
     double = 2 if got.is_complex() else 1
-    function = partial(subject.call, sample) if right is None else subject.plain(sample)
     with without_warnings():
         numbers = numerical_gradient(
-            function,
-            flat,
+            partial(subject.call, sample) if right is None else subject.plain(sample),
+            in_double_on_cpu(call.flat),
             argnum,
-            wide,
+            in_double_on_cpu(grads),
             generator=subject.generator(),
             only=[double * at + axis for at in suspects for axis in range(double)],
         )
-    wrong = torch.zeros(got.numel(), dtype=torch.bool)
-    if right is None:
-        wrong[list(suspects)] = numbers.wrong(got).reshape(-1)[list(suspects)]
-    else:
-        decided = numbers.is_known.any(-1) if got.is_complex() else numbers.is_known
-        disagrees = numbers.wrong(got)
-        bears_out = decided & ~numbers.wrong(right[0])
-        for at in suspects:
-            known = bool(decided.reshape(-1)[at] | numbers.kinks.reshape(-1)[at])
-            nan = bool(right[0].reshape(-1)[at].isfinite() & ~got.reshape(-1)[at].isfinite())
-            wrong[at] = disagrees.reshape(-1)[at] if known else nan
-            wrong[at] |= nan & bears_out.reshape(-1)[at]
-    if wrong.any() and call.dtype == torch.float64:
-        right_ones, count = numbers.values if right is None else right[0], len(flat)
-        gradient = Computation.of(
-            lambda given: vjp_or_zeros(function, given[:count], (argnum,), given[count:]),
-            [*flat, *wide],
-            subject.generator(),
-            usual=unknown,
-        )
-        (answer,) = gradient.twins([*flat, *wide], torch.float64)
-        wrong &= ~is_close(got, right_ones.to(got), answer.distance).reshape(-1)
+    wrong, expected = numbers.wrong(got), numbers.values
+    decided = numbers.known.isfinite()
+    if right is not None:
+        assert right.value is not None
+        wrong = torch.where(decided, wrong, _are_numbers(right) & ~got.isfinite())
+        expected = torch.where(right.value.isfinite(), right.value, expected)
+    elif wrong.any() and digits:  # it may differ by the noise of its own terms, which cancel
+        (own,) = _answers(call, (argnum,), grads, None)
+        wrong &= ~is_close(got, expected, own.distance)
+    chosen = torch.zeros(got.numel(), dtype=torch.bool)
+    chosen[suspects] = True
+    wrong &= chosen.view(got.shape)
     if wrong.any():
-        expected = numbers.values.to(got.dtype)
-        if right is not None:
-            expected = torch.where(right[0].isfinite(), right[0], expected)
         what = f"the gradient of `{label}` is wrong"
-        found = _failure(call, label, got, expected, wrong.view(got.shape), what, argnum)
-        found = approximate(found, share_off(got, expected))
-        yield where_tied(found, subject, moved=call.label)
+        failure = _failure(call, label, got, expected.to(got.dtype), wrong, what, argnum)
+        yield where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
         return
-    edges = (numbers.kinks | ~numbers.known.isfinite()).reshape(-1)
+    edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
-    if right is not None and odd is not None:
+    if right is not None and right.value is not None and odd is not None:
         where = f"`{label}` = {_shown(call.flat[argnum].reshape(-1)[odd])}"
-        ours, others = _shown(got.reshape(-1)[odd]), _shown(right[0].reshape(-1)[odd])
+        ours, others = _shown(got.reshape(-1)[odd]), _shown(right.value.reshape(-1)[odd])
         yield Note(
             f"the gradient of `{label}` at {where} is {ours}, and autograd's through the reference {others}: "
             "it is a kink or an edge, where both are as good"
@@ -372,37 +354,30 @@ def _judged(
 def _failure(
     call: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, argnum: int | None
 ) -> Failure:
+    """The failure at the first wrong element, with the special values at which elements are wrong."""
     subject, sample = call.subject, call.sample
     elements = wrong.reshape(-1).nonzero().flatten().tolist()
-    at = elements[0]
-    index = list(unravel(at, wrong.shape))
-    held = [got, expected] if argnum is None else [got]
-    nan = not all(bool(each.reshape(-1)[at].isfinite()) for each in held)
-    elementwise = argnum in (None, call.argnum) and wrong.shape == call.flat[call.argnum].shape
-    special = [_shown(call.where[p]) for p in elements if p in call.where]
+    index = unravel(elements[0], wrong.shape)
+    difference = Difference(index, got[index].item(), expected[index].item(), len(elements), wrong.numel())
+    held = (difference.got, difference.expected) if argnum is None else (difference.got,)
+    cause = "region" if argnum is not None else "kernel-mismatch"
     values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.where.items())
+    condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.where.values())}"
     if call.group.everywhere:
         condition = f"{call.filled} of `{call.label}` is {call.listed}"
         values = f"{call.listed} in {call.filled} of it"
-    elif elementwise and special:
-        condition = f"`{call.label}` is {' or '.join(dict.fromkeys(special))}"
-    else:
-        condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.where.values())}"
-    place_words = f"at {index} " if index else ""
-    actual, truth = got.reshape(-1)[at], expected.reshape(-1)[at]
-    numbers = f"it is {_shown(actual)} where {_shown(truth)} is right"
-    message = f"{what} where {condition}: {place_words}{numbers}"
-    cause = "nan" if nan else "region" if argnum is not None else "kernel-mismatch"
-    evidence = {
-        "sample": case_name(sample, call.dtype, CPU),
-        "values": values,
-        "index": index,
-        "got": actual.item(),
-        "expected": truth.item(),
-        "wrong elements": f"{int(wrong.sum())} of {wrong.numel()}",
-    }
-    where = subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum])
-    return Failure(NAME, name, cause, message, where, evidence, given=call.group.given)
+    elif argnum in (None, call.argnum) and wrong.shape == call.flat[call.argnum].shape:
+        special = dict.fromkeys(_shown(call.where[p]) for p in elements if p in call.where)
+        condition = f"`{call.label}` is {' or '.join(special)}" if special else condition
+    return Failure(
+        NAME,
+        name,
+        cause if all(map(cmath.isfinite, held)) else "nan",
+        f"{what} where {condition}: {difference}",
+        subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum]),
+        {"sample": case_name(sample, call.dtype, CPU), "values": values, **difference.evidence()},
+        given=call.group.given,
+    )
 
 
 def _shown(value: complex | Tensor) -> str:

@@ -8,51 +8,110 @@ import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import computed_in, differentiated, record_copies
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.calls import differentiated, record_copies
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
-from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.properties.torch.batched_gradients import gradients_of
-from opsmith.checking.properties.torch.mapping import ExampleLoop, OneByOne, ResultFault
-from opsmith.checking.property import Finding, Note
-from opsmith.checking.samples.batches import own_dtype, replicas
+from opsmith.checking.properties.torch.forms import (
+    Examples,
+    Fault,
+    Form,
+    Raised,
+    attempt,
+    form_fault,
+    gradients_by,
+    results_of,
+)
+from opsmith.checking.property import Finding, Findings, Note, of_exception
+from opsmith.checking.report import Failure
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
+from opsmith.core.call_arguments import tensors_in
 from opsmith.core.collector import importing_without_garbage_collection
-
-Flats = list[tuple[Sample, list[Any]]]
-"""Samples, each with its flat arguments."""
-Grads = Sequence[Sequence[Tensor | None]]
 
 _numbers = itertools.count()
 
+GRAPH = {True: "a graph of autograd", False: "no graph of autograd"}
+"""Words for a result that autograd follows, and for one that it does not."""
+
 
 @dataclass(frozen=True)
-class StepValues:
-    """Results and gradients of one call of a step.
+class PlainCall:
+    """A call to be traced, and what it gives where nothing traces it."""
+
+    subject: Subject
+    sample: Sample
+
+    @cached_property
+    def flat(self) -> list[Any]:
+        """Its flat arguments."""
+        return self.sample.at()
+
+    @cached_property
+    def argnums(self) -> tuple[int, ...]:
+        """The arguments to differentiate by."""
+        return differentiated(self.subject, self.sample).argnums
+
+    @cached_property
+    def recorded(self) -> list[Any]:
+        """The results with their graphs."""
+        found: list[Any] = record_copies(partial(self.subject.call, self.sample), self.flat, self.argnums)[1]
+        return found
+
+    @cached_property
+    def grads(self) -> list[Tensor | None]:
+        """A random gradient for each result that autograd follows."""
+        follows = [*map(has_gradient, self.recorded)]
+        return random_grad_outputs(self.recorded, follows, self.subject.generator())
+
+    @cached_property
+    def results(self) -> Examples:
+        """The right results."""
+        return Examples(self.subject, self.sample, [self.flat])
+
+    @cached_property
+    def gradients(self) -> Examples:
+        """The right gradients."""
+        return Examples(self.subject, self.sample, [[*self.flat, *self.grads]], argnums=self.argnums)
+
+    def run(self, *, backward: bool) -> list[Tensor | None]:
+        """Compute what it gives, once."""
+        return [*self.recorded, *self.results.expected, *(self.gradients.expected if backward else ())]
+
+    def arguments(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the call, as `step_of` makes it."""
+        kind, schema = self.subject.kind, self.sample.flattening.schema
+        values = self.sample.flattening.pack(flat)
+        if kind.applied:
+            return tuple(self.subject.specification.origin.spread(values)), {}
+        args, kwargs = schema.dispatched(values) if kind.in_library else schema.split(values)
+        return tuple(args), dict(kwargs)
+
+    def results_in(self, returned: Any) -> list[Any]:
+        """The results of the call in another form, None among them where this call gives it."""
+        found = [*tensors_inside(returned)]
+        present, rest = [each is not None for each in self.recorded], iter(found)
+        return found if len(found) != sum(present) else [next(rest) if each else None for each in present]
+
+
+class TracedCall(NamedTuple):
+    """What a call gives in another form.
 
     Args:
-        results: Its results, detached.
-        recorded: For each result, True if autograd recorded it.
-        gradients: The gradients by the differentiated arguments, zeros where autograd has none.
+        results: Its results.
+        gradients: The gradients by the differentiated arguments; None where no backward was run.
     """
 
-    results: tuple[Tensor, ...]
-    recorded: tuple[bool, ...]
-    gradients: tuple[Tensor, ...]
-
-    def like(self, results: tuple[Tensor, ...]) -> StepValues:
-        """Other results of the same call, without gradients."""
-        return StepValues(results, self.recorded, ())
+    results: Sequence[Any]
+    gradients: Sequence[Tensor] | None = None
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
@@ -78,120 +137,25 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
     return types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
 
 
-def call_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one call, as `step_of` makes it."""
-    schema, values = sample.flattening.schema, sample.flattening.pack(flat)
-    if subject.kind.applied:
-        return tuple(subject.specification.origin.spread(values)), {}
-    args, kwargs = schema.dispatched(values) if subject.kind.in_library else schema.split(values)
-    return tuple(args), dict(kwargs)
+def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[TracedCall]:
+    """Run a step, compiled or not, and one backward through all its results."""
+    begins = [*itertools.accumulate((len(call.flat) for call in calls), initial=0)]
+    pairs = [*zip(begins, calls, strict=False)]
+    argnums = [begin + argnum for begin, call in pairs for argnum in call.argnums]
 
+    def every(given: list[Any]) -> Any:
+        return step([call.arguments(given[begin:][: len(call.flat)]) for begin, call in pairs])
 
-def eager_calls(
-    subject: Subject,
-    generators: str,
-    raising: Callable[[Sample, Exception], Finding],
-    is_usable: Callable[[Sample], bool] = lambda sample: True,
-) -> Generator[Finding, None, Flats]:
-    """Select the author's samples that the operator runs, and report the others.
-
-    Args:
-        subject: The subject of the check.
-        generators: Reason to leave out a sample with a generator.
-        raising: Makes the finding for a sample on which the operator raises.
-        is_usable: Returns False for a sample to leave out without a call and without a note.
-    """
-    flats: Flats = []
-    for sample in subject.samples:
-        if sample.origin or not is_usable(sample):
-            continue
-        if any(isinstance(value, torch.Generator) for value in sample.flat):
-            yield Note(f"a sample with a generator was left out: {generators}")
-            continue
-        try:
-            subject.call(sample, sample.at())
-        except Exception as error:
-            refuse_own(error)
-            yield raising(sample, error)
-        else:
-            flats.append((sample, sample.at()))
-    return flats
-
-
-def run_step(
-    subject: Subject,
-    step: Callable[[Any], Any],
-    flats: Sequence[tuple[Sample, Sequence[Any]]],
-    grads: Grads | None = None,
-) -> list[StepValues]:
-    """Run a step, and a backward through all its results.
-
-    Args:
-        subject: The subject of the check.
-        step: As of `step_of`, compiled or not.
-        flats: Each sample, and the flat arguments to call it with.
-        grads: For each call the gradient of each result, None for one that is not recorded; no backward is
-            run by default.
-    """
-    lengths = [len(flat) for _, flat in flats]
-    every = [value for _, flat in flats for value in flat]
-    argnums = [
-        sum(lengths[:at]) + argnum
-        for at, (sample, _) in enumerate(flats)
-        for argnum in differentiated(subject, sample).argnums
-    ]
-
-    def call(given: list[Any]) -> Any:
-        rows = _apart(given, lengths)
-        return step([call_of(subject, sample, row) for (sample, _), row in zip(flats, rows, strict=True)])
-
-    with subject.seeded():
-        found, returned = record_copies(call, every, argnums)
-    leaves = _apart(found, lengths)
-    answers = []
-    results = [tuple(tensors_inside(each)) for each in returned]
-    recorded = [tuple(map(has_gradient, each)) for each in results]
-    wanted = [
-        [flat[argnum] for argnum in differentiated(subject, s).argnums]
-        for (s, _), flat in zip(flats, leaves, strict=True)
-    ]
-    gradients = _backward(results, wanted, grads) if grads is not None else [()] * len(results)
-    for each, follows, actual in zip(results, recorded, gradients, strict=True):
-        answers.append(StepValues(tuple(value.detach() for value in each), follows, tuple(actual)))
-    return answers
-
-
-def _apart(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Values in rows of these lengths."""
-    rest = iter(values)
-    return [list(itertools.islice(rest, length)) for length in lengths]
-
-
-def _backward(
-    results: Sequence[Sequence[Tensor]], wanted: Sequence[Sequence[Tensor]], grads: Grads
-) -> list[list[Tensor]]:
-    """Run one backward through all calls, and return the gradients of each."""
-    pairs = [
-        (value, grad)
-        for each, given in zip(results, grads, strict=True)
-        for value, grad in zip(each, given, strict=False)
-        if grad is not None and has_gradient(value)
-    ]
-    inputs = [value for each in wanted for value in each]
-    if not pairs or not inputs:
-        return [[] for _ in results]
-    outputs, grad_outputs = zip(*pairs, strict=True)
-    found = iter(differentiate(outputs, inputs, grad_outputs))
-    return [
-        [torch.zeros_like(value) if grad is None else grad for value, grad in zip(each, found, strict=False)]
-        for each in wanted
-    ]
-
-
-def grads_for(subject: Subject, runs: Sequence[StepValues]) -> Grads:
-    """Random gradients for the results of each call; None for those that autograd does not record."""
-    generator = subject.generator()
-    return [random_grad_outputs(ran.results, ran.recorded, generator) for ran in runs]
+    with calls[0].subject.seeded():
+        leaves, returned = record_copies(every, [value for call in calls for value in call.flat], argnums)
+    results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
+    if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
+        return [TracedCall(each) for each in results]
+    inputs, grads = [leaves[argnum] for argnum in argnums], [grad for call in calls for grad in call.grads]
+    found = differentiate([value for each in results for value in each], inputs, grads)
+    rest = (torch.zeros_like(one) if grad is None else grad for one, grad in zip(inputs, found, strict=True))
+    gradients = [[*itertools.islice(rest, len(call.argnums))] for call in calls]
+    return [TracedCall(*each) for each in zip(results, gradients, strict=True)]
 
 
 def tensors_inside(value: Any) -> Iterator[Tensor]:
@@ -203,116 +167,134 @@ def tensors_inside(value: Any) -> Iterator[Tensor]:
             yield from tensors_inside(each)
 
 
-def names_of(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[str]:
-    """The names of the results that are tensors, in the order of a step."""
-    with torch.no_grad():
-        values = subject.call(sample, replicas(flat))
-    pairs = zip(subject.results(sample), values, strict=True)
-    return [result.name for result, value in pairs if isinstance(value, Tensor)]
-
-
-def other_sizes(subject: Subject, sample: Sample) -> Sample | None:
-    """An input that was derived from a sample and has other sizes than it, none of them 0 or 1."""
-    for other in subject.samples:
-        if other.origin.startswith(f"sample {sample.position} ") and _resized(sample, other):
-            return other
+def other_sizes(call: PlainCall) -> PlainCall | None:
+    """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1."""
+    for other in call.subject.samples:
+        if other.origin.startswith(f"sample {call.sample.position} ") and _resized(call.sample, other):
+            return PlainCall(call.subject, other)
     return None
 
 
 def _resized(sample: Sample, other: Sample) -> bool:
-    if other.flattening.lengths != sample.flattening.lengths or len(other.flat) != len(sample.flat):
+    def apart_from_sizes(flat: Sequence[Any]) -> list[Any]:
+        return [
+            (value.dim(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
+            for value in flat
+        ]
+
+    if other.flattening.lengths != sample.flattening.lengths:
         return False
-    changed = False
-    for one, two in zip(sample.flat, other.flat, strict=True):
-        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
-            if type(one) is not type(two) or (not isinstance(one, Tensor) and one != two):
-                return False
-            continue
-        if one.dim() != two.dim() or one.dtype != two.dtype:
-            return False
-        for before, after in zip(one.shape, two.shape, strict=True):
-            if before != after and min(before, after) < 2:
-                return False  # torch specializes on sizes 0 and 1
-            changed = changed or before != after
-    return changed
+    if apart_from_sizes(sample.flat) != apart_from_sizes(other.flat):
+        return False
+    tensors = zip(tensors_in([*sample.flat]), tensors_in([*other.flat]), strict=True)
+    pairs = [pair for one, two in tensors for pair in zip(one.shape, two.shape, strict=True)]
+    changed = [min(pair) for pair in pairs if pair[0] != pair[1]]
+    return bool(changed) and min(changed) > 1  # torch specializes on sizes 0 and 1
 
 
-RECORDED = "is recorded by autograd"
+class Tracing:
+    """A tool of torch that traces calls of an operator.
 
-
-def faults(
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    eager: StepValues,
-    found: StepValues,
-    grads: Sequence[Any],
-) -> Iterator[tuple[str, str, ResultFault]]:
-    """Yield the faults of one call: the name of a result or argument, its words in messages, and the fault.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        flat: Its flat arguments.
-        eager: Values of the operator itself.
-        found: Values to compare with them.
-        grads: The gradient of each result, None for one that is not recorded.
+    Attributes:
+        property: Name of the property.
+        done: Word for a call that it has traced.
+        words: Words in messages before an output of that.
+        takes_tensors: True if it takes no call without a tensor.
+        backward: True if it traces the backward, too.
+        ran: True if it has traced any.
     """
-    names = names_of(subject, sample, flat)
-    if len(found.results) != len(eager.results):
-        counts = str(len(found.results)), str(len(eager.results))
-        yield names[0] if names else "result", "the number of results", ResultFault("count", *counts)
-        return
-    draws = subject.draws
-    ours = subject.apply is None and not subject.specification.opaque
-    plain = partial(_tensors, subject.plain(sample)) if ours else None
-    call = partial(_tensors, partial(subject.call, sample))
-    results = _loop(subject, sample, call, flat, plain)
-    for position, (name, got, right) in enumerate(zip(names, found.results, eager.results, strict=True)):
-        if draws:
-            difference = metadata_difference(got, right, strides=False)
-            fault = None if difference is None else ResultFault(*difference)
-        else:
-            fault = results.fault(position, got.unsqueeze(0))
-        if fault is not None:
-            yield name, f"`{name}`", fault
-        elif found.recorded[position] != eager.recorded[position]:
-            words = RECORDED, "is not recorded by autograd"
-            actual, wanted = words if found.recorded[position] else reversed(words)
-            yield name, f"`{name}`", ResultFault("graph", actual, wanted)
-    if draws or not found.gradients or found.recorded != eager.recorded:
-        return
-    argnums = differentiated(subject, sample).argnums
-    one = partial(gradients_of, call, argnums, len(flat))
-    surrogate = subject.specification.gradients.surrogate
-    instead = None if plain is None or surrogate else partial(gradients_of, plain, argnums, len(flat))
-    gradients = _loop(subject, sample, one, [*flat, *grads], instead)
-    for position, (argnum, got) in enumerate(zip(argnums, found.gradients, strict=False)):
-        fault = gradients.fault(position, got.unsqueeze(0))
-        if fault is not None:
-            label = sample.labels[argnum]
-            yield label, f"the gradient of `{label}`", fault
+
+    property: str
+    done: str
+    words: str
+    takes_tensors = ran = False
+    backward = True
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def calls(self, generators: str) -> Generator[Finding, None, list[PlainCall]]:
+        """Select the calls of the author's samples that do not raise where nothing traces them.
+
+        Args:
+            generators: Reason to leave out a sample with a generator.
+        """
+        found: list[PlainCall] = []
+        for sample in self.subject.samples:
+            if sample.origin or (self.takes_tensors and not tensors_in([*sample.flat])):
+                continue
+            if any(isinstance(value, torch.Generator) for value in sample.flat):
+                yield Note(f"a sample with a generator was left out: {generators}")
+                continue
+            call = PlainCall(self.subject, sample)
+            raised = attempt(partial(call.run, backward=self.backward))
+            if isinstance(raised, Raised):
+                words = f"{sample} was left out, since it raises without `torch.{self.property}`"
+                see = ": see `gradient`" if self.backward else ""
+                yield Note(f"{words}: {reason_of(raised.error)}{see}")
+            else:
+                found.append(call)
+        return found
+
+    def alone(
+        self,
+        check: Callable[[Sequence[PlainCall]], Findings],
+        calls: Sequence[PlainCall],
+        error: Exception,
+    ) -> Findings:
+        """Check each of several calls alone, to find the one that raises; report that of one alone."""
+        if len(calls) == 1:
+            yield from self.refused(calls, error)
+            return
+        for one in calls:
+            yield from check([one])
+
+    def refused(self, calls: Sequence[PlainCall], *errors: Exception) -> Findings:
+        """Note a refusal by torch or opsmith, and report any other exception; others may have led to it."""
+        reason = refused(self.subject, *errors)
+        if reason is not None:
+            samples = ", ".join(f"sample {call.sample.position}" for call in calls)
+            yield Note(f"{samples} cannot be {self.done}: {reason}")
+            return
+        kind, location = type(errors[0]).__name__, self.subject.specification.where
+        message = f"{self} raises where a call does not: {kind}: {reason_of(errors[0])}"
+        evidence = of_exception(errors[0], str(calls[0].sample))
+        yield Failure(self.property, None, "raises", message, location, evidence)
+
+    def judged(self, calls: Sequence[PlainCall], found: Sequence[TracedCall]) -> Findings:
+        """Compare results and gradients of traced calls with those of plain ones."""
+        subject, where = self.subject, self.subject.specification.where
+        for call, traced in zip(calls, found, strict=True):
+            notes: list[Note] = []
+            evidence = {"sample": str(call.sample)}
+            form = partial(Form, self.property, self.words, "is another than without", evidence=evidence)
+            results = form(results_of(subject, call.sample, where), partial(self._fault, call, traced, notes))
+            yield from results.failures(traced.results, set())
+            yield from notes
+            alike = [*map(has_gradient, traced.results)] == [*map(has_gradient, call.recorded)]
+            if alike and traced.gradients and not subject.draws:
+                outputs = gradients_by(subject, call.sample, call.argnums, where)
+                yield from form(outputs, call.gradients.fault).failures(traced.gradients, set())
+
+    def _fault(
+        self, call: PlainCall, traced: TracedCall, notes: list[Note], position: int, got: Any
+    ) -> Fault | None:
+        """The fault of a result: of its form alone if it is drawn, or that autograd does not follow it."""
+        right = call.recorded[position]
+        fault = form_fault(got, right) if self.subject.draws else call.results.fault(position, got)
+        if fault is not None or traced.gradients is None or has_gradient(got) == has_gradient(right):
+            return fault
+        words = GRAPH[has_gradient(got)], GRAPH[has_gradient(right)]
+        if not has_gradient(got) and self.subject.torch_operator is not None:
+            return Fault("graph", *words)
+        name = self.subject.results(call.sample)[position].name
+        notes.append(Note(f"{self.done}, `{name}` has {words[0]}; without, it has {words[1]}"))
+        return None
 
 
-def _tensors(function: Callable[..., Any], flat: Sequence[Any]) -> list[Any]:
-    """The results that are tensors."""
-    return [each for each in function(flat) if each is not None]
-
-
-def _loop(
-    subject: Subject, sample: Sample, function: OneByOne, flat: Sequence[Any], instead: OneByOne | None
-) -> ExampleLoop:
-    """An `ExampleLoop` over one example."""
-    dtype, truth = own_dtype(sample), subject.has_truth
-    known = partial(computed_in, subject, sample)
-    return ExampleLoop(
-        function, [[*flat]], (), subject.generator(), truth, dtype, instead=instead, computed_in=known
-    )
-
-
-def refused(subject: Subject, error: BaseException) -> str | None:
-    """The reason for a refusal by torch or opsmith; None for a fault."""
-    for each in chain(error):
+def refused(subject: Subject, error: BaseException, *before: BaseException) -> str | None:
+    """The reason for a refusal by torch or opsmith, by an error or those before it; None for a fault."""
+    for each in (cause for one in (error, *before) for cause in chain(one)):
         if isinstance(each, errors.MissingFakeError):
             return f"there is no fake kernel: {each.hint}"
         if isinstance(each, errors.TransformError) or "TransformError" in str(each):

@@ -1,26 +1,38 @@
-"""Fake kernel: its shapes, dtypes and strides are those of the real results."""
+"""Fake kernel: its shapes, dtypes and strides are those of the real results; sizes that a trace fixes."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import WrongCountError, WrongFormError, refuse_own
-from opsmith.checking.numerics.compare import metadata_difference
-from opsmith.checking.properties.torch.frozen_sizes import frozen
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, innermost, raised
+from opsmith.checking.exceptions import WrongCountError, WrongFormError
+from opsmith.checking.properties.torch.forms import Fault, Raised, attempt, form_fault
+from opsmith.checking.property import (
+    Finding,
+    Findings,
+    Note,
+    Property,
+    each_sample,
+    first_line,
+    innermost,
+    raised,
+)
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
-from opsmith.checking.samples.sample import Sample, replica
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.location import where
+from opsmith.core.source import file_tree
+from opsmith.judging.tensors import replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import NO_ACCELERATOR, NO_SIZES_ON_META, has_message
 
@@ -43,24 +55,18 @@ def run(subject: Subject) -> Findings:
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     for what, case, flat in _cases(subject, sample):
-        try:
-            results = subject.call(sample, flat)
-        except Exception as error:
-            refuse_own(error)
-            yield Note(f"{what} was left out, since it does not run there: {first_line(error)}")
+        results = attempt(partial(subject.call, sample, flat))
+        if isinstance(results, Raised):
+            yield Note(f"{what} was left out, since it does not run there: {first_line(results.error)}")
             continue
         found = [*compare_fake(subject, sample, flat, results, case)]
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # other cases would report the same
     if subject.rank(sample) < subject.effort.transform_samples:
-        flat = sample.at()
-        try:
-            results = subject.call(sample, flat)
-        except Exception as error:
-            refuse_own(error)
-            return  # reported above
-        yield from compare_symbolic(subject, sample, flat, results, str(sample))
+        results = attempt(partial(subject.call, sample, sample.at()))
+        if not isinstance(results, Raised):  # it is reported above
+            yield from compare_symbolic(subject, sample, results)
 
 
 def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
@@ -96,111 +102,89 @@ def _turned(value: Any) -> Any:
     return value.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-FAKE = Property(
-    NAME,
-    "the fake kernel gives the shapes, dtypes and strides of the real results",
-    run,
-    varied=True,
-    about_gradients=False,
-    transforms=True,
-    given="undeclared",
-)
+def _on_fakes(
+    subject: Subject, sample: Sample, flat: Sequence[Any], mode: Any
+) -> tuple[list[Any], list[Any] | Raised]:
+    """The arguments as fake tensors of a mode, and the results for them."""
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
+
+    def call() -> list[Any]:
+        with mode:
+            return subject.call(sample, faked)
+
+    return faked, attempt(call)
 
 
 def compare_fake(
     subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
 ) -> Findings:
-    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        flat: Its arguments.
-        results: Results of the operator for them.
-        case: Sample, dtype and device, in words.
-    """
-    location = fake_location(subject)
-    symbolic = capabilities.symbolic_mode(inputs=False)
-    on_meta = symbolic is None  # devices are unknown there
-    mode = capabilities.fake_mode() if on_meta else symbolic
-    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
-    try:
-        with without_logs(), mode:
-            fakes = subject.call(sample, faked)
-    except (WrongCountError, WrongFormError) as error:
-        message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        yield Failure(NAME, error.result, "fake-mismatch", message, location, {"sample": case})
-        return
-    except Exception as error:
-        refuse_own(error)
-        if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
-            yield Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
-            return
-        if on_meta and has_message(error, NO_SIZES_ON_META):
-            yield Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
-            return
-        reason = _no_fake(subject, error)
-        if reason is not None:
-            yield Note(reason)
-            return
-        failure = raised(NAME, subject, error, case)
-        message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
-        # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
-        cause = "fake-mismatch" if has_own_fake(subject) else failure.cause
-        yield replace(failure, cause=cause, message=message)
+    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results."""
+    mode = capabilities.symbolic_mode(inputs=False)
+    on_meta = mode is None  # devices are unknown there
+    fakes = _on_fakes(subject, sample, flat, capabilities.fake_mode() if on_meta else mode)[1]
+    if isinstance(fakes, Raised):
+        yield _raised(subject, fakes.error, case, on_meta=on_meta)
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
-        if real is None and fake is None:
-            continue
-        if real is None or fake is None:
-            words = "None" if fake is None else "a tensor"
-            yield Failure(
-                NAME,
-                result.name,
-                "fake-mismatch",
-                f"on fake tensors `{result.name}` is {words}, and on real ones it is not",
-                location,
-                {"sample": case},
-            )
-            continue
-        sizes = [*fake.shape] if on_meta else [mode.size(size) for size in fake.shape]
-        if None in sizes:
-            fault = _difference_by_data(fake, real, sizes)
-        else:
-            fault = metadata_difference(fake, real.to("meta") if on_meta else real, strides=True)
+        sizes = [] if fake is None else [*fake.shape] if on_meta else [*map(mode.size, fake.shape)]
+        fault = _fault(fake, real, sizes, on_meta=on_meta)
         if fault is None:
             continue
-        aspect, actual, right = fault
-        if aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
-            yield Note(
-                f"torch gives `{result.name}` other strides on fake tensors: {actual}, and {right} really"
-            )
+        if fault.aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
+            words = f"other strides on fake tensors: {fault.got}, and {fault.expected} really"
+            yield Note(f"torch gives `{result.name}` {words}")
             continue
-        yield Failure(
-            NAME,
-            result.name,
-            "fake-mismatch",
-            f"the fake kernel gives `{result.name}` the {aspect} {actual}, and the real one {right}: "
-            "code compiled for the one would be wrong for the other",
-            location,
-            {"sample": case, "fake": actual, "real": right},
+        message = (
+            f"the fake kernel gives `{result.name}` the {fault.aspect} {fault.got}, and the real one "
+            f"{fault.expected}: code compiled for the one would be wrong for the other"
         )
+        if fault.aspect == "form":
+            message = f"on fake tensors `{result.name}` is {fault.got}, and on real ones it is not"
+        evidence = {"sample": case, "fake": fault.got, "real": fault.expected}
+        yield Failure(NAME, result.name, "fake-mismatch", message, fake_location(subject), evidence)
 
 
-def _difference_by_data(
-    fake: Tensor, real: Tensor, sizes: Sequence[int | None]
-) -> tuple[str, str, str] | None:
-    """The first difference of a fake result some of whose sizes (None) depend on data, and may be any.
+def _raised(subject: Subject, error: Exception, case: str, *, on_meta: bool) -> Finding:
+    """The finding for an exception on fake tensors."""
+    if isinstance(error, WrongCountError | WrongFormError):
+        message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
+        location = fake_location(subject)
+        return Failure(NAME, error.result, "fake-mismatch", message, location, {"sample": case})
+    if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
+        return Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
+    if on_meta and has_message(error, NO_SIZES_ON_META):
+        return Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
+    words = Raised(error)
+    if isinstance(error, errors.MissingFakeError):
+        return Note(f"the fake kernel was left out, since there is none: {error.hint}")
+    if isinstance(error, errors.TransformError):
+        return Note(f"it is refused on fake tensors: {first_line(error)}")
+    if subject.lacks("fake"):
+        gives = "`torch.library.register_fake` gives it one; without"
+        return Note(f"the fake kernel was left out, since there is none: {gives}, {words}")
+    if subject.torch_operator is None:
+        where_form = "on fake tensors, where there is a form and no data"
+        return Note(f"its forward does not run {where_form}, so that it cannot be traced: {words}")
+    failure = raised(NAME, subject, error, case)
+    message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
+    # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
+    cause = "fake-mismatch" if has_own_fake(subject) else failure.cause
+    return replace(failure, cause=cause, message=message)
 
-    The names are those of `metadata_difference`; strides follow from sizes, and are not compared.
-    """
+
+def _fault(
+    fake: Tensor | None, real: Tensor | None, sizes: Sequence[int | None], *, on_meta: bool
+) -> Fault | None:
+    """The fault of a fake result; sizes that depend on data are None, may be any, and strides follow them."""
+    if fake is None or real is None:
+        return form_fault(fake, real)
     if not _fits(sizes, real):
-        return "shape", str([*sizes]).replace("None", "any"), str([*real.shape])
-    with_sizes = torch.empty(real.shape, dtype=fake.dtype, device="meta")
-    found = metadata_difference(with_sizes, real.to("meta"), strides=False)
-    if found is None and fake.device.type != real.device.type:
-        return "device", str(fake.device), str(real.device)
-    return found
+        return Fault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
+    if None not in sizes:
+        return form_fault(fake, real.to("meta") if on_meta else real, strides=True)
+    if fake.device.type != real.device.type:
+        return Fault("device", str(fake.device), str(real.device))
+    return form_fault(torch.empty(real.shape, dtype=fake.dtype, device="meta"), real.to("meta"))
 
 
 def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
@@ -214,7 +198,7 @@ def has_own_fake(subject: Subject) -> bool:
     return subject.specification.fake is not None or subject.specification.origin.registered
 
 
-def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Tensor) -> bool:
+def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Any) -> bool:
     """True if torch itself computes other strides on fake tensors, for operations inside the operator."""
     if subject.torch_operator is None:
         return True
@@ -222,86 +206,59 @@ def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, 
         return False
     names = [each.name for each in subject.results(sample)]
     alone = subject.plain(sample)([replica(value) for value in flat])[names.index(name)]
-    return metadata_difference(alone, real, strides=True) is None
+    return form_fault(alone, real, strides=True) is None
 
 
-def compare_symbolic(
-    subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
-) -> Findings:
+def compare_symbolic(subject: Subject, sample: Sample, results: Sequence[Tensor | None]) -> Findings:
     """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
 
     An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        flat: Its arguments.
-        results: Results of the operator for them.
-        case: Sample, dtype and device, in words.
     """
     mode = capabilities.symbolic_mode()
     if mode is None:
         yield Note("sizes that are symbols were left out: they need the capability `fake_tensors`")
         return
-    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
-    try:
-        with without_logs(), mode:
-            fakes = subject.call(sample, faked)
-    except Exception as error:
-        refuse_own(error)
-        message = "it does not run where sizes are symbols, so that code is compiled for each size: "
-        message += f"{type(error).__name__}: {first_line(error)}"
-        location = innermost(error, fake_location(subject))
-        yield Failure(NAME, None, "recompiles", message, location, {"sample": case})
+    location, evidence = fake_location(subject), {"sample": str(sample)}
+    faked, fakes = _on_fakes(subject, sample, sample.at(), mode)
+    if isinstance(fakes, Raised):
+        message = f"it does not run where sizes are symbols, so that code is compiled for each size: {fakes}"
+        yield Failure(NAME, None, "recompiles", message, innermost(fakes.error, location), evidence)
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
-        if real is None or fake is None:
-            continue
-        sizes = [mode.size(size) for size in fake.shape]
-        if not _fits(sizes, real):
-            yield Failure(
-                NAME,
-                result.name,
-                "fake-mismatch",
+        sizes = [] if fake is None else [*map(mode.size, fake.shape)]
+        if fake is not None and real is not None and not _fits(sizes, real):
+            message = (
                 f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
-                f"shape {sizes}, and really {list(real.shape)}",
-                fake_location(subject),
-                {"sample": case, "fake": str(sizes), "real": str(list(real.shape))},
+                f"shape {sizes}, and really {[*real.shape]}"
             )
+            shapes = {"fake": str(sizes), "real": str([*real.shape])}
+            yield Failure(NAME, result.name, "fake-mismatch", message, location, {**evidence, **shapes})
     for label, fake in zip(sample.labels, faked, strict=True):
-        if not isinstance(fake, Tensor):
-            continue
-        fixed = [dim for dim, size in enumerate(fake.shape) if mode.fixed(size)]
-        if not has_own_fake(subject):
-            for dim in list(fixed):
-                failure = _frozen(label, dim, mode.where_fixed(fake.shape[dim]), case)
-                if failure is not None:
-                    fixed.remove(dim)
-                    yield failure
-        if fixed:
-            dimensions = ", ".join(f"{dim}" for dim in fixed)
-            yield Failure(
-                NAME,
-                label,
-                "recompiles",
+        fixed = [dim for dim, size in enumerate(getattr(fake, "shape", ())) if mode.fixed(size)]
+        places = {} if has_own_fake(subject) else {dim: mode.where_fixed(fake.shape[dim]) for dim in fixed}
+        lines = {dim: _frozen(label, dim, place, evidence) for dim, place in places.items()}
+        yield from filter(None, lines.values())
+        dimensions = ", ".join(f"{dim}" for dim in fixed if lines.get(dim) is None)
+        if dimensions:
+            message = (
                 f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
-                "other size",
-                fake_location(subject),
-                {"sample": case},
+                "other size"
             )
+            yield Failure(NAME, label, "recompiles", message, location, evidence)
 
 
-def _frozen(label: str, dim: int, place: tuple[str, int, str] | None, case: str) -> Failure | None:
+def _frozen(
+    label: str, dim: int, place: tuple[str, int, str] | None, evidence: dict[str, str]
+) -> Failure | None:
     """The failure of a line that turns a size into a number, where another expression would not."""
     found = None if place is None else frozen(*place)
     if place is None or found is None:
         return None
-    call, instead = found
     message = (
-        f"`{call}` makes a number of the size of `{label}` in dimension {dim}, so that code is compiled anew "
-        f"for each other size: {instead}"
+        f"`{found[0]}` makes a number of the size of `{label}` in dimension {dim}, so that code is compiled "
+        f"anew for each other size: {found[1]}"
     )
-    return Failure(NAME, label, "frozen-size", message, f"{place[0]}:{place[1]}", {"sample": case})
+    return Failure(NAME, label, "frozen-size", message, f"{place[0]}:{place[1]}", evidence)
 
 
 def fake_location(subject: Subject) -> str:
@@ -313,20 +270,70 @@ def fake_location(subject: Subject) -> str:
     return specification.where if itself else where(specification.fake or specification.reference)
 
 
-def _no_fake(subject: Subject, error: Exception) -> str | None:
-    """The reason why it need not run on fake tensors; None if it must."""
-    if isinstance(error, errors.MissingFakeError):
-        return f"the fake kernel was left out, since there is none: {error.hint}"
-    if isinstance(error, errors.TransformError):
-        return f"it is refused on fake tensors: {first_line(error)}"
-    if subject.lacks("fake"):
-        return (
-            "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one; "
-            f"without, {type(error).__name__}: {first_line(error)}"
-        )
-    if subject.torch_operator is None:
-        return (
-            "its forward does not run on fake tensors, where there is a form and no data, so that it cannot "
-            f"be traced: {type(error).__name__}: {first_line(error)}"
-        )
+_BY_METHOD = "write it in a function outside of the class: what a method computes of a size is a number"
+
+INSTEAD = {
+    "exp": "math.e ** n",
+    "exp2": "2.0 ** n",
+    "hypot": "math.sqrt(a * a + b * b)",
+    "isqrt": "int(math.sqrt(n))",
+    "log": "math.log2(n) * math.log(2)",
+    "log10": "math.log2(n) * math.log10(2)",
+    "log1p": "math.log2(1 + n) * math.log(2)",
+}
+"""Functions of `math` that make a number of a symbol, and an expression that keeps it."""
+
+KEPT = ("sqrt", "log2", "sin", "cos", "tan", "len", "float", "int", "isinstance")
+"""Functions that keep a symbol, but in a method of a class."""
+
+
+def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
+    """The call that turns a size into a number at a line of the author, and what to write instead.
+
+    Args:
+        file: The file.
+        line: The line at which a trace was fixed to the number.
+        function: The name of the function around it.
+
+    Returns:
+        The source of the call, and a hint; None where nothing else would keep the symbol, as for `range(n)`.
+
+    Example:
+        >>> frozen(__file__, 1, "reference") is None
+        True
+    """
+    tree = file_tree(file)
+    if tree is None:
+        return None
+    at_line = [node for node in ast.walk(tree) if _holds(node, line)]
+    methods = [each for node in at_line if isinstance(node, ast.ClassDef) for each in node.body]
+    in_method = any(
+        isinstance(each, ast.FunctionDef) and each.name == function and _holds(each, line) for each in methods
+    )
+    for call in (node for node in at_line if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        numbers = [each for each in call.args if not isinstance(each, ast.Constant)]
+        if not numbers or (name == "log" and len(call.args) > 1):
+            continue
+        if name in INSTEAD:
+            return ast.unparse(call), f"write `{INSTEAD[name]}`"
+        if name in KEPT and in_method:
+            return ast.unparse(call), _BY_METHOD
     return None
+
+
+def _holds(node: Any, line: int) -> bool:
+    """True if a node of the code has a line."""
+    begin: int | None = getattr(node, "lineno", None)
+    return begin is not None and begin <= line <= (node.end_lineno or begin)
+
+
+FAKE = Property(
+    NAME,
+    "the fake kernel gives the shapes, dtypes and strides of the real results",
+    run,
+    varied=True,
+    about_gradients=False,
+    transforms=True,
+    given="undeclared",
+)

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import SampleRun, differentiated, live_call
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.numerics.compare import SavedBits
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample, is_inexact
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import SavedBits
 from opsmith.torch_library.torch_messages import LOOKS_AT_DATA, OPCHECK_DIFFERS, has_message
 
 NAME = "opcheck"
@@ -56,48 +55,46 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
-    exhaustive = subject.effort.exhaustive
+    effort = subject.effort
     for test, promise in TESTS.items():
-        if test in TRACED and (not subject.effort.compiled or (subject.rank(sample) and not exhaustive)):
+        if test in TRACED and (not effort.compiled or (subject.rank(sample) and not effort.exhaustive)):
             continue  # `compile` traces every sample
-        if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
-            yield Note(f"{test} was left out for a sample with a generator, which it would draw from twice")
-            continue
-        if test in ON_FAKES and subject.lacks("fake"):
-            yield Note(
-                f"{test} was left out, since there is no fake kernel: write `torch.library.register_fake`"
-            )
-            continue
-        error = _opcheck(subject, sample, test)
-        if error is None:
-            continue
-        missing = _missing_fake(error)
-        if missing is not None:
-            yield Note(f"{test} was left out, since there is no fake kernel: {missing.hint}")
-            continue
-        if test in TRACED and _compares(error) and _has_nan(subject, sample):
-            yield Note(
-                f"{test} was left out for a sample with nan in its results or gradients, which equals nothing"
-            )
-            continue
-        if test in ON_FAKES and has_message(error, LOOKS_AT_DATA) and not has_own_fake(subject):
-            yield Note(f"{test} was left out, since the reference looks at data: {first_line(error)}")
-            continue
-        cause, input = _cause(test, error)
-        if cause == "mutates-input" and not _written(subject, sample):
-            # torch 2.13 reports its own `x * x.conj()` inside an operator so.
-            yield Note(
-                f"{test} takes a call inside for a write into `{input}`; no argument has changed by a bit"
-            )
-            continue
-        yield Failure(
-            NAME,
-            input,
-            cause,
-            f"opcheck's {test} fails ({promise}): {error}",
-            subject.specification.where,
-            {**of_exception(error, str(sample)), "test": test},
-        )
+        reason = _unsuited(subject, sample, test)
+        error = None if reason is not None else _opcheck(subject, sample, test)
+        if error is not None:
+            reason = _excused(subject, sample, test, error)
+        if reason is not None:
+            yield Note(f"{test} {reason}")
+        elif error is not None:
+            cause, input = _cause(test, error)
+            message = f"opcheck's {test} fails ({promise}): {error}"
+            evidence = {**of_exception(error, str(sample)), "test": test}
+            yield Failure(NAME, input, cause, message, subject.specification.where, evidence)
+
+
+def _unsuited(subject: Subject, sample: Sample, test: str) -> str | None:
+    """The reason why a test is not run on a sample."""
+    if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
+        return "was left out for a sample with a generator, which it would draw from twice"
+    if test in ON_FAKES and subject.lacks("fake"):
+        return "was left out, since there is no fake kernel: write `torch.library.register_fake`"
+    return None
+
+
+def _excused(subject: Subject, sample: Sample, test: str, error: BaseException) -> str | None:
+    """The reason why an error of a test is no fault."""
+    missing = next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
+    if missing is not None:
+        return f"was left out, since there is no fake kernel: {missing.hint}"
+    if test in TRACED and _compares(error) and _has_nan(subject, sample):
+        return "was left out for a sample with nan in its results or gradients, which equals nothing"
+    if test in ON_FAKES and has_message(error, LOOKS_AT_DATA) and not has_own_fake(subject):
+        return f"was left out, since the reference looks at data: {first_line(error)}"
+    cause, input = _cause(test, error)
+    if cause == "mutates-input" and not _written(subject, sample):
+        # torch 2.13 reports its own `x * x.conj()` inside an operator so.
+        return f"takes a call inside for a write into `{input}`; no argument has changed by a bit"
+    return None
 
 
 def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
@@ -117,11 +114,8 @@ def _compares(error: BaseException) -> bool:
 
 
 def _has_nan(subject: Subject, sample: Sample) -> bool:
-    argnums = differentiated(subject, sample).argnums
-    results = [r.detach() if is_inexact(r) else None for r in subject.call(sample, sample.at())]
-    grads = [None if result is None else torch.ones_like(result) for result in results]
-    found = vjp(lambda flat: subject.call(sample, flat), sample.at(), argnums, grads) if argnums else []
-    return any(bool(each.isnan().any()) for each in [*results, *found] if each is not None)
+    values = SampleRun(subject, sample, differentiated(subject, sample).argnums, sample.home).values()
+    return any(bool(each.isnan().any()) for each in values.tensors if each is not None)
 
 
 def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | None:
@@ -144,20 +138,9 @@ def _written(subject: Subject, sample: Sample) -> bool:
     before = [SavedBits.of(value) for value in flat if isinstance(value, torch.Tensor)]
     with subject.seeded(), torch.no_grad():
         subject.call(sample, flat)
-    if any(each.written() is not None for each in before):
-        return True
-    for argnum in differentiated(subject, sample).argnums:
-        flat[argnum].requires_grad_()
-    with subject.seeded():
-        results = [each for each in subject.call(sample, flat) if each is not None and each.requires_grad]
-        if results:
-            torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+    if all(each.written() is None for each in before):
+        live_call(subject, sample, flat, differentiated(subject, sample).argnums).backward()
     return any(each.written() is not None for each in before)
-
-
-def _missing_fake(error: BaseException) -> errors.MissingFakeError | None:
-    """The error of an opaque operator without a fake kernel, wherever torch has wrapped it."""
-    return next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
 
 
 OPCHECK = Property(

@@ -1,39 +1,39 @@
-"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies."""
+"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies.
+
+Batched gradients, of several grad_outputs for one call, are those of each: by `vmap` over a backward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in, differentiated
-from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.answer import allowed_roundings, unit_roundoff
-from opsmith.checking.numerics.compare import all_close, exact_difference, share_of_largest
-from opsmith.checking.promises import of_batches
-from opsmith.checking.properties.torch.batched_gradients import BatchedDifferentiation
-from opsmith.checking.properties.torch.mapping import (
-    SIZE,
-    BatchDims,
-    ExampleLoop,
-    OneByOne,
-    ResultFault,
-    declares_rule,
-    inside_own_rule,
-    map_over,
-    own_rule,
-    refusal,
-    rule_words,
-    ways,
+from opsmith.checking.calls import TensorName, differentiated, record_copies
+from opsmith.checking.exceptions import stated
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.promises import of_batches, of_tools
+from opsmith.checking.properties.torch.forms import (
+    Examples,
+    Fault,
+    Form,
+    Function,
+    Raised,
+    attempt,
+    form_fault,
+    gradients_by,
+    gradients_of,
+    reference_of,
+    results_of,
 )
 from opsmith.checking.property import (
     REFUSED,
     Coverage,
-    Finding,
     Findings,
     Note,
     Property,
@@ -43,32 +43,169 @@ from opsmith.checking.property import (
     raised,
 )
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import (
-    all_finite,
-    batch_of,
-    batched,
-    empty_batch,
-    own_dtype,
-    replicas,
-    working_dtype,
-)
-from opsmith.checking.samples.sample import Sample, is_inexact
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
+from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
+from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
+from opsmith.core.call_arguments import tensors_in
+from opsmith.judging.compare import all_close, exact_difference, share_of_largest
+from opsmith.judging.constants import allowed_roundings, unit_roundoff
+from opsmith.judging.tensors import is_inexact
+from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
-NAME = "vmap"
+NAME, GRADIENTS = "vmap", "batched_gradients"
+
+SIZE = 3
+"""Number of examples."""
 
 OUTER = 2
 """Number of examples of the outer of two nested `vmap`s."""
 
-Mapped = Generator[Finding, None, list[Tensor | None] | None]
+
+@dataclass(frozen=True)
+class BatchDims:
+    """One way to batch the arguments of a sample.
+
+    Args:
+        dims: Batch dimension of each batched argument, by its position.
+        labels: Name in messages of each tensor argument, by its position.
+        out_dim: Batch dimension of the results.
+        size: Number of examples.
+    """
+
+    dims: Mapping[int, int]
+    labels: Mapping[int, str]
+    out_dim: int = 0
+    size: int = SIZE
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{label}: {self.dims.get(argnum)}" for argnum, label in self.labels.items())
+        out = f", out_dims={self.out_dim}" if self.out_dim else ""
+        count = f"a batch of {self.size}" if self.size else "an empty batch"
+        return f"in_dims=({given}){out}, {count}"
+
+    def over(self, function: Function, rows: Sequence[Sequence[Any]]) -> list[Tensor | None]:
+        """The results of a function for examples under `vmap`, the batch first; for none if the size is 0."""
+        batch = batched(rows, self.dims)
+        if not self.size:
+            batch = [
+                value.narrow(self.dims[argnum], 0, 0) if argnum in self.dims else value
+                for argnum, value in enumerate(batch)
+            ]
+        return map_over(function, batch, self.dims, self.out_dim)
 
 
-def _limit(subject: Subject, reason: str) -> Failure:
-    """The limit for what can be mapped in no sample; a class that is called by `apply` need not offer it."""
-    location, message = subject.specification.where_of("vmap"), f"it cannot be mapped: {reason}"
-    return Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
+def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
+    """Choices of batched arguments and dimensions: all arguments, each alone; first, last, mixed dimensions.
+
+    Args:
+        sample: The sample.
+        every: True to yield all of them; else those that differ most.
+    """
+    labels = {
+        argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
+    }
+    argnums = tuple(labels)
+    yield BatchDims(dict.fromkeys(argnums, 0), labels)
+    yield BatchDims(dict.fromkeys(argnums, -1), labels, out_dim=-1)
+    if len(argnums) > 1:
+        yield from (BatchDims({argnum: 0}, labels) for argnum in (argnums if every else argnums[-1:]))
+    if not every:
+        return
+    yield BatchDims({argnum: min(1, sample.flat[argnum].dim()) for argnum in argnums}, labels)
+    if len(argnums) > 1:
+        yield BatchDims({argnum: -1 if at % 2 else 0 for at, argnum in enumerate(argnums)}, labels)
+    yield BatchDims(dict.fromkeys(argnums, 0), labels, size=1)
+
+
+def map_over(
+    function: Function,
+    batch: Sequence[Any],
+    dims: Mapping[int, int],
+    out_dim: int = 0,
+    randomness: str = "error",
+) -> list[Tensor | None]:
+    """The results of a function under `vmap`, the batch in the first dimension; None for a result of None.
+
+    Args:
+        function: Takes flat arguments, returns results.
+        batch: Flat arguments.
+        dims: For each argument that has a batch, its dimension.
+        out_dim: Dimension in which `vmap` puts the batch.
+        randomness: As of `vmap`.
+    """
+    tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
+    present: list[bool] = []
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        flat = list(batch)
+        for argnum, value in zip(tensors, given, strict=True):
+            flat[argnum] = value
+        results = list(function(flat))
+        present[:] = [result is not None for result in results]
+        return tuple(tensors_in(results))
+
+    over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
+    found = iter(over(*(batch[argnum] for argnum in tensors)))
+    return [next(found).movedim(out_dim, 0) if is_there else None for is_there in present]
+
+
+def rule_words(subject: Subject) -> str:
+    """Name of what computes a batch, in words."""
+    specification = subject.specification
+    if subject.kind.applied or specification.origin.registered:
+        if specification.origin.own("vmap"):
+            return "its own rule for `vmap`"
+        return "the rule for `vmap` that torch derives from its forward" if subject.kind.applied else "`vmap`"
+    declared = specification.batching
+    makes = "follows from the reference" if declared is None else f"batching={declared!r} makes"
+    return f"the rule for `vmap` that {makes}"
+
+
+def declares_rule(subject: Subject) -> bool:
+    """True if a class that is called through `apply` says that it can be mapped.
+
+    It has a rule of its own, or `generate_vmap_rule = True`.
+    """
+    origin = subject.specification.origin
+    return subject.kind.applied and (
+        origin.own("vmap") is not None or bool(getattr(origin.subject, "generate_vmap_rule", False))
+    )
+
+
+def own_rule(subject: Subject) -> bool:
+    """True if its author wrote a rule for batches, or declares that one call serves a batch."""
+    specification = subject.specification
+    return specification.batching is not None or specification.origin.own("vmap") is not None
+
+
+def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
+    """The reason for a refusal of `vmap`, by torch or the author; None for a fault.
+
+    Args:
+        subject: The subject of the check.
+        error: The exception.
+        empty: True if a tensor has no elements, which not all of torch's own rules support.
+    """
+    if isinstance(error, NotImplementedError) and (stated(error) or not declares_rule(subject)):
+        return first_line(error)
+    # The messages below are torch's only if torch raises them.
+    if inside_own_rule(subject, error) or stated(error):
+        return None
+    if declares_rule(subject) and not empty:
+        return None  # it promises what torch refuses
+    if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def inside_own_rule(subject: Subject, error: Exception) -> bool:
+    """True if an exception passed through the author's own rule for `vmap`."""
+    own = subject.specification.origin.own("vmap")
+    code = getattr(own and own.function, "__code__", None)
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return code is not None and any(each is code for each in frames)
 
 
 def run(subject: Subject) -> Findings:
@@ -79,45 +216,35 @@ def run(subject: Subject) -> Findings:
         )
         return
     unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    check_sample = partial(_sample, flags=MappingFlags())
+    check_sample = partial(_sample, slices=[])
     for finding in covered_samples(NAME, check_sample, unchecked, subject, noted=noted):
         yield finding
+        # A class that is called by `apply` need not offer it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
-            yield _limit(subject, finding.reason)
+            message = f"it cannot be mapped: {finding.reason}"
+            location = subject.specification.where_of("vmap")
+            yield Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
-@dataclass
-class MappingFlags:
-    """Observations of one run of the property that are not about one input or result.
-
-    Args:
-        raises: True if a call under `vmap` raised, which is reported once.
-        wrong_for_slices: True if calls without `vmap` are wrong for slices of a batch.
-    """
-
-    raises: bool = False
-    wrong_for_slices: bool = False
-
-
-def _sample(subject: Subject, sample: Sample, coverage: Coverage, flags: MappingFlags) -> Findings:
+def _sample(subject: Subject, sample: Sample, coverage: Coverage, slices: list[Note]) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = subject.rank(sample) < subject.effort.transform_samples
-    mapped = MappedSample(subject, sample, coverage, flags)
+    mapped = MappedSample(subject, sample, coverage, slices)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from mapped.results(batch_dims)
-    if coverage.wrong or flags.raises or flags.wrong_for_slices or not coverage.ran:
+    yield from slices
+    if coverage.wrong or slices or not coverage.ran:
         return
-    argnums = differentiated(subject, sample).argnums
     for batch_dims in chosen if every else chosen[:1]:
-        yield from mapped.gradients(batch_dims, argnums)
+        yield from mapped.gradients(batch_dims)
     if every:
         yield from mapped.nested(chosen[0])
         yield from mapped.without_examples(chosen[0])
@@ -128,262 +255,234 @@ class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
-        coverage: Progress of the property.
-        flags: Its other observations.
+        coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
+        slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
     """
 
     subject: Subject
     sample: Sample
     coverage: Coverage
-    flags: MappingFlags
-    loops: dict[tuple[Any, ...], ExampleLoop] = field(default_factory=dict)
+    slices: list[Note]
+    loops: dict[tuple[Any, ...], Examples] = field(default_factory=dict)
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
         """The dtype in which it is mapped."""
         return working_dtype(self.subject, self.sample)
 
+    @cached_property
+    def reference(self) -> Function | None:
+        """The reference, if batches are computed by it; None if the operator itself computes them."""
+        return reference_of(self.subject, self.sample)
+
     def call(self, flat: Sequence[Any]) -> list[Any]:
         """The results of one example."""
         return self.subject.call(self.sample, flat)
 
-    @cached_property
-    def reference(self) -> OneByOne | None:
-        """The reference, if batches are computed by it; None if the operator itself computes them."""
-        if self.subject.apply is not None or self.subject.specification.opaque:
-            return None
-        return self.subject.plain(self.sample)
-
-    def loop(self, argnums: Sequence[int], size: int) -> ExampleLoop:
+    def loop(self, batch_dims: BatchDims, size: int = 0) -> Examples:
         """Examples that differ in some arguments, with their results; cached."""
-        key = (*sorted(argnums), size)
+        key = (*sorted(batch_dims.dims), size or batch_dims.size)
         if key not in self.loops:
-            rows = batch_of(self.subject, self.sample, sorted(argnums), size, self.dtype)
-            self.loops[key] = self._loop(self.call, rows, argnums, instead=self.reference)
+            rows = batch_of(self.subject, self.sample, key[:-1], key[-1], self.dtype)
+            self.loops[key] = Examples(self.subject, self.sample, rows, key[:-1], dtype=self.dtype)
         return self.loops[key]
-
-    def _loop(
-        self,
-        function: OneByOne,
-        rows: Sequence[list[Any]],
-        argnums: Sequence[int],
-        summed: frozenset[int] = frozenset(),
-        instead: OneByOne | None = None,
-    ) -> ExampleLoop:
-        dtype = self.dtype or own_dtype(self.sample)
-        subject = self.subject
-        return ExampleLoop(
-            function,
-            rows,
-            tuple(argnums),
-            subject.generator(),
-            subject.has_truth,
-            dtype,
-            summed,
-            instead,
-            partial(computed_in, subject, self.sample),
-        )
 
     def results(self, batch_dims: BatchDims) -> Findings:
         """Map the sample in one way, and compare every result with the loop's."""
-        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
-        batch = batched(loop.rows, batch_dims.dims)
-        found = yield from self._tried(
-            batch_dims, lambda: map_over(self.call, replicas(batch), batch_dims.dims, batch_dims.out_dim)
-        )
-        for position, got in enumerate(found or ()):
-            name = self.subject.results(self.sample)[position].name
-            fault = loop.fault(position, got)
-            if fault is None or name in self.coverage.wrong:
-                continue
-            if self._wrong_for_slices(loop, batch_dims, position):
-                self.flags.wrong_for_slices = True
-                yield Note(
-                    f"{batch_dims} was left out: a call for one example alone is wrong as well, where its "
-                    "arguments are slices of larger tensors"
-                )
-                continue
-            self.coverage.wrong.add(name)
-            yield self._failure(batch_dims, name, f"`{name}`", fault)
+        loop = self.loop(batch_dims)
 
-    def _wrong_for_slices(self, loop: ExampleLoop, batch_dims: BatchDims, position: int) -> bool:
+        def fault(position: int, got: Tensor | None) -> Fault | None:
+            found = loop.fault(position, got)
+            if found is None or not self._wrong_for_slices(batch_dims, position):
+                return found
+            words = "a call for one example alone is wrong as well, where its arguments are slices of larger"
+            self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
+            return None
+
+        form = self._form(batch_dims, "", self._names, fault)
+        yield from self._compare(form, batch_dims, partial(batch_dims.over, self.call, loop.rows))
+
+    def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
-        batch = batched(loop.rows, batch_dims.dims)
-        with Overlooking():  # it may raise for slices as well
-            each = [
-                self.call(
-                    [
-                        value.select(batch_dims.dims[argnum], row) if argnum in batch_dims.dims else value
-                        for argnum, value in enumerate(batch)
-                    ]
-                )[position]
-                for row in range(batch_dims.size)
-            ]
-            shapes = {None if one is None else one.shape for one in each}
-            return len(shapes) > 1 or None in shapes or loop.fault(position, torch.stack(each)) is not None
-        return True
+        loop, dims = self.loop(batch_dims), batch_dims.dims
+        batch = batched(loop.rows, dims)
+        rows = [
+            [value.select(dims[at], row) if at in dims else value for at, value in enumerate(batch)]
+            for row in range(batch_dims.size)
+        ]
+        each = attempt(lambda: [self.call(row)[position] for row in rows])
+        if isinstance(each, Raised) or len({None if one is None else one.shape for one in each}) > 1:
+            return True
+        return each[0] is None or loop.fault(position, torch.stack(each)) is not None
 
-    def gradients(self, batch_dims: BatchDims, argnums: Sequence[int]) -> Findings:
+    def gradients(self, batch_dims: BatchDims) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        loop = self.loop(tuple(batch_dims.dims), batch_dims.size)
-        rows = loop.rows
-        if loop.varies:
-            yield Note(f"gradients of {self.sample.brief} were left out: its results vary in size")
+        loop, subject, sample = self.loop(batch_dims), self.subject, self.sample
+        if loop.varies or not all_finite(loop.expected):
+            why = "vary in size" if loop.varies else "are not all finite"
+            yield Note(f"gradients of {sample.brief} were left out: its results {why}")
             return
-        if not all_finite(loop.expected):
-            yield Note(f"gradients of {self.sample.brief} were left out: its results are not all finite")
+        argnums, count = differentiated(subject, sample).argnums, len(sample.flat)
+        generator, rows = subject.generator(), []
+        for row, results in zip(loop.rows, zip(*loop.columns, strict=True), strict=True):
+            open_ = results_with_gradient(subject, sample, results)
+            rows.append([*row, *random_grad_outputs(results, open_, generator)])
+        grads = {at: 0 for at, grad in enumerate(rows[0][count:], count) if grad is not None}
+        if not argnums or not grads:
             return
-        given = BatchedDifferentiation(self.subject, self.sample, argnums, rows, batch_dims.dims)
-        if not argnums or given.every_dim == batch_dims.dims:
-            return
-        surrogate = self.subject.specification.gradients.surrogate
-        one = given.one(self.call)
-        instead = None if surrogate or self.reference is None else given.one(self.reference)
-        kinds = (
-            ("`vmap` of the gradient of", given.by_examples, frozenset[int]()),
-            ("a backward through `vmap`, the gradient of", given.through, given.summed),
-        )
-        for words, call, summed in kinds:
-            key = ("gradients", *sorted(given.every_dim), *sorted(summed), batch_dims.size)
+        every = replace(batch_dims, dims={**batch_dims.dims, **grads}, out_dim=0)
+        dims, one_by_one = every.dims, partial(_pulled, self.call, argnums, count)
+
+        def through() -> list[Tensor]:
+            """The gradients of the whole batch, by a backward through `vmap`."""
+            mapped = partial(map_over, self.call, dims=batch_dims.dims)
+            found = zip(argnums, gradients_of(mapped, argnums, count, batched(rows, dims)), strict=True)
+            return [grad.movedim(dims[argnum], 0) if argnum in dims else grad for argnum, grad in found]
+
+        whole = frozenset(at for at, argnum in enumerate(argnums) if argnum not in dims)
+        for words, summed, ask in (
+            ("`vmap` of ", frozenset[int](), partial(every.over, one_by_one, rows)),
+            ("a backward through `vmap`, ", whole, through),
+        ):
+            key = ("gradients", *sorted(dims), *sorted(summed), batch_dims.size)
             if key not in self.loops:
-                differing = tuple(given.every_dim)
-                self.loops[key] = self._loop(one, given.with_grads, differing, summed, instead)
-            loop = self.loops[key]
-            found = yield from self._tried(batch_dims, call)
-            for position, got in enumerate(found or ()):
-                label = self.sample.labels[argnums[position]]
-                fault = loop.fault(position, got)
-                if fault is not None and label not in self.coverage.wrong:
-                    self.coverage.wrong.add(label)
-                    yield self._failure(batch_dims, label, f"{words} `{label}`", fault)
+                self.loops[key] = Examples(subject, sample, rows, [*dims], argnums, self.dtype, summed)
+            outputs = gradients_by(subject, sample, argnums, self._where)
+            form = self._form(batch_dims, words, outputs, self.loops[key].fault)
+            yield from self._compare(form, batch_dims, ask)
 
     def nested(self, batch_dims: BatchDims) -> Findings:
         """Nest two `vmap`s, with the batches in different dimensions."""
-        loop = self.loop(tuple(batch_dims.dims), OUTER * SIZE)
-        last = dict.fromkeys(batch_dims.dims, -1)
-        inner = [batched(loop.rows[at * SIZE : (at + 1) * SIZE], last) for at in range(OUTER)]
-        batch = batched(inner, batch_dims.dims)
-        found = yield from self._tried(
-            batch_dims, lambda: map_over(lambda flat: map_over(self.call, flat, last), batch, batch_dims.dims)
-        )
-        for position, got in enumerate(found or ()):
-            name = self.subject.results(self.sample)[position].name
-            fault = loop.fault(position, None if got is None else got.flatten(0, 1))
-            if fault is not None:
-                yield self._failure(batch_dims, name, f"under one `vmap` inside of another, `{name}`", fault)
+        loop, last = self.loop(batch_dims, OUTER * SIZE), dict.fromkeys(batch_dims.dims, -1)
+        rows = [batched(loop.rows[at * SIZE :][:SIZE], last) for at in range(OUTER)]
+
+        def ask() -> list[Tensor | None]:
+            found = batch_dims.over(partial(map_over, self.call, dims=last), rows)
+            return [None if got is None else got.flatten(0, 1) for got in found]
+
+        form = self._form(batch_dims, "under one `vmap` inside of another, ", self._names, loop.fault)
+        yield from self._compare(form, batch_dims, ask)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
         """Map a batch of no examples, if this is accepted."""
-        none = BatchDims(batch_dims.dims, batch_dims.labels, size=0)
-        flat = self.sample.at(self.dtype)
-        expected = self.call(replicas(flat))
-        try:
-            with without_warnings():
-                found = map_over(self.call, empty_batch(flat, none.dims), none.dims)
-        except Exception as error:
-            refuse_own(error)
-            yield Note(f"a batch of no examples is refused: {type(error).__name__}: {first_line(error)}")
+        none, flat = replace(batch_dims, size=0), self.sample.at(self.dtype)
+        right = partial(_fault_of_equal, self.call(self.sample.at(self.dtype)), 0)
+        found = attempt(partial(none.over, self.call, [flat]))
+        if isinstance(found, Raised):
+            yield Note(f"a batch of no examples is refused: {found}")
             return
-        for result, got, one in zip(self.subject.results(self.sample), found, expected, strict=True):
-            if got is None or one is None or list(got.shape) == [0, *one.shape]:
-                continue
-            fault = ResultFault("shape", str(list(got.shape)), str([0, *one.shape]))
+        for failure in self._form(none, "", self._names, right).failures(found, set()):
             if own_rule(self.subject) and not self._torch_loses_form(none, flat):
-                yield self._failure(none, result.name, f"`{result.name}`", fault)
+                yield failure
             else:
-                yield Note(f"for a batch of no examples, torch's rules do not keep the form: {fault}")
+                got, expected = failure.evidence["got"], failure.evidence["expected"]
+                words = f"of `{failure.input}`: {got}, where {expected} is right"
+                yield Note(f"for a batch of no examples, torch's rules do not keep the form {words}")
 
-    def _torch_loses_form(self, batch_dims: BatchDims, flat: Sequence[Any]) -> bool:
-        """True if `vmap` of the reference, as a plain function, gives another shape as well."""
-        if self.reference is None:
-            return False
-        found: list[Tensor | None] | None = None
-        with Overlooking(), without_warnings():
-            found = map_over(self.reference, empty_batch(flat, batch_dims.dims), batch_dims.dims)
-        if found is None:
-            return False  # it is refused, so that no shape is lost
+    def _torch_loses_form(self, none: BatchDims, flat: list[Any]) -> bool:
+        """True if `vmap` of the reference, as a plain function, gives no examples another form as well."""
+        found = None if self.reference is None else attempt(partial(none.over, self.reference, [flat]))
+        if self.reference is None or found is None or isinstance(found, Raised):
+            return False  # of what is refused, no form is lost
         pairs = zip(found, self.reference([*flat]), strict=True)
-        return any(g is not None and o is not None and list(g.shape) != [0, *o.shape] for g, o in pairs)
+        return any(form_fault(got, _repeated(one, 0)) is not None for got, one in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
-        """Compare shapes of an operator that draws, and equal examples under `randomness="same"`."""
-        flat = self.sample.at()
-        expected = self.call(replicas(flat))
-        batch = batched([flat] * SIZE, batch_dims.dims)
-        for randomness in ("same", "different"):
-            call = partial(map_over, self.call, batch, batch_dims.dims, 0, randomness)
-            found = yield from self._tried(batch_dims, call)
-            described = self.subject.results(self.sample)
-            for result, got, one in zip(described, found or (), expected, strict=False):
-                if got is None or one is None:
-                    continue
-                if got.shape != (SIZE, *one.shape):
-                    fault = ResultFault("shape", str(list(got.shape)), str([SIZE, *one.shape]))
-                    yield self._failure(batch_dims, result.name, f"`{result.name}`", fault)
-                elif randomness == "same" and any(_differs(got[0], each) for each in got):
-                    fault = ResultFault("result", "another one for equal examples", "the same one")
-                    yield self._failure(
-                        batch_dims, result.name, f"with randomness='same', `{result.name}`", fault
-                    )
+        """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
+        right = partial(_fault_of_equal, self.call(self.sample.at()), SIZE)
+        batch, dims = batched([self.sample.at()] * SIZE, batch_dims.dims), batch_dims.dims
+        for randomness, words in (("same", "with randomness='same', "), ("different", "")):
+            form = self._form(batch_dims, words, self._names, partial(right, same=bool(words)))
+            ask = partial(map_over, self.call, batch, dims, randomness=randomness)
+            yield from self._compare(form, batch_dims, ask)
 
-    def _tried(self, batch_dims: BatchDims, call: Callable[[], list[Tensor | None]]) -> Mapped:
-        """Results of a call under `vmap`; None where it is refused, or raises, which is reported."""
-        try:
-            with without_warnings():
-                found = call()
-        except Exception as error:
-            refuse_own(error)
-            empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
-            reason = refusal(self.subject, error, empty=empty)
-            if reason is None and self._reference_refused(batch_dims):
-                reason = f"of the reference, which raises {type(error).__name__}: {first_line(error)}"
-            if reason is not None:
-                self.coverage.refused[reason] = None
-            elif not self.flags.raises:
-                self.flags.raises = True
-                failure = raised(NAME, self.subject, error, str(self.sample))
-                yield Failure(
-                    NAME,
-                    failure.input,
-                    failure.cause,
-                    f"{self._raising(error)}: {failure.message}",
-                    self.subject.specification.where_of("vmap"),
-                    {**failure.evidence, "mapped over": str(batch_dims)},
-                )
-            return None
+    def _compare(
+        self, form: Form, batch_dims: BatchDims, ask: Callable[[], Sequence[Tensor | None]]
+    ) -> Findings:
+        """Hold what a call under `vmap` gives to what is right, if `vmap` is not refused."""
+        found = attempt(ask)
+        if isinstance(found, Raised):
+            yield from self._raised(batch_dims, found)
+            return
         self.coverage.ran += 1
-        return found
+        yield from form.failures(found, self.coverage.wrong)
 
-    def _raising(self, error: Exception) -> str:
-        """Words before an exception of a call under `vmap`."""
-        if declares_rule(self.subject) and not inside_own_rule(self.subject, error) and not stated(error):
-            by = "its own `vmap`" if own_rule(self.subject) else "`generate_vmap_rule = True`"
-            return f"by {by} it says that it can be mapped, and torch cannot map it"
-        return f"{rule_words(self.subject)} raises where calls for each example do not"
+    def _raised(self, batch_dims: BatchDims, found: Raised) -> Findings:
+        """Note a refusal of `vmap`, and report any other exception once."""
+        subject, error = self.subject, found.error
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
+        reason = refusal(subject, error, empty=empty)
+        if reason is None and self._reference_refused(batch_dims):
+            reason = f"of the reference, which raises {found}"
+        if reason is not None:
+            self.coverage.refused[reason] = None
+        elif None not in self.coverage.wrong:
+            self.coverage.wrong.add(None)
+            failure = raised(NAME, subject, error, str(self.sample))
+            words = f"{rule_words(subject)} raises where calls for each example do not"
+            if declares_rule(subject) and not inside_own_rule(subject, error) and not stated(error):
+                by = "its own `vmap`" if own_rule(subject) else "`generate_vmap_rule = True`"
+                words = f"by {by} it says that it can be mapped, and torch cannot map it"
+            evidence = {**failure.evidence, "mapped over": str(batch_dims)}
+            message = f"{words}: {failure.message}"
+            yield replace(failure, message=message, where=self._where, evidence=evidence)
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
         if self.reference is None or own_rule(self.subject):
             return False
-        rows = self.loop(tuple(batch_dims.dims), batch_dims.size).rows
-        with Overlooking(), without_warnings():
-            map_over(self.reference, batched(rows, batch_dims.dims), batch_dims.dims)
-            return False
-        return True
+        rows = self.loop(batch_dims).rows
+        return isinstance(attempt(partial(batch_dims.over, self.reference, rows)), Raised)
 
-    def _failure(self, batch_dims: BatchDims, name: str, what: str, fault: ResultFault) -> Failure:
+    @property
+    def _where(self) -> str:
+        return self.subject.specification.where_of("vmap")
+
+    @property
+    def _names(self) -> list[TensorName]:
+        return results_of(self.subject, self.sample, self._where)
+
+    def _form(
+        self,
+        batch_dims: BatchDims,
+        words: str,
+        outputs: Sequence[TensorName],
+        fault: Callable[[int, Any], Fault | None],
+    ) -> Form:
         dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
-        return Failure(
-            NAME,
-            name,
-            fault.cause,
-            f"{rule_words(self.subject)} is wrong: {what} is not what a loop over the examples gives: "
-            f"{fault}",
-            self.subject.specification.where_of("vmap"),
-            {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims), **fault.evidence()},
-        )
+        evidence = {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims)}
+        than = "is not what a loop over the examples gives"
+        return Form(NAME, f"{rule_words(self.subject)} is wrong: {words}", than, outputs, fault, evidence)
+
+
+def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
+    """The gradients by `torch.func.vjp`, from flat arguments and the grad_outputs behind them."""
+
+    def results(*given: Tensor) -> tuple[Tensor, ...]:
+        values = list(flat[:count])
+        for argnum, value in zip(argnums, given, strict=True):
+            values[argnum] = value.clone()  # it may write into it
+        pairs = zip(call(values), flat[count:], strict=True)
+        return tuple(result for result, grad in pairs if result is not None and grad is not None)
+
+    pull = torch.func.vjp(results, *(flat[argnum] for argnum in argnums))[1]
+    found: Sequence[Tensor] = pull(tuple(tensors_in(flat[count:])))
+    return found
+
+
+def _repeated(result: Tensor | None, count: int) -> Tensor | None:
+    """A batch of equal results."""
+    return None if result is None else result.expand(count, *result.shape)
+
+
+def _fault_of_equal(
+    results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
+) -> Fault | None:
+    """The fault of a batch of equal examples: of its form, or where they differ and must be the same."""
+    fault = form_fault(got, _repeated(results[position], count))
+    if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
+        return Fault("result", "another one for equal examples", "the same one")
+    return fault
 
 
 def _differs(first: Tensor, other: Tensor) -> bool:
@@ -397,6 +496,60 @@ def _differs(first: Tensor, other: Tensor) -> bool:
     return not all_close(other, first, share_of_largest(share, first))
 
 
+def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
+    late = subject.rank(sample) >= subject.effort.batched_samples
+    argnums = () if late else differentiated(subject, sample).argnums
+    if not argnums:
+        return
+    dtype, call = working_dtype(subject, sample), partial(subject.call, sample)
+    flat = sample.at(dtype)
+    results = record_copies(call, flat, argnums)[1]
+    open_ = [has_gradient(each) for each in results]
+    if not any(open_):
+        return
+    generator = subject.generator()
+    rows = [[*flat, *random_grad_outputs(results, open_, generator)] for _ in range(SIZE)]
+    taking = [at for at, takes in enumerate(open_, len(flat)) if takes]
+    right = Examples(subject, sample, rows, taking, argnums, dtype, functions=[call])
+
+    def together(transform: Transform) -> list[Tensor]:
+        """The gradients of one call for every grad_output, zeros where autograd has none."""
+        batch = batched(rows, dict.fromkeys(taking, 0))
+        leaves, results = record_copies(call, batch[: len(flat)], argnums)
+        inputs = [leaves[argnum] for argnum in argnums]
+        found = transform([results[at - len(flat)] for at in taking], inputs, [batch[at] for at in taking])
+        return [
+            each.new_zeros((SIZE, *each.shape)) if gradient is None else gradient
+            for gradient, each in zip(found, inputs, strict=True)
+        ]
+
+    outputs, than = gradients_by(subject, sample, argnums), "is not what each grad_output gives alone"
+    for words, transform in (
+        ("with `vmap` over a backward", _over_backward),
+        ("with `is_grads_batched=True`", partial(differentiate, is_grads_batched=True)),
+    ):
+        found = attempt(partial(together, transform))
+        if isinstance(found, Raised):
+            coverage.refused[f"{words} is refused: {found}"] = None
+            return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
+        coverage.ran += 1
+        evidence = {"sample": str(sample), "grad_outputs": SIZE}
+        form = Form(GRADIENTS, f"{words}, ", than, outputs, right.fault, evidence)
+        yield from form.failures(found, coverage.wrong)
+
+
+Transform = Callable[[list[Tensor], list[Tensor], list[Tensor]], Sequence[Tensor | None]]
+"""Function from results, inputs and batches of grad_outputs to gradients."""
+
+
+def _over_backward(
+    results: list[Tensor], inputs: list[Tensor], grads: list[Tensor]
+) -> Sequence[Tensor | None]:
+    backward = partial(torch.autograd.grad, results, inputs, allow_unused=True)
+    return map_over(backward, grads, dict.fromkeys(range(len(grads)), 0))
+
+
 VMAP = Property(
     NAME,
     "a batch under torch.func.vmap gives what a loop gives, wherever it lies",
@@ -404,5 +557,14 @@ VMAP = Property(
     subset=True,
     transforms=True,
     given=of_batches,
+    reruns=True,
+)
+
+BATCHED_GRADIENTS = Property(
+    GRADIENTS,
+    "several grad_outputs at once give what each gives alone",
+    partial(covered_samples, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
+    transforms=True,
+    given=of_tools,
     reruns=True,
 )

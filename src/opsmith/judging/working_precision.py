@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.compare import in_double
-from opsmith.checking.samples.sample import is_inexact, replica
+from opsmith.judging.compare import in_double
+from opsmith.judging.tensors import is_inexact, replica
 
 FINE, COARSE = 2.0**-22, 2.0**-18
 """Relative steps: four roundings of float32, and 64. A curve is `COARSE**2`, a thousandth of a rounding."""
@@ -72,39 +72,22 @@ def working_precision(
     """
     if known == torch.float32:
         return known
-    fine: list[Deviations] = []
-    coarse: list[Deviations] = []
+    fine: list[Tensor] = []
+    coarse: list[Tensor] = []
     for _ in range(DRAWS):
         directions = [_direction(value, generator) for value in flat]
-        off = _deviations(function, flat, directions, FINE)
-        if off is None:
-            return torch.float64
-        fine.append(off)
-        if any(bool((each >= LEAST).any()) for each in off if each is not None):
-            off = _deviations(function, flat, directions, COARSE)
+        for step, found in ((FINE, fine), (COARSE, coarse)):
+            off = _deviations(function, flat, directions, step)
             if off is None:
                 return torch.float64
-            coarse.append(off)
-    told = any(map(_rounds, zip(*fine, strict=True), zip(*coarse, strict=True)))
+            found.append(off)
+            if not (off >= LEAST).any():
+                break
+    if not coarse:
+        return torch.float64
+    near, far = (torch.stack(found).amax(0) for found in (fine, coarse))
+    told = bool(((near >= LEAST) & (near <= MOST) & (far <= STEADY * near)).any())
     return torch.float32 if told else torch.float64
-
-
-Deviations = list[Tensor | None]
-"""For each floating result the distance of three points from a line, relative to the element and what moves
-it; zero where a curve would hide rounding."""
-
-
-def _rounds(fine: Sequence[Tensor | None], coarse: Sequence[Tensor | None]) -> bool:
-    """True if an element of a result leaves a line by rounding of float32, whatever the step."""
-    near, far = (_largest([each for each in known if each is not None]) for known in (fine, coarse))
-    if near is None or far is None:
-        return False
-    return bool(((near >= LEAST) & (near <= MOST) & (far <= STEADY * near)).any())
-
-
-def _largest(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The largest of some tensors, element by element."""
-    return torch.stack([*tensors]).amax(0) if tensors else None
 
 
 def _direction(value: Any, generator: torch.Generator) -> Tensor | None:
@@ -118,30 +101,24 @@ def _direction(value: Any, generator: torch.Generator) -> Tensor | None:
 
 def _deviations(
     function: Function, flat: Sequence[Any], directions: Sequence[Tensor | None], step: float
-) -> Deviations | None:
-    """Compute how far three points of each result lie off a line.
+) -> Tensor | None:
+    """Compute how far three points of each floating number lie off a line.
 
-    None where they cannot be compared, as where a shape depends on the numbers.
+    It is relative to the number and what moves it, and zero where a curve would hide rounding. None where
+    they cannot be compared, as where a shape depends on the numbers.
     """
     first, second, third = POINTS
-    runs = []
+    runs: list[list[Tensor]] = []
     for part in POINTS:
         moved = [
             replica(value) if along is None else value * (1 + part * step * along)
             for value, along in zip(flat, directions, strict=True)
         ]
-        results: list[Any] = [*function(moved)]
-        runs.append([in_double(each) if is_inexact(each) else None for each in results])
-    found: Deviations = []
-    for low, middle, high in zip(*runs, strict=True):
-        if low is None or middle is None or high is None:
-            found.append(None)
-            continue
-        if not low.shape == middle.shape == high.shape:
-            return None
-        expected = low + (middle - low) * ((third - first) / (second - first))
-        size, moves = low.abs() + UNDERFLOW, (high - low).abs() / (step * (third - first))
-        off = (high - expected).abs().nan_to_num(0.0, 0.0, 0.0)
-        relative = (off / (size + moves)).masked_fill(moves > STEEP * size, 0.0).nan_to_num(0.0, 0.0, 0.0)
-        found.append(relative)
-    return found
+        runs.append([in_double(each) for each in function(moved) if each is not None and is_inexact(each)])
+    if not runs[0] or len({tuple(each.shape for each in run) for run in runs}) > 1:
+        return None
+    low, middle, high = (torch.cat([each.reshape(-1) for each in run]) for run in runs)
+    expected = low + (middle - low) * ((third - first) / (second - first))
+    size, moves = low.abs() + UNDERFLOW, (high - low).abs() / (step * (third - first))
+    off = (high - expected).abs().nan_to_num(0.0, 0.0, 0.0)
+    return (off / (size + moves)).masked_fill(moves > STEEP * size, 0.0).nan_to_num(0.0, 0.0, 0.0)

@@ -2,12 +2,9 @@
 
 Two elements agree where they are the same (nan is the same as nan), or where they are apart by a finite
 distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
-kinds:
-
-- the rounding of a dtype, as a function moves: `answer.Bound`;
-- the measured noise of finite differences: `finite_differences.NumericalGradient`, or the tolerance of
-  gradcheck;
-- a share of the largest element (`share_of_largest`): for two runs of one computation, and for hypotheses.
+kinds: the rounding of a dtype, as a function moves (`answer.Bound`); the measured noise of finite differences
+(`finite_differences.NumericalGradient`); and a share of the largest element, for two runs of one computation
+(`within_rounding`) and for hypotheses (`share_of_largest`).
 """
 
 from __future__ import annotations
@@ -20,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.constants import half_of_digits
+from opsmith.judging.tensors import is_inexact
 
 
 def is_same(got: Tensor, right: Tensor) -> Tensor:
@@ -82,25 +80,20 @@ def share_of_largest(share: float, *tensors: Tensor) -> float:
     return share * max(map(largest_magnitude, tensors))
 
 
-def agree_to_share(got: Tensor, right: Tensor, share: float) -> bool:
-    """Return True if two tensors are finite and agree to a share of the largest element of either."""
-    finite = all_finite(got) and all_finite(right)
-    return finite and all_close(got, right, share_of_largest(share, right, got))
+def within_rounding(one: Tensor, other: Tensor, share: float | None = None) -> bool:
+    """Return True if rounding explains a difference: numbers agree to a share of the largest of either.
 
-
-def within_rounding(one: Tensor, other: Tensor) -> bool:
-    """Return True if rounding explains a difference: finite numbers agree to half of the dtype's digits.
-
-    Numbers that are not finite must be the same. Below the smallest normal number a dtype has few digits, or
-    none where a thread flushes them.
+    By default it is half of the digits of their dtype. Numbers that are not finite must be the same. Below
+    the smallest normal number a dtype has few digits, or none where a thread flushes them.
     """
-    if not is_inexact(one) or one.dtype != other.dtype or one.shape != other.shape:
+    if not is_inexact(one) or one.dtype != other.dtype:
         return False
-    odd = ~(one.isfinite() & other.isfinite())
-    if not bool(is_same(one[odd], other[odd]).all()):
-        return False
-    kept, right, known = other.masked_fill(odd, 0), one.masked_fill(odd, 0), torch.finfo(one.dtype)
-    return all_close(kept, right, max(known.tiny, share_of_largest(known.eps**0.5, right, kept)))
+    known = torch.finfo(one.dtype)
+    bound = share_of_largest(half_of_digits(one.dtype) if share is None else share, one, other)
+    return all_close(one, other, max(known.tiny, bound))
+
+
+agree_to_share = within_rounding
 
 
 def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
@@ -116,9 +109,8 @@ def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
         return one is not other
     if same_bits(one, other):
         return False
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return True
-    return exact_difference(other, one) is not None and not within_rounding(one, other)
+    apart = one.dtype != other.dtype or exact_difference(other, one) is not None
+    return apart and not within_rounding(one, other)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -169,56 +161,6 @@ def in_double(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU, in float64 or complex128, detached from autograd."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     return plain.to(torch.complex128 if plain.is_complex() else torch.float64)
-
-
-def clearly_agrees(actual: Tensor, expected: Tensor) -> bool:
-    """True if `differs` marks no element, whatever the spread; nan equals nan.
-
-    Example:
-        >>> clearly_agrees(torch.tensor([1.0, torch.inf]), torch.tensor([1.0 + 1e-6, torch.inf]))
-        True
-    """
-    if _are_equal(actual, expected):
-        return True
-    share, atol = _usual_share(expected.dtype)
-    actual = actual.to(expected.dtype)
-    return torch.allclose(actual, expected, rtol=share, atol=atol, equal_nan=True)
-
-
-def _usual_share(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the difference that `differs` allows for numbers computed in a dtype, relative and absolute."""
-    known = torch.finfo(dtype)
-    return known.eps**0.5, known.tiny / known.eps**0.5
-
-
-def differs(
-    actual: Tensor,
-    expected: Tensor,
-    spread: Tensor,
-    *,
-    hold_nan: bool,
-    computed_in: torch.dtype | None = None,
-) -> Tensor:
-    """Mark the elements that differ from the reference by more than rounding.
-
-    Args:
-        actual: Results of the call.
-        expected: Results of the reference.
-        spread: Change of `expected` when its input moves by some rounding units.
-        hold_nan: True if nan must be nan: it comes from the arguments, not from overflow.
-        computed_in: dtype that they are computed in, their own by default. What overflows there is left.
-    """
-    actual = actual.to(expected.dtype)
-    if computed_in is not None:
-        expected = expected.masked_fill(expected.abs() > torch.finfo(computed_in).max, torch.inf)
-    coarse, underflow = _usual_share(computed_in or expected.dtype)
-    same = (actual == expected) | (actual.isnan() & expected.isnan())
-    usual = expected.abs()[expected.isfinite() & (expected != 0)]
-    size = expected.abs() + (usual.median() if usual.numel() else 0)
-    near = (actual - expected).abs() <= coarse * size + 4 * spread + underflow
-    judged = expected.isfinite() | (expected.isnan() if hold_nan else torch.zeros_like(same))
-    wrong: Tensor = judged & ~same & ~near
-    return wrong
 
 
 FAR = 1e15
@@ -309,17 +251,10 @@ def worst_difference(
     return Difference(index, value, right, count, got.numel(), float(units[index]), allowed, name)
 
 
-def gradcheck_difference(got: Tensor, expected: Tensor) -> Difference | None:
-    """Find the worst element by the tolerances of `torch.autograd.gradcheck`, for finite differences."""
-    return worst_difference(got, expected, 1e-5 + 1e-3 * expected.abs(), name="tolerances of gradcheck")
-
-
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
     """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
 
-    Args:
-        got: The computed tensor.
-        *right: The right tensor, and others that are as good.
+    The first right tensor is shown; others are as good.
     """
     if any(_are_equal(got, each) for each in right):
         return None
@@ -361,12 +296,7 @@ def _number(value: complex | float | int | bool, digits: int) -> str:
 
 
 def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
-    """Describe the difference of a tensor from the right one.
-
-    Args:
-        one: The right one.
-        other: The computed one.
-    """
+    """Describe the difference of a tensor from the right one, which is given first."""
     form = form_difference(other, one)
     return str(form if one is None or other is None or form else exact_difference(other, one))
 
@@ -411,12 +341,7 @@ def _relevant_strides(tensor: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class SavedBits:
-    """A tensor with a copy of its bits, to detect writes.
-
-    Args:
-        tensor: The tensor.
-        before: A copy of it.
-    """
+    """A tensor with a copy of its bits, to detect writes."""
 
     tensor: Tensor
     before: Tensor

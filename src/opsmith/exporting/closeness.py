@@ -1,9 +1,9 @@
-"""Tolerance of a comparison: the error of an output that rounding explains."""
+"""Closeness of an output of a file to PyTorch's: how far rounding explains the difference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -13,60 +13,78 @@ from torch import Tensor
 
 from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
 from opsmith.exporting.packages import onnx_ir
-
-ONCE, EACH = 16, 4
-"""Tolerance in eps: a constant part, and a factor of the square root of the number of nodes."""
-
-ERROR_RATIO = 4
-"""Largest allowed ratio of the file's error to PyTorch's own, both measured against float64."""
+from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.judge import judge
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """The tolerance of an output.
+class Closeness:
+    """Difference of an output from PyTorch's, and the difference that rounding explains.
 
     Args:
-        relative: The largest difference, relative to the largest value.
-        reason: The derivation of the number.
+        difference: The largest one, relative to the largest value; infinite if shape, dtype or nan differ.
+        allowed: The largest one that rounding explains, relative to the largest value.
+        reason: The derivation of `allowed`.
+        close: True if rounding explains the difference of every element.
     """
 
-    relative: float
+    difference: float
+    allowed: float
     reason: str
+    close: bool
 
 
-def tolerance(dtype: torch.dtype, nodes: int) -> Tolerance:
-    """The tolerance of an output of a file with this number of nodes.
+def closeness(
+    got: Tensor,
+    expected: Tensor,
+    nodes: int,
+    coarsest: torch.dtype | None = None,
+    truth: Callable[[torch.dtype], Answer | None] = lambda dtype: None,
+) -> Closeness:
+    """Compare an output with PyTorch's, which is right to the rounding of its nodes, or else with the truth.
 
-    Each node rounds once, and the two sides sum in different orders: independent errors grow with the square
-    root of their number.
+    Args:
+        got: The output.
+        expected: PyTorch's.
+        nodes: Number of nodes that round.
+        coarsest: The coarsest floating dtype that a value before it was rounded to.
+        truth: Gives the model's result in float64, held to a dtype, with a bound that is measured; None if
+            the model does not run in it.
 
     Example:
-        >>> tolerance(torch.int64, 9).relative
-        0.0
+        >>> one = torch.ones(2)
+        >>> closeness(one, one, 9).reason
+        '(8 + 2 √9) roundings of float32 of the largest value, for 9 nodes that round'
+        >>> closeness(one + 1e-3, one, 9, torch.float16).close
+        True
     """
-    if not dtype.is_floating_point:
-        return Tolerance(0.0, "whole numbers are equal")
-    unit = torch.finfo(dtype).eps
-    allowed = unit * (ONCE + EACH * math.sqrt(nodes))
-    name = str(dtype).removeprefix("torch.")
+    off = difference(got, expected)
+    if not expected.dtype.is_floating_point:
+        return Closeness(off, 0.0, "whole numbers are equal", off == 0)
+    dtype = expected.dtype
+    if coarsest is not None and torch.finfo(coarsest).eps > torch.finfo(dtype).eps:
+        dtype = coarsest
+    twin = Answer(expected.double(), expected, dtype, None, summands=nodes)
     round_ = "1 node that rounds" if nodes == 1 else f"{nodes} nodes that round"
-    return Tolerance(allowed, f"eps({name}) × ({ONCE} + {EACH} √{nodes}), for {round_}")
+    name = str(dtype).removeprefix("torch.")
+    reason = f"(8 + 2 √{nodes}) roundings of {name} of the largest value, for {round_}"
+    if math.isinf(off):
+        return Closeness(off, _relative(twin), reason, close=False)
+    if not judge(got, twin).wrong:
+        return Closeness(off, _relative(twin), reason, close=True)
+    answer = truth(dtype)
+    if answer is None or judge(got, answer).kind not in ("equal", "rounding"):
+        return Closeness(off, _relative(twin), reason, close=False)
+    reason = f"what the model in float64 moves by with the last digit of {name} in its inputs"
+    return Closeness(off, _relative(answer), reason, close=True)
 
 
-def in_coarser(dtype: torch.dtype, coarsest: torch.dtype | None, nodes: int) -> Tolerance | None:
-    """The tolerance of an output that is computed from values of a coarser dtype; None without such values.
-
-    Example:
-        >>> in_coarser(torch.float32, torch.float16, 9).reason
-        'eps(float16) × (16 + 4 √9), for 9 nodes that round, some of them to float16'
-    """
-    if not dtype.is_floating_point or coarsest is None:
-        return None
-    if torch.finfo(coarsest).eps <= torch.finfo(dtype).eps:
-        return None
-    allowed = tolerance(coarsest, nodes)
-    name = str(coarsest).removeprefix("torch.")
-    return Tolerance(allowed.relative, f"{allowed.reason}, some of them to {name}")
+def _relative(answer: Answer) -> float:
+    """The largest distance that a bound allows, relative to the largest value."""
+    assert answer.value is not None
+    finite = answer.value[answer.value.isfinite()]
+    allowed = answer.distance[answer.value.isfinite()]
+    return float(allowed.max() / (finite.abs().max() or 1.0)) if finite.numel() else 0.0
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
@@ -95,34 +113,19 @@ def difference(got: Tensor, expected: Tensor) -> float:
     return float((actual[~special] - finite).abs().max().item() / (largest or 1.0))
 
 
-def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-    """The results of a model in float64; None if it does not run in float64."""
-    inputs_in_float64 = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
-    try:
+def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> Computation | None:
+    """The model as a computation in float64; None if it does not run in float64."""
+
+    def function(flat: list[Any]) -> list[Tensor]:
         with torch.no_grad():
-            results: Any = deepcopy(model).double()(*inputs_in_float64)
+            wide = any(each.dtype == torch.float64 for each in flat)
+            return [*(double if wide else model)(*flat)]
+
+    try:
+        double = deepcopy(model).double()
+        return Computation.of(function, inputs, torch.Generator().manual_seed(0))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it has a fixed dtype
         return None
-    return tuple(results)
-
-
-def explained(got: Tensor, expected: Tensor, truth: Tensor) -> Tolerance | None:
-    """The tolerance that PyTorch's own error against float64 explains; None if it explains nothing.
-
-    Rounding leaves at least half of the digits. A larger error of PyTorch, for example of a wrong kernel that
-    does not take float64, explains nothing.
-    """
-    if not expected.dtype.is_floating_point or truth.shape != expected.shape:
-        return None
-    pytorch_error = difference(expected.double(), truth)
-    file_error = difference(got.double(), truth)
-    half = math.sqrt(torch.finfo(expected.dtype).eps)
-    if not pytorch_error <= half or not file_error <= ERROR_RATIO * pytorch_error:  # nan explains nothing
-        return None
-    return Tolerance(
-        (ERROR_RATIO + 1) * pytorch_error,
-        f"{ERROR_RATIO + 1} times what PyTorch itself is off from float64, {pytorch_error:.1e}",
-    )
 
 
 @dataclass(frozen=True)

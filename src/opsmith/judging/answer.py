@@ -32,7 +32,7 @@ there; in half precision, where its results jump.
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,67 +41,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import dense
-from opsmith.checking.numerics.compare import largest_magnitude, same_bits
-from opsmith.checking.numerics.working_precision import working_precision
-from opsmith.checking.samples.perturb import perturbed
-from opsmith.checking.samples.sample import CPU, is_inexact, replica
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.core.cached_property import cached_property
-
-LIBRARY = 8
-"""Roundings that a library function may err by."""
-
-SUMMATION = 2
-"""Roundings per square root of the number of summands."""
-
-MOVES = 16
-"""Random moves: of four all are alike once in a hundred times, of 16 once in 1e8."""
-
-FIRST_MOVES = 4
-"""Those after which a difference is judged for the first time."""
-
-PLATEAU = 2.0
-"""Largest ratio of an element to that of larger arguments; at a pole each factor enlarges it by 8 or more."""
-
-SHRUNK = (2.0**-2, 2.0**-5, 2.0**-8, 2.0**-12, 2.0**-16)
-"""Factors that make arguments smaller: near the last, logits of a thousand saturate nothing."""
-
-ROOM = 16.0
-"""Ratio of terms to the size that derivatives have in other samples, where some of them cancel as well."""
-
-FEW_DIGITS = (torch.bfloat16, torch.float16)
-"""dtypes in which the error of the function itself says nothing."""
-
-PROBES = 3
-"""Number of result elements whose dependence is counted."""
-
-NEAR = 2.0**-10
-"""Relative move to arguments that round differently."""
+from opsmith.judging.attribution import raise_own
+from opsmith.judging.compare import largest_magnitude, same_bits
+from opsmith.judging.constants import (
+    FEW_DIGITS,
+    FIRST_MOVES,
+    LIBRARY,
+    MOVES,
+    NEAR,
+    PLATEAU,
+    PROBES,
+    ROOM,
+    SHRUNK,
+    allowed_roundings,
+    half_of_digits,
+    unit_roundoff,
+)
+from opsmith.judging.tensors import CPU, dense, is_inexact, perturbed, replica
+from opsmith.judging.working_precision import working_precision
 
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 
-def allowed_roundings(summands: int) -> float:
-    """Return the number of roundings that a right computation with so many summands may err by."""
-    return LIBRARY + SUMMATION * math.sqrt(summands)
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return half of the dtype's eps: the largest relative error of one rounding."""
-    return float(torch.finfo(dtype).eps) / 2
-
-
 @dataclass(frozen=True)
 class Bound:
-    """Bound of each element's distance from the right one, as a number of units.
-
-    Args:
-        term: The last term that it holds.
-        unit: Unit of each element.
-        allowed: Number of units.
-    """
+    """Bound of each element's distance from the right one, in units; `term` is the last that it holds."""
 
     term: str
     unit: Tensor
@@ -161,6 +126,12 @@ class Answer:
             yield Bound("terms", self.unit(size + usual), allowed)
 
     @property
+    def number(self) -> float:
+        """The value, where it has one element."""
+        assert self.value is not None
+        return float(self.value)
+
+    @property
     def distance(self) -> Tensor:
         """Largest distance of each element that all terms explain."""
         return [*self.bounds()][-1].distance
@@ -172,10 +143,10 @@ class Answer:
             return None
         if ordinary.shape != value.shape:
             return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
-        if self._in not in FEW_DIGITS:
-            return keeps_digits(ordinary, value, self._in, value.abs() + self.moved_by(MOVES))
+        if self.held_in not in FEW_DIGITS:
+            return keeps_digits(ordinary, value, self.held_in, value.abs() + self.moved_by(MOVES))
         kept = ordinary.isfinite() | ~value.isfinite()
-        jumps = None if self.computation is None else self.computation.jumps(self._in)[self.position]
+        jumps = None if self.computation is None else self.computation.jumps(self.held_in)[self.position]
         return kept if jumps is None or jumps.shape != kept.shape else kept & ~jumps
 
     def is_decided(self) -> bool:
@@ -190,16 +161,16 @@ class Answer:
         return judged is None or bool(judged.any())
 
     @cached_property
-    def _in(self) -> torch.dtype:
+    def held_in(self) -> torch.dtype:
         """The dtype that it is held to, or the coarser one that it is computed in."""
         return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
 
     def unit(self, size: Tensor) -> Tensor:
         """One rounding of numbers of a size, or the smallest number that the dtype has."""
-        coarse = unit_roundoff(self._in)
+        coarse = unit_roundoff(self.held_in)
         if self.ordinary is not None and is_inexact(self.ordinary):
             coarse = max(coarse, unit_roundoff(self.ordinary.dtype))
-        underflow = max(torch.finfo(self._in).tiny * coarse, torch.finfo(torch.float64).tiny)
+        underflow = max(torch.finfo(self.held_in).tiny * coarse, torch.finfo(torch.float64).tiny)
         return coarse * size + underflow
 
     def moved_by(self, count: int) -> Tensor | float:
@@ -212,20 +183,60 @@ class Answer:
         if moves is None or moves.shape != self.value.shape:
             return 0.0
         largest = max(largest_magnitude(self.value), self.computation.largest_argument)
-        half = torch.finfo(self._in).eps ** 0.5 * largest  # of a result that is zero, arguments tell the size
-        return moves.clamp(max=half / unit_roundoff(self._in))
+        half = half_of_digits(self.held_in) * largest  # of a result that is zero, arguments tell the size
+        return moves.clamp(max=half / unit_roundoff(self.held_in))
 
     def own_error(self, unit: Tensor) -> float:
         """The error of the function itself in the dtype, in units."""
         value, ordinary = self.value, self.ordinary
-        if value is None or ordinary is None or not self.more_exact or self._in in FEW_DIGITS:
+        if value is None or ordinary is None or not self.more_exact or self.held_in in FEW_DIGITS:
             return 0.0
         if ordinary.shape != value.shape:
             return 0.0
-        size = unit / unit_roundoff(self._in)
-        kept = keeps_digits(ordinary, value, self._in, size) & value.isfinite()
+        size = unit / unit_roundoff(self.held_in)
+        kept = keeps_digits(ordinary, value, self.held_in, size) & value.isfinite()
         measured = ((ordinary.to(value.dtype) - value).abs() / unit)[kept]
         return float(measured.max()) if measured.numel() else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """A right tensor with half of the digits of each element, and of the usual one, free besides its bounds.
+
+    Two ways to compute one thing may differ so much at numbers that neither was written for.
+
+    Args:
+        answer: The answer.
+    """
+
+    answer: Answer
+
+    @property
+    def value(self) -> Tensor | None:
+        """The right tensor."""
+        return self.answer.value
+
+    def bounds(self) -> Iterator[Bound]:
+        """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
+        yield Bound("half", self._free(self.answer.dtype), 1.0)
+        free = self._free(self.answer.held_in)
+        for bound in self.answer.bounds():
+            yield Bound(bound.term, free + bound.distance, 1.0)
+
+    def _free(self, dtype: torch.dtype) -> Tensor:
+        assert self.answer.value is not None
+        size, half = self.answer.value.abs(), half_of_digits(dtype)
+        present = size[size.isfinite() & (size != 0)]
+        usual = present.median() if present.numel() else 0.0
+        free: Tensor = half * (size + usual) + torch.finfo(dtype).tiny / half
+        return free
+
+    def judged(self) -> Tensor | None:
+        """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
+        assert self.answer.value is not None
+        judged, beyond = self.answer.judged(), torch.finfo(self.answer.held_in).max
+        within = ~(self.answer.value.abs() > beyond)
+        return within if judged is None else judged & within
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,16 +284,9 @@ def unknown(position: int) -> float:
 
 
 def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
-    """Mark the elements in which a function keeps half of its digits in a dtype.
-
-    Args:
-        ordinary: Its result in the dtype.
-        truth: The right one.
-        dtype: The dtype.
-        size: Size of each element or of what moves it.
-    """
+    """Mark the elements in which a function keeps half of its digits, given their size or what moves them."""
     largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
-    lost = (ordinary.to(truth.dtype) - truth).abs() > torch.finfo(dtype).eps ** 0.5 * largest
+    lost = (ordinary.to(truth.dtype) - truth).abs() > half_of_digits(dtype) * largest
     kept: Tensor = ~lost & (ordinary.isfinite() | ~truth.isfinite())
     return kept
 
@@ -400,7 +404,7 @@ class Computation:
         """Mark the elements that move by more than half of the digits with the last one of the arguments."""
         if not self.has_truth:
             return [None] * len(self.results)
-        share = torch.finfo(dtype).eps ** -0.5
+        share = 1 / half_of_digits(dtype)
         return [
             None if move is None or result is None else move > share * largest_magnitude(result)
             for move, result in zip(self.moves(dtype), self.results, strict=True)
@@ -436,7 +440,7 @@ class Computation:
                 found = [*map(self._own_error, range(len(right)), right, ordinary)]
                 errors = tuple(map(max, errors, found))
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse_own(error)  # the property reports that it does not run in float32
+            raise_own(error)  # the property reports that it does not run in float32
             return (0.0,) * len(self.results)
         return errors
 
@@ -469,12 +473,17 @@ class Computation:
         return found
 
     def _sizes(self, flat: Sequence[Any]) -> Sequence[Tensor | None] | None:
-        with Overlooking(), without_warnings():  # an argument out of its domain shows nothing
-            return [
-                None if each is None or not is_inexact(each) else each.detach().abs().nan_to_num(0, 0, 0)
-                for each in self.function([*map(replica, flat)])
-            ]
-        return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = self.function([*map(replica, flat)])
+            except (Exception, SystemExit) as error:  # an argument out of its domain shows nothing
+                raise_own(error)
+                return None
+        return [
+            None if each is None or not is_inexact(each) else each.detach().abs().nan_to_num(0, 0, 0)
+            for each in found
+        ]
 
     @cached_property
     def precision(self) -> torch.dtype:
@@ -483,7 +492,7 @@ class Computation:
             known = torch.float64 if self.computed_in is None else self.computed_in()
             return working_precision(self.function, self.wide, self._own_generator(), known)
         except (RuntimeError, TypeError, ValueError) as error:
-            refuse_own(error)  # as it may where arguments must be whole
+            raise_own(error)  # as it may where arguments must be whole
             return torch.float64
 
     def _own_generator(self, stream: int = 0) -> torch.Generator:
@@ -550,7 +559,7 @@ def fan_in(function: Function, flat: list[Any], position: int) -> int:
             real = torch.view_as_real(result.resolve_conj()).sum(-1) if result.is_complex() else result
             return max(1, *(_reached(real.flatten()[index], inputs) for index in indices))
         except RuntimeError as error:
-            refuse_own(error)
+            raise_own(error)
             return _largest(inputs)
 
 

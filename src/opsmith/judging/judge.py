@@ -8,15 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.answer import Answer, Combination
-from opsmith.checking.numerics.compare import (
+from opsmith.judging.answer import Answer, Combination, Half
+from opsmith.judging.compare import (
     Difference,
     all_close,
     exact_difference,
+    is_close,
     within_rounding,
     worst_difference,
 )
-from opsmith.checking.samples.sample import is_inexact
+from opsmith.judging.tensors import is_inexact
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,8 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
 
     Whole numbers must be those of either precision: rounding may change an `argmax`.
 
-    Args:
-        got: The computed tensor.
-        right: The right answer.
-
     Example:
-        >>> from opsmith.checking.numerics.answer import Computation
+        >>> from opsmith.judging.answer import Computation
         >>> x = torch.tensor([0.5, 1.0])
         >>> exp = Computation.of(lambda flat: [flat[0].exp()], [x], torch.Generator()).at([x], torch.float32)
         >>> [str(judge(each, exp[0])) for each in (x.exp(), x.exp() + 1e-3)]
@@ -83,3 +80,16 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
         return Verdict("wrong", bound.term, difference, within_rounding(actual, value.to(actual.dtype)))
     everywhere = worst_difference(actual, value, bound.unit, bound.allowed)
     return Verdict("rounding" if everywhere is None else "undecided", bound.term)
+
+
+def wrong_elements(got: Tensor, right: Answer | Half) -> Tensor:
+    """Mark the elements that no term of the bound explains, of a floating tensor of the right shape."""
+    value = right.value
+    assert value is not None
+    wide, wrong = got.detach().cpu().to(value.dtype), torch.ones(value.shape, dtype=torch.bool)
+    for bound in right.bounds():
+        wrong &= ~is_close(wide, value, bound.distance)
+        if not wrong.any():
+            return wrong
+    judged = right.judged()
+    return wrong if judged is None else wrong & judged

@@ -1,0 +1,163 @@
+"""A forked child process, and the pipe between it and its parent."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+
+from opsmith import errors
+from opsmith.checking.report import Outcome, plain
+from opsmith.core.forked_child import end_with_parent
+
+SIGNALS = {
+    "SIGSEGV": "a segmentation fault: it used memory that is not its own",
+    "SIGBUS": "a bus error: it used memory that is not there, or not aligned",
+    "SIGABRT": "an abort: C++ found an exception that nobody caught, or the heap overwritten",
+    "SIGFPE": "an arithmetic error, such as a whole number divided by zero",
+    "SIGILL": "an instruction that this processor does not have",
+    "SIGKILL": "it was killed from outside, perhaps by the system for lack of memory",
+}
+
+
+@dataclass
+class Child:
+    """A forked process.
+
+    Args:
+        process: Its number; 0 once it has ended.
+        connection: The parent's end of the pipe.
+        status: Its exit status, once it has ended.
+    """
+
+    process: int
+    connection: Connection
+    status: int = 0
+
+    @classmethod
+    def fork(cls, run: Callable[[Connection], None], argument: str) -> Child:
+        """Fork a process that has all that this one has; it ends without this one's handlers and buffers.
+
+        Args:
+            run: Runs in the child, with its end of the pipe.
+            argument: The argument of the user that asks for a child.
+
+        Raises:
+            UsageError: If the system cannot fork.
+        """
+        ours, theirs = Pipe()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
+            try:
+                process = os.fork()
+            except OSError as error:
+                ours.close()
+                theirs.close()
+                raise errors.UsageError(
+                    f"the system forks no process: {error.strerror}",
+                    argument=argument,
+                    hint=f"leave `{argument}` out, or check where memory and the number of processes suffice",
+                ) from error
+        if process == 0:
+            try:
+                ours.close()
+                end_with_parent(parent)
+                run(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+        return cls(process, ours)
+
+    def has_ended(self) -> bool:
+        """Return True if it has ended by itself."""
+        if self.process:
+            ended, status = os.waitpid(self.process, os.WNOHANG)
+            if ended:
+                self.process, self.status = 0, status
+        return not self.process
+
+    def end(self) -> None:
+        """End it with the processes that it has started, unless it has ended."""
+        self.connection.close()
+        if self.process:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.process, signal.SIGKILL)  # if it has no group of its own yet
+            _, self.status = os.waitpid(self.process, 0)
+            self.process = 0
+
+
+def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
+    """Describe the exit of a process that ran a kernel, with the signal or the status as evidence."""
+    if not os.WIFSIGNALED(status):
+        code = os.WEXITSTATUS(status)
+        return f"it ends the process, with status {code}, instead of returning", {"status": code}
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})", {"signal": name}
+
+
+def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
+    """Return the error for a child in which torch refuses every backward, not a fault of the operator.
+
+    Args:
+        argument: The argument that asks for a child.
+        hint: What to do instead.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros(1, device="cpu", requires_grad=True)
+        try:
+            leaf.clone().backward()
+        except RuntimeError as error:
+            if "fork" in str(error):
+                return errors.UsageError(
+                    "a check cannot be isolated once autograd has started threads of its own: torch computes "
+                    "no gradients in a process that is forked after that",
+                    argument=argument,
+                    got=str(error).partition(". ")[0],
+                    hint=f"{hint}. A backward on an "
+                    "accelerator starts such threads, and one within 60 others; where torch is built for "
+                    "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
+                )
+            raise
+    return None
+
+
+def packed(*answers: Callable[[], Any]) -> bytes:
+    """Pickle the first of several forms of an answer that another process can unpickle."""
+    *first, last = answers
+    for answer in first:
+        try:
+            found = pickle.dumps(answer())
+            pickle.loads(found)
+            return found
+        except Exception:  # evidence may be any object, and some exceptions cannot be made again
+            continue
+    return pickle.dumps(last())
+
+
+def as_text(error: BaseException) -> RuntimeError:
+    """Return an exception that every process can unpickle, with the words of another."""
+    plain_error = RuntimeError(f"{type(error).__name__}: {error}")
+    plain_error.__notes__ = getattr(error, "__notes__", [])
+    return plain_error
+
+
+def sendable(outcome: Outcome) -> Outcome:
+    """Return an outcome with the JSON form of its evidence, which every process can unpickle."""
+    return replace(
+        outcome, failures=tuple(replace(each, evidence=plain(each.evidence)) for each in outcome.failures)
+    )
