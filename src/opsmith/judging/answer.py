@@ -27,7 +27,7 @@ Only the right side is measured: a faulty computation that is noisy must not exc
 Each is measured only if those before do not explain a difference. Most answers are right to `8 u |a|`.
 
 An element is left undecided where the function overflows in the dtype, or loses more than half of its digits
-there; in half precision, where its results jump.
+there; in half precision, where it does so in float32, or where its results jump.
 """
 
 from __future__ import annotations
@@ -146,8 +146,12 @@ class Answer:
         if self.held_in not in FEW_DIGITS:
             return keeps_digits(ordinary, value, self.held_in, value.abs() + self.moved_by(MOVES))
         kept = ordinary.isfinite() | ~value.isfinite()
-        jumps = None if self.computation is None else self.computation.jumps(self.held_in)[self.position]
-        return kept if jumps is None or jumps.shape != kept.shape else kept & ~jumps
+        if self.computation is None:
+            return kept
+        jumps = self.computation.jumps(self.held_in)[self.position]
+        for lost in (jumps, self.computation.lost[self.position]):
+            kept = kept & ~lost if lost is not None and lost.shape == kept.shape else kept
+        return kept
 
     def is_decided(self) -> bool:
         """True if at least one element is decided, or there is none."""
@@ -391,6 +395,22 @@ class Computation:
                 known.farthest = [*map(partial(_farther, step), known.farthest, self.results, found)]
             known.count = count
         return known.farthest
+
+    @cached_property
+    def lost(self) -> Sequence[Tensor | None]:
+        """Mark the elements that keep less than half of their digits in float32: half precision has none."""
+        found: list[Tensor | None] = [None] * len(self.results)
+        try:
+            narrow = [replica(value, torch.float32) for value in self.wide]
+            pairs = zip(self._in_double(narrow), self.function(narrow), strict=True)
+            for at, (value, ordinary) in enumerate(pairs):
+                if value is not None and ordinary is not None and is_inexact(value):
+                    answer = self._answer(at, value, _on_cpu(ordinary), torch.float32, more_exact=True)
+                    kept = answer.judged()
+                    found[at] = None if kept is None else ~kept
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise_own(error)  # the property reports that it does not run in float32
+        return found
 
     @property
     def _still(self) -> list[Tensor | None]:

@@ -216,3 +216,10 @@ def test_beside_an_infinite_result_the_other_elements_are_judged() -> None:
     assert (failure.input, failure.cause) == ("y", "scale")
     (failure,) = quotient("quotient_nan", 1.0, at_zero=torch.nan).failures
     assert (failure.input, failure.cause) == ("x", "nan")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_where_float32_has_lost_half_of_the_digits_half_precision_decides_nothing(dtype: torch.dtype) -> None:
+    small, zeros = 1e-3 * X, torch.zeros_like(X).to(dtype)
+    assert judge(zeros, answer(lambda x: 1 - x.cos(), small, dtype=dtype)).kind == "undecided"
+    assert judge(zeros, answer(lambda x: x * x / 2, small, dtype=dtype)).kind == "wrong"
