@@ -620,3 +620,24 @@ def test_samples_that_no_forward_takes_are_refused() -> None:
     operator = opsmith.adopt(Scaled, f"never_called::scaled_{next(_NUMBERS)}")
     with pytest.raises(errors.SampleError, match="sample 0 does not fit the signature"):
         opsmith.check(operator, samples=[(torch.ones(3),)], effort="quick")
+
+
+class TakingAnything(Function):
+    """It hands on what it is given, as wrappers do; `apply` takes no arguments by name."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        x, weight, shift = args
+        ctx.save_for_backward(x, weight)
+        return x * weight + shift
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] * weight, grads[0] * x, grads[0].sum_to_size(())
+
+
+def test_a_forward_that_also_takes_arguments_by_name_is_checked() -> None:
+    samples = [(torch.rand(3), torch.rand(3), torch.rand(()))]
+    report = opsmith.check(TakingAnything, samples=samples, only=["forward", "gradient"], effort="quick")
+    assert report.passed, report

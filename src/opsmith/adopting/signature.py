@@ -38,7 +38,8 @@ def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.
 
 def value_names(function_class: type[torch.autograd.Function], count: int) -> list[str]:
     """Return the names that forward gives to so many values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
-    found = list(forward_signature(function_class).parameters.values())
+    every = forward_signature(function_class).parameters.values()
+    found = [each for each in every if each.kind is not inspect.Parameter.VAR_KEYWORD]  # `apply` takes none
     names = [each.name for each in found]
     if found and found[-1].kind is inspect.Parameter.VAR_POSITIONAL:
         rest = names.pop()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from opsmith import errors
+from opsmith.checking.calls import leaves_out
 from opsmith.checking.numerics.agreement import Claim
 from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
 from opsmith.checking.numerics.directional import PackedTensors
@@ -123,7 +124,10 @@ def _failure(
         )
     message = f"the second order by `{label}` is wrong: {what} (by `{named}`, {off}). {CUT}"
     evidence = {f"by {name}": verdict for name, verdict in verdicts.items()} | off.evidence()
-    return replace(gradients, argnums=(argnum,)).failure("second-order", message, evidence)
+    found = replace(gradients, argnums=(argnum,)).failure("second-order", message, evidence)
+    # Who gives no gradient by an input, in no case, promises no second order by it either.
+    constants = all(leaves_out(gradients.subject, name) for name in lacking)
+    return replace(found, given="unpromised") if lacking and constants and not others else found
 
 
 CUT = (
