@@ -195,10 +195,14 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             return "it draws random numbers, which no sample does"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
-        if all_finite(before) and not all_finite(after):
+        if (all_finite(before) and not all_finite(after)) or (_has_nan(after) and not _has_nan(before)):
             return "its results are not finite"
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
+
+
+def _has_nan(results: Sequence[Any]) -> bool:
+    return any(is_inexact(each) and bool(each.isnan().any()) for each in results)
 
 
 def _kinds(results: Sequence[Any]) -> str:

@@ -171,7 +171,8 @@ class KernelOnCpu(ABC):
                 yield from self._run()
 
         yield from each_sample(self.name, check, more)
-        yield from self._run()
+        if not self.over:
+            yield from self._run()
         if not self.over:
             yield from self._summary()
 
