@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
@@ -21,10 +22,14 @@ from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.judging.compare import is_close, largest_magnitude
 from opsmith.judging.tensors import CPU, is_inexact
 
 APART = 1e-2
 """Relative move by which tied inputs come apart."""
+
+SAME = 1e-6
+"""Share of the largest element to which a gradient is the right one; its square if the right one is zero."""
 
 
 def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
@@ -82,6 +87,21 @@ def _wrong(subject: Subject, sample: Sample) -> set[str]:
         argnums = differentiated(subject, sample).argnums
         rights, grads = RightGradients(subject, sample, argnums), plain_grad_outputs(subject, sample)
         found = Backward(subject, sample, argnums)(grads.beside(sample)(torch.float64, CPU))
-        pairs = zip(argnums, found, strict=True)
-        return {sample.labels[at] for at, got in pairs if rights.of(at, grads).judge(got) is not None}
+        rated = [rights.of(at, grads) for at in argnums]
+        every = [each.answer.value if each.trusted else each.numerical.values for each in rated]
+        present = [each.nan_to_num(0.0, 0.0, 0.0) for each in every if each is not None]
+        floor = SAME**2 * max(map(largest_magnitude, present), default=0.0)
+        return {
+            sample.labels[at]
+            for at, got, right in zip(argnums, found, every, strict=True)
+            if right is not None and not _agree(got, right, floor)
+        }
     return {*sample.labels}
+
+
+def _agree(got: Tensor, right: Tensor, floor: float) -> bool:
+    """Return True if every finite element is the same: what an ill-conditioned bound excuses tells no tie."""
+    known = right.isfinite()
+    numbers = right.masked_fill(~known, 0.0)
+    bound = floor + SAME * largest_magnitude(numbers)
+    return bool((is_close(got.to(right), numbers, bound) | ~known).all())
