@@ -15,8 +15,8 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
-from opsmith.checking.calls import LiveCall
 from opsmith.checking.exceptions import Overlooking, WrongCountError, refuse_own
+from opsmith.checking.run import LiveCall
 from opsmith.checking.side_effects.interleavings import InterruptedOperationError
 from opsmith.checking.subject import Subject
 from opsmith.judging.attribution import calls_operator

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName
 from opsmith.checking.report import Failure
+from opsmith.checking.run import TensorName
 from opsmith.checking.ways import Fault, Way, compare, differs_from
 
 NAMES = (TensorName("result", "result", "here"), TensorName("x", "gradient", "there"))

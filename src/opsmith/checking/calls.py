@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from operator import is_
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from opsmith.checking.numerics.autodiff import differentiate, has_gradient, reco
 from opsmith.checking.property import first_line
 from opsmith.checking.samples.grad_outputs import (
     plain_grad_outputs,
-    random_grad_output,
     results_with_gradient,
 )
 from opsmith.checking.samples.sample import Sample
@@ -29,7 +27,6 @@ from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
-from opsmith.judging.tensors import dense, replica
 from opsmith.judging.working_precision import working_precision
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
@@ -214,198 +211,3 @@ def rule_location(subject: Subject, name: str) -> str:
         return specification.where_of("gradient")
     stand_in = specification.gradients.stand_in
     return where(stand_in) if stand_in is not None and rule is None else specification.where
-
-
-@dataclass
-class LiveCall:
-    """A call with its graph.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The arguments that require a gradient.
-        leaves: Flat arguments, those at `argnums` as leaves of autograd.
-        given: Arguments of the call: the leaves, or recorded copies where the operator refuses leaves.
-        results: The visible results.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    leaves: list[Any]
-    given: list[Any]
-    results: list[Any]
-
-    @property
-    def open(self) -> list[int]:
-        """Positions of the results that take a grad_output."""
-        return [at for at, result in enumerate(self.results) if result is not None and has_gradient(result)]
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        """The results that take a grad_output."""
-        return [self.results[at] for at in self.open]
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The leaves that require a gradient."""
-        return [self.leaves[argnum] for argnum in self.argnums]
-
-    def again(self) -> LiveCall:
-        """Another call with the same leaves, or with new copies of them."""
-        with torch.enable_grad():
-            given = [
-                leaf if same else leaf.clone()
-                for leaf, same in zip(self.leaves, map(is_, self.leaves, self.given), strict=True)
-            ]
-            return replace(self, given=given, results=self.subject.call(self.sample, given))
-
-    def grads(self) -> list[Tensor]:
-        """Contiguous grad_outputs, the same for the same shapes."""
-        generator = self.subject.generator()
-        return [random_grad_output(each, generator) for each in self.outputs]
-
-    def backward(self, grads: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor | None]:
-        """Compute the gradient by each argument; nothing is accumulated.
-
-        Args:
-            grads: The grad_output of each open result; None for `self.grads()`.
-            options: As of `torch.autograd.grad`.
-        """
-        given = self.grads() if grads is None else grads
-        return differentiate(self.outputs, self.inputs, given, **options)
-
-    def values(self) -> CallValues:
-        """The results, as they are now, and the gradients of a backward, kept as copies."""
-        results = copies(self.results)  # before the backward, which may write into them
-        return CallValues(results, copies(self.backward()))
-
-
-def live_call(
-    subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], *, leaf: bool = True
-) -> LiveCall:
-    """Call an operator with some of its arguments requiring gradients.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample that the arguments are of.
-        flat: Flat arguments; those that require a gradient get the same memory.
-        argnums: Arguments that require a gradient.
-        leaf: True to pass leaves; else copies that autograd has computed from them.
-    """
-    leaves, given, results = record(partial(subject.call, sample), flat, argnums, leaf=leaf)
-    return LiveCall(subject, sample, tuple(argnums), leaves, given, results)
-
-
-@dataclass(frozen=True)
-class SampleRun:
-    """A sample on a device, to be called and differentiated.
-
-    Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: Arguments that require a gradient.
-        device: The device.
-        changed: Changes the arguments; None for the sample's own.
-        dtype: dtype of floating tensors; their own by default.
-    """
-
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
-    changed: Callable[[list[Any]], list[Any]] | None = None
-    dtype: torch.dtype | None = None
-
-    @classmethod
-    def of(cls, subject: Subject, sample: Sample) -> list[Self]:
-        """The runs of a sample, one on each device."""
-        argnums = differentiated(subject, sample).argnums
-        return [cls(subject, sample, argnums, device) for device in subject.devices]
-
-    def flat(self) -> list[Any]:
-        """The arguments, in fresh memory."""
-        own = self.sample.at(self.dtype, self.device)
-        return own if self.changed is None else self.changed(own)
-
-    def call(self, flat: Sequence[Any] | None = None, *, leaf: bool = True) -> LiveCall:
-        """A new call with its graph."""
-        given = self.flat() if flat is None else flat
-        return live_call(self.subject, self.sample, given, self.argnums, leaf=leaf)
-
-    def values(self) -> CallValues:
-        """The results and gradients of a new call."""
-        return self.call().values()
-
-    def names(self) -> list[TensorName]:
-        """The name of each tensor of `CallValues.tensors`."""
-        labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
-        results = self.subject.results(self.sample)
-        gradients = [
-            TensorName(labels[argnum], "gradient", self.backward_location(at))
-            for at, argnum in enumerate(self.argnums)
-        ]
-        return [*(TensorName(each.name, "result", where) for each in results), *gradients]
-
-    def backward_location(self, at: int = 0) -> str:
-        """`file:line` of what computes the gradient by one of the arguments."""
-        return rule_location(self.subject, self.sample.names[self.argnums[at]])
-
-
-@dataclass(frozen=True)
-class TensorName:
-    """Name of a result, or of a gradient.
-
-    Args:
-        name: Name of the result, or of the input that the gradient is with respect to.
-        kind: Kind of the tensor.
-        where: `file:line` of what computes it.
-    """
-
-    name: str
-    kind: Literal["result", "gradient"]
-    where: str
-
-    def __str__(self) -> str:
-        return f"`{self.name}`" if self.kind == "result" else f"the gradient of `{self.name}`"
-
-
-@dataclass(frozen=True)
-class CallValues:
-    """Results and gradients of a call, as copies.
-
-    Args:
-        results: The visible results.
-        gradients: The gradient by each argument; None for each if no result requires one, so that a lost
-            graph shows in a comparison.
-    """
-
-    results: tuple[Tensor | None, ...]
-    gradients: tuple[Tensor | None, ...] = ()
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The results, then the gradients."""
-        return (*self.results, *self.gradients)
-
-
-def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Copies of tensors, detached from the graph."""
-    return tuple(None if tensor is None else tensor.detach().clone() for tensor in dense(tensors))
-
-
-def record_copies(
-    call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int]
-) -> tuple[list[Any], Any]:
-    """Call a function under autograd on copies of its arguments.
-
-    Args:
-        call: Takes flat arguments.
-        flat: Flat arguments, which stay as they are.
-        argnums: The arguments that require a gradient.
-
-    Returns:
-        The leaves, and what the call returns.
-    """
-    leaves, _, returned = record(call, [replica(value) for value in flat], argnums)
-    return leaves, returned

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun, TensorName
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.property import Findings, first_line, innermost
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run, TensorName
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
@@ -136,7 +136,7 @@ def compare(ways: Iterable[Way]) -> Findings:
 
 def another_output(
     property: str,
-    run: SampleRun,
+    run: Run,
     when: str,
     cause: str,
     fault: Fault,

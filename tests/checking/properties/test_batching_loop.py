@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import opsmith.ops
-from opsmith.checking.calls import TensorName
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.properties.torch.forms import Examples, Form
+from opsmith.checking.run import TensorName
 from opsmith.checking.subject_kinds import subject_of
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, live_call
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked, rules_of
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.samples.variation_kinds import Variation, varied
@@ -253,6 +254,6 @@ class _Index:
             flat = self.sample.at()
             flat[self.argnum] = negative
             argnums = differentiated(self.subject, self.sample).argnums
-            live_call(self.subject, self.sample, flat, argnums).backward()
+            Run(self.subject, self.sample, by=argnums).call(flat).backward()
             return True
         return False

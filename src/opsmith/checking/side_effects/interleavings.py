@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, LiveCall, SampleRun, copies
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
+from opsmith.checking.run import CallValues, LiveCall, Run, copies
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
 from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
@@ -73,7 +73,7 @@ class InterleavedCalls:
     """
 
     hidden_state: HiddenState
-    runs: dict[str, SampleRun]
+    runs: dict[str, Run]
     right: dict[str, CallValues] = field(default_factory=dict)
     arguments: list[Any] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class InterleavedCalls:
         return self.known(*names.values())
 
     @property
-    def run(self) -> SampleRun:
+    def run(self) -> Run:
         """The tested call."""
         return self.runs[THIS_CALL]
 
@@ -303,7 +303,7 @@ def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     yield calls.after(None, THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
 
 
-def _plainly(run: SampleRun) -> CallValues:
+def _plainly(run: Run) -> CallValues:
     subject, sample = run.subject, run.sample
     function = subject.apply or subject.operator
     assert function is not None

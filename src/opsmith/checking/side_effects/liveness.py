@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
-from opsmith.checking.calls import LiveCall
+from opsmith.checking.run import LiveCall
 from opsmith.checking.side_effects.outside_state import reachable_values, tensors_within
 from opsmith.checking.subject import Subject
 from opsmith.core.reachable import CONTAINERS, Step, function_uses, uses

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun, copies
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.property import Findings
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run, copies
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.subject import Subject
@@ -54,7 +54,7 @@ def _number(tensor: Tensor, other: bool) -> float:
 
 def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
     """Yield a failure where a call or its backward depends on memory outside of what it was given."""
-    for run in SampleRun.of(subject, sample):
+    for run in Run.of(subject, sample):
         labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
         one, other = _values(run, ()), _values(run, labels)
         at = _differing(one, other)
@@ -73,7 +73,7 @@ def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
         yield Failure(property, input, "out-of-bounds", message, name.where, {"sample": str(sample)})
 
 
-def _values(run: SampleRun, other: Collection[str]) -> Sequence[Tensor | None]:
+def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:
     """The results and gradients of a call, or as many as there are before it raises."""
     run.subject.restore_outside()
     found: list[Tensor | None] = []

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
 from opsmith.checking.side_effects.canaries import fill_freed_memory
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
@@ -124,11 +124,11 @@ def are_steady(subject: Subject) -> bool:
     """True if all runs are the same under the conditions of a subject, tried on its first samples."""
     with random_states_restored(), without_warnings(), Overlooking():
         few = subject.samples[:SAMPLES]
-        return all(_is_steady(run) for each in few for run in SampleRun.of(subject, each))
+        return all(_is_steady(run) for each in few for run in Run.of(subject, each))
     return False
 
 
-def _is_steady(run: SampleRun) -> bool:
+def _is_steady(run: Run) -> bool:
     """True if every run gives the same, and no gradient flows to a buffer."""
     first = run.values()
     for byte in BYTES:

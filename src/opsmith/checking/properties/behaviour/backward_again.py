@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import LiveCall, SampleRun, copies
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
+from opsmith.checking.run import LiveCall, Run, copies
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
@@ -20,25 +20,25 @@ from opsmith.checking.ways import Outputs, Way, another_output, compare, differs
 
 NAME = "backward_again"
 SAVED = "saved_hooks"
-Method = Callable[[SampleRun], Outputs]
+Method = Callable[[Run], Outputs]
 
 
 def _sample(property: str, subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
     """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    for run in SampleRun.of(subject, sample):
+    for run in Run.of(subject, sample):
         if run.argnums and run.call().open and (property == NAME or _succeeds(run)):
             coverage.ran += 1
             yield from compare(_ways(property, run, coverage))
 
 
-def _succeeds(run: SampleRun) -> bool:
+def _succeeds(run: Run) -> bool:
     with Overlooking():  # what a backward raises in any case, `gradient` reports
         run.call().backward()
         return True
     return False
 
 
-def _ways(property: str, run: SampleRun, coverage: Coverage) -> Iterator[Way]:
+def _ways(property: str, run: Run, coverage: Coverage) -> Iterator[Way]:
     known = {right: right(run) for _, _, right in METHODS[property].values()}
     for name, (cause, method, right) in METHODS[property].items():
         failure = partial(another_output, property, run, name, cause, **WORDS[property])
@@ -48,7 +48,7 @@ def _ways(property: str, run: SampleRun, coverage: Coverage) -> Iterator[Way]:
         yield Way(name, gradients, ask, fault, failure, excused=excused)
 
 
-def _gradients(method: Method, run: SampleRun) -> Outputs:
+def _gradients(method: Method, run: Run) -> Outputs:
     return copies(method(run))
 
 
@@ -60,17 +60,17 @@ def _is_left_out(method: Method, coverage: Coverage, error: Exception) -> bool:
     return method is _creating
 
 
-def _once(run: SampleRun) -> Outputs:
+def _once(run: Run) -> Outputs:
     """The gradients of `torch.autograd.grad`."""
     return copies(run.call().backward())
 
 
-def _twice(run: SampleRun) -> Outputs:
+def _twice(run: Run) -> Outputs:
     """Twice these gradients: the sum of two backwards."""
     return tuple(None if each is None else 2 * each for each in _once(run))
 
 
-def _of_doubled(run: SampleRun) -> Outputs:
+def _of_doubled(run: Run) -> Outputs:
     """The gradients for grad_outputs that are twice as large."""
     call = run.call()
     return copies(call.backward([2 * each for each in call.grads()]))
@@ -82,34 +82,34 @@ def _accumulated(call: LiveCall) -> Outputs:
     return [leaf.grad for leaf in call.inputs]
 
 
-def _backward(run: SampleRun) -> Outputs:
+def _backward(run: Run) -> Outputs:
     return _accumulated(run.call())
 
 
-def _backward_twice(run: SampleRun) -> Outputs:
+def _backward_twice(run: Run) -> Outputs:
     """Accumulate the gradients of two calls in the same leaves, as for two batches."""
     call = run.call()
     _accumulated(call)
     return _accumulated(call.again())
 
 
-def _creating(run: SampleRun) -> Outputs:
+def _creating(run: Run) -> Outputs:
     call = run.call()
     return call.backward([each.requires_grad_() for each in call.grads()], create_graph=True)
 
 
-def _through_copies(run: SampleRun) -> Outputs:
+def _through_copies(run: Run) -> Outputs:
     """Pass arguments that autograd has computed, as in the middle of a model."""
     return run.call(leaf=False).backward()
 
 
-def _used_twice(run: SampleRun) -> Outputs:
+def _used_twice(run: Run) -> Outputs:
     """Use each result in two sums, so that torch adds up their grad_outputs."""
     call = run.call()
     return differentiate(2 * call.outputs, call.inputs, 2 * call.grads())
 
 
-def _seen_by_hooks(run: SampleRun) -> Outputs:
+def _seen_by_hooks(run: Run) -> Outputs:
     """The gradients that hooks on the arguments see."""
     call = run.call()
     seen: dict[int, Tensor] = {}
@@ -119,7 +119,7 @@ def _seen_by_hooks(run: SampleRun) -> Outputs:
     return [seen.get(argnum) for argnum in call.argnums]
 
 
-def _changed_by_hooks(run: SampleRun) -> Outputs:
+def _changed_by_hooks(run: Run) -> Outputs:
     """Double grad_output by hooks on the results; pass it doubled to one that another is computed from."""
     call = run.call()
     results = call.outputs
@@ -132,7 +132,7 @@ def _changed_by_hooks(run: SampleRun) -> Outputs:
     return call.backward(grads)
 
 
-def _packed(run: SampleRun) -> Outputs:
+def _packed(run: Run) -> Outputs:
     """Bring every saved tensor back as a contiguous copy."""
     with torch.autograd.graph.saved_tensors_hooks(_copied, lambda packed: packed):
         call = run.call()

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun, TensorName, copies
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure, Given
+from opsmith.checking.run import Run, TensorName, copies
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
 from opsmith.checking.side_effects.steady_runs import DIFFERS
@@ -40,7 +40,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
     Each run begins with the state that was there before the check: `state` tests what calls leave behind.
     """
-    for run in SampleRun.of(subject, sample):
+    for run in Run.of(subject, sample):
         plain = []
         for repeat in range(subject.effort.repeats):
             if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
@@ -58,7 +58,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             yield from _look(run, named, place, *columns)
 
 
-def _values(run: SampleRun) -> Outputs:
+def _values(run: Run) -> Outputs:
     """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
     run.subject.restore_outside()
     flat = run.flat()
@@ -68,7 +68,7 @@ def _values(run: SampleRun) -> Outputs:
 
 
 def _look(
-    run: SampleRun, named: TensorName, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs
+    run: Run, named: TensorName, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs
 ) -> Findings:
     """Compare an output of several runs: as they are, in used memory that was filled, and in new memory."""
     by = "backward" if named.kind == "gradient" else "call"
@@ -110,9 +110,7 @@ def _look(
         return
 
 
-def _reads_unwritten(
-    run: SampleRun, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs
-) -> str | None:
+def _reads_unwritten(run: Run, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs) -> str | None:
     """Words for earlier contents of memory that come out; None where there are none.
 
     Runs that differ anyway are not evidence: filling the memory must make them equal, or nan.
@@ -144,7 +142,7 @@ REPEATS = 8
 """Number of pairs of runs that confirm it: what draws one of two values passes them once in 2**8 times."""
 
 
-def _reads_again(run: SampleRun, place: int, *, poisoned: bool) -> bool:
+def _reads_again(run: Run, place: int, *, poisoned: bool) -> bool:
     """True if each further run in filled memory differs from one beside it.
 
     Args:
@@ -163,13 +161,13 @@ def _reads_again(run: SampleRun, place: int, *, poisoned: bool) -> bool:
     return True
 
 
-def _filled_values(run: SampleRun, like: Outputs, byte: int) -> Outputs:
+def _filled_values(run: Run, like: Outputs, byte: int) -> Outputs:
     """Values of a run after memory of the sizes of its tensors was filled with a byte, and freed."""
     fill_freed_memory([*like, *run.sample.flat], byte)
     return _values(run)
 
 
-def _within_bounds(run: SampleRun, place: int, results: Sequence[Tensor]) -> bool:
+def _within_bounds(run: Run, place: int, results: Sequence[Tensor]) -> bool:
     """Return True if an operator may round otherwise in each run, and rounding can bring each result there.
 
     A sum that cancels has few digits left, all of which depend on the order of its terms.
@@ -190,7 +188,7 @@ RUNS = 8
 """Runs in another precision: an accident, such as a lost term, need not happen in two."""
 
 
-def _vanishes_with_precision(run: SampleRun, position: int, results: Sequence[Tensor]) -> bool:
+def _vanishes_with_precision(run: Run, position: int, results: Sequence[Tensor]) -> bool:
     """Return True if runs in a wider dtype differ by as much less as its rounding is finer.
 
     A lost term is as large in every precision.

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import LiveCall, SampleRun, copies, rule_location
+from opsmith.checking.calls import rule_location
 from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.run import LiveCall, Run, copies
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
@@ -81,7 +82,7 @@ def _of_import(imported: ImportChanges) -> Failure:
 
 
 @dataclass(frozen=True)
-class EffectsRun(SampleRun):
+class EffectsRun(Run):
     """A sample on a device, run for side effects.
 
     Args:
@@ -98,12 +99,10 @@ class EffectsRun(SampleRun):
             name: guard for at, (name, guard) in labelled if guard and not self.sample.is_buffer(at)
         }
 
-    def failure(self, input: str | None, cause: str, message: str, where: str, **evidence: Any) -> Failure:
-        """A failure on this sample."""
-        shown = {"sample": str(self.sample), **evidence}
-        if self.sliced:
-            shown["layout"] = "every second element of a buffer"
-        return Failure(NAME, input, cause, message, where, shown)
+    def evidence(self) -> dict[str, Any]:
+        """Evidence of every failure that it shows."""
+        layout = {"layout": "every second element of a buffer"} if self.sliced else {}
+        return {**super().evidence(), **layout}
 
 
 @dataclass
@@ -164,7 +163,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 def _parts(subject: Subject, sample: Sample) -> Findings:
     if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    for observed in EffectsRun.of(subject, sample):
+    for observed in EffectsRun.of(subject, sample, NAME):
         failed = False
         # State outside of a call does not depend on derived inputs.
         for part in (
@@ -459,7 +458,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     yield from _objects_changed(observed, objects, where)
     for name, what in before.changes():
         message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
-        yield observed.failure(None, "side-effect", message, where, **{CHANGED: name})
+        yield observed.failure(None, "side-effect", message, where, evidence={CHANGED: name})
     yield from _settings(observed)
 
 
@@ -508,13 +507,13 @@ def _settings(observed: EffectsRun) -> Findings:
             "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "
             "next draws the same numbers each time; draw from a `torch.Generator` of its own"
         )
-        yield observed.failure(None, "side-effect", message, subject.specification.where)
+        yield observed.failure(None, "side-effect", message)
     for name, (was, now) in changed.items():
         message = (
             f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
             f"{short_repr(was)}: take it as an argument, or put it back"
         )
-        yield observed.failure(None, "side-effect", message, subject.specification.where, setting=name)
+        yield observed.failure(None, "side-effect", message, evidence={"setting": name})
 
 
 EFFECTS = Property(

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun, TensorName, differentiated
+from opsmith.checking.calls import differentiated
 from opsmith.checking.effort import ALL
 from opsmith.checking.exceptions import Overlooking, of_backward, within_backward
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.property import Coverage, Findings, Note, Property, covered_samples, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run, TensorName
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
@@ -106,7 +107,7 @@ class LayoutCase:
         refused: What a call refuses is entered here.
     """
 
-    runner: SampleRun
+    runner: Run
     flat: list[Any]
     grads: list[Tensor | None]
     inputs_too: bool
@@ -210,7 +211,7 @@ class LayoutCase:
         """The first result, or the first input whose gradient alone raises."""
         if not of_backward(error):
             return 0
-        alone = [partial(_outputs, replace(self.runner, argnums=(argnum,))) for argnum in self.runner.argnums]
+        alone = [partial(_outputs, replace(self.runner, by=(argnum,))) for argnum in self.runner.argnums]
         return len(self.grads) + next((at for at, each in enumerate(alone) if _raises(each, values)), 0)
 
     def _failure(self, odds: Sequence[OddTensor], values: Sequence[Any], fault: Fault) -> Failure:
@@ -261,7 +262,7 @@ class LayoutCase:
         return "mutates-grad-output" if any(changed) else None
 
 
-def _outputs(runner: SampleRun, values: Sequence[Any]) -> Outputs:
+def _outputs(runner: Run, values: Sequence[Any]) -> Outputs:
     """The results and gradients of a call, for arguments and grad_outputs in the layout that they have."""
     count = len(runner.sample.flat)
     call = runner.call(values[:count])
@@ -314,7 +315,7 @@ def layout_cases(
     if not (by_dtype or sample in subject.samples[:IN_FLOAT32]) or not sample.inexact:
         dtypes = dtypes[:1]
     for runner in (
-        SampleRun(subject, sample, argnums, device, dtype=dtype)
+        Run(subject, sample, NAME, device, dtype)
         for dtype in dtypes
         for device in subject.devices_with(dtype)
     ):
@@ -328,7 +329,7 @@ def layout_cases(
             yield case
             continue
         if forward_alone and argnums:
-            alone = replace(case, runner=replace(runner, argnums=()), grads=[None] * len(results))
+            alone = replace(case, runner=replace(runner, by=()), grads=[None] * len(results))
             yield from [alone] if alone.twin.error is None else []
         dtype = dtype_name(runner.dtype or torch.float64)
         what = f"gradients in {dtype} were" if forward_alone else f"{dtype} was"

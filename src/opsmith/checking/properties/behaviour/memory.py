@@ -10,9 +10,9 @@ from functools import partial
 
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import (
     WatchedMemory,
@@ -35,7 +35,7 @@ CALLS = 3
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
-    for run in SampleRun.of(subject, sample):
+    for run in Run.of(subject, sample):
         leaks = [*_leaks(run)]
         yield from leaks
         if run.argnums and not leaks:
@@ -44,7 +44,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
             yield from _saved(run)
 
 
-def _leaks(run: SampleRun) -> Findings:
+def _leaks(run: Run) -> Findings:
     """Check for memory that stays after several calls when all of their tensors are dropped."""
     with without_garbage_collection():
         each_call = [_watched(run) for _ in range(CALLS)]
@@ -65,7 +65,7 @@ def _leaks(run: SampleRun) -> Findings:
             yield _in_a_circle(run, circle, where)
 
 
-def _watched(run: SampleRun) -> list[WatchedMemory]:
+def _watched(run: Run) -> list[WatchedMemory]:
     """Make a call and its backward, drop both, and return the watched memory.
 
     A saved tensor that is not an argument, result or gradient has no words: it may be a constant.
@@ -87,7 +87,7 @@ def _watched(run: SampleRun) -> list[WatchedMemory]:
     return list(watched.values())
 
 
-def _kept_for_ever(run: SampleRun, stays: Sequence[WatchedMemory], where: str) -> Failure:
+def _kept_for_ever(run: Run, stays: Sequence[WatchedMemory], where: str) -> Failure:
     who = holders(run.subject, stays[0])
     attributes = [f"`ctx.{name}`" for name in ([] if who else _circular(run))]
     if attributes:
@@ -106,13 +106,13 @@ def _what(stays: Sequence[WatchedMemory]) -> str:
     return " and ".join(dict.fromkeys(each.words or "what is saved" for each in stays))
 
 
-def _failure(cause: str, run: SampleRun, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
+def _failure(cause: str, run: Run, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
     size = sum(each.nbytes for each in kept) // CALLS
     evidence = {"sample": str(run.sample), "kept": _what(kept), "bytes": size}
     return Failure(NAME, kept[0].name, cause, message, where, evidence)
 
 
-def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) -> Failure:
+def _in_a_circle(run: Run, circle: Sequence[WatchedMemory], where: str) -> Failure:
     attributes = _circular(run)
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
     circle = sorted(circle, key=lambda each: "result" not in each.words)
@@ -126,7 +126,7 @@ def _in_a_circle(run: SampleRun, circle: Sequence[WatchedMemory], where: str) ->
     return replace(failure, evidence={**failure.evidence, **shown})
 
 
-def _circular(run: SampleRun) -> list[str]:
+def _circular(run: Run) -> list[str]:
     """The attributes of a context that lead back to it."""
     call = run.call()
     own = set(nodes(call.results))
@@ -134,7 +134,7 @@ def _circular(run: SampleRun) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _on_context(run: SampleRun) -> Findings:
+def _on_context(run: Run) -> Findings:
     """Report arguments and results that a context keeps after the backward has freed the saved tensors."""
     call = run.call(leaf=False)
     if not call.open:
@@ -155,7 +155,7 @@ def _on_context(run: SampleRun) -> Findings:
         return
 
 
-def _saved(run: SampleRun) -> Findings:
+def _saved(run: Run) -> Findings:
     """Compare the tensors that are saved for the backward with those that its formulas name."""
     subject, sample = run.subject, run.sample
     with record_saved_tensors() as saved:

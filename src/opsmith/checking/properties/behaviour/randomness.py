@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from opsmith.checking.calls import differentiated, live_call
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
 from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -94,7 +95,7 @@ def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
     """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
     argnums = differentiated(subject, sample).argnums
     with torch_state_restored(), without_warnings():
-        call = live_call(subject, sample, sample.at(), argnums)
+        call = Run(subject, sample, by=argnums).call()
         grads = contiguous_grad_outputs(subject, sample, call.results).grads
         after_forward = torch_state()
         differentiate(call.results, [call.leaves[argnum] for argnum in argnums], grads)

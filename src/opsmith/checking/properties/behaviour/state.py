@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import CallValues, SampleRun, copies, differentiated, live_call
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.run import CallValues, Run, copies
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
 from opsmith.checking.samples.sample import Sample
@@ -47,7 +48,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
-    for run in SampleRun.of(subject, sample):
+    for run in Run.of(subject, sample):
         memory = HiddenState.of(subject, run.values)
         with memory.away():
             unsteady = _unsteady(run, memory)
@@ -60,7 +61,7 @@ def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findin
             yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
 
 
-def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
+def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
     """The failure if two runs of the same call differ, though hidden state was reset."""
 
     def begin_anew() -> None:
@@ -82,7 +83,7 @@ def _unsteady(run: SampleRun, memory: HiddenState) -> Failure | None:
     return Failure(NAME, None, "stale-state", message, where, evidence)
 
 
-def _difference(run: SampleRun, begin: Callable[[], None]) -> str | None:
+def _difference(run: Run, begin: Callable[[], None]) -> str | None:
     """Describe the difference between two runs of the same call; None if there is none."""
     runs = []
     for _ in range(2):
@@ -92,7 +93,7 @@ def _difference(run: SampleRun, begin: Callable[[], None]) -> str | None:
     return next((describe_difference(*pair) for pair in pairs if differ_beyond_rounding(*pair)), None)
 
 
-def _others(run: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, SampleRun]]:
+def _others(run: Run, every: Sequence[Sample]) -> Iterator[tuple[str, Run]]:
     """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
     subject, sample, device = run.subject, run.sample, run.device
     for change in (reversed_numbers, scaled) if sample.inexact else ():
@@ -113,7 +114,7 @@ def _others(run: SampleRun, every: Sequence[Sample]) -> Iterator[tuple[str, Samp
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report what it raises there
             argnums = differentiated(subject, each).argnums
-            yield f"a call of {each}", SampleRun(subject, each, argnums, device)
+            yield f"a call of {each}", Run(subject, each, NAME, device, by=argnums)
 
 
 def _shapes(sample: Sample) -> list[Any]:
@@ -220,7 +221,7 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
-    run = replace(calls.run, argnums=argnums)
+    run = replace(calls.run, by=argnums)
     interleaved = calls.after(None, THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
     return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
 
@@ -230,7 +231,7 @@ def result_by_need(
 ) -> str | None:
     """Describe a result that differs, in every run, if some inputs require a gradient, and none does."""
     needed, plain = (
-        [copies(live_call(subject, sample, sample.at(dtype, device), some).results) for _ in range(2)]
+        [copies(Run(subject, sample, NAME, device, dtype, tuple(some)).call().results) for _ in range(2)]
         for some in (argnums, ())
     )
     for described, *each in zip(subject.results(sample), *needed, *plain, strict=False):

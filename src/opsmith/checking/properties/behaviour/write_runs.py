@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import copies
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.properties.behaviour.layouts import LayoutCase
+from opsmith.checking.run import copies
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for
 from opsmith.checking.samples.sample import Sample

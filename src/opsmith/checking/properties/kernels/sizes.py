@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated, live_call
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import UNCOMPILED, Findings, Note, first_line
 from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.run import Run
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
@@ -443,7 +443,5 @@ def _call_all(subject: Subject, samples: Sequence[Sample]) -> tuple[Failure, ...
         if None not in taken:
             continue
         with Overlooking():
-            live_call(
-                subject, sample, sample.at(device=CPU), differentiated(subject, sample).argnums
-            ).backward()
+            Run(subject, sample, place=CPU).call().backward()
     return ()

@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import SampleRun, differentiated
+from opsmith.checking.calls import differentiated
 from opsmith.checking.property import Findings, each_sample
+from opsmith.checking.run import Run
 from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -39,14 +40,14 @@ def frozen_parameters(property: str, subject: Subject) -> Findings:
 
 def _sample(property: str, subject: Subject, sample: Sample) -> Findings:
     for argnums in [*reversed([*differentiated(subject, sample).subsets()]), ()]:
-        run = SampleRun(subject, sample, argnums, subject.devices[0])
+        run = Run(subject, sample, property, subject.devices[0], by=argnums)
         failure = next(compare(_ways(property, run)), None)
         if failure is not None:
             yield failure
             return  # the other choices would report the same
 
 
-def _ways(property: str, run: SampleRun) -> Iterator[Way]:
+def _ways(property: str, run: Run) -> Iterator[Way]:
     names, right, alone = run.names(), run.values().tensors, "" if run.argnums else ", nor any input"
     needed = partial(another_output, property, run)
     cause = "input-needs-grad"
@@ -75,7 +76,7 @@ def _choices(sample: Sample) -> Iterator[tuple[str, Needs]]:
             yield f"{which} parameter of {names} requires a gradient", dict.fromkeys(keys, which == "every")
 
 
-def _asked(run: SampleRun, needs: Needs) -> Outputs:
+def _asked(run: Run, needs: Needs) -> Outputs:
     """The results and gradients with copies of the objects in which some parameters are frozen or not."""
     flat = list(run.sample.flat)
     for argnum in run.sample.objects:

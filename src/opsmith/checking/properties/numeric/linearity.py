@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.properties.numeric.gradient_truth import Backward
-from opsmith.checking.property import Findings, Property, Skipped, each_sample
-from opsmith.checking.report import Failure
+from opsmith.checking.property import Findings, Property, Skipped
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.judging.answer import Answer, Combination
 from opsmith.judging.compare import all_finite, largest_magnitude
@@ -34,7 +32,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("it is declared not to be linear in grad_output")
     else:
         compared: list[bool] = []
-        yield from each_sample(NAME, partial(_sample, compared=compared), subject)
+        yield from each_run(NAME, partial(_run, compared=compared), subject)
         if not any(compared):
             yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
@@ -42,22 +40,20 @@ def run(subject: Subject) -> Findings:
 NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports what is wrong")
 
 
-def _sample(subject: Subject, sample: Sample, compared: list[bool]) -> Findings:
+def _run(run: Run, compared: list[bool]) -> Findings:
     """Check every input, and add to `compared` for each True if there is something to compare."""
-    for argnum in differentiated(subject, sample).argnums:
-        found = not_linear(subject, sample, argnum)
+    for argnum in run.argnums:
+        found = not_linear(run, argnum)
         compared.append(found is not NOT_COMPARED)
         if isinstance(found, tuple):
             cause, words, evidence = found
-            label, where = sample.labels[argnum], rule_location(subject, sample.names[argnum])
-            evidence = {"sample": f"{sample} in float64", **evidence}
-            yield Failure(NAME, label, cause, f"the gradient of `{label}` {words}", where, evidence)
+            message = f"the gradient of `{run.sample.labels[argnum]}` {words}"
+            yield run.failure(argnum, cause, message, evidence={"sample": f"{run} in float64", **evidence})
 
 
-def not_linear(
-    subject: Subject, sample: Sample, argnum: int
-) -> tuple[str, str, dict[str, Any]] | Skipped | None:
+def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipped | None:
     """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it."""
+    subject, sample = run.subject, run.sample
     backward = Backward(subject, sample, (argnum,))
 
     def answer(grads: Grads) -> Answer:

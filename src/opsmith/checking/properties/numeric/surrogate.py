@@ -19,6 +19,7 @@ from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.properties.numeric.linearity import not_linear
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure, Given
+from opsmith.checking.run import Run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, cases
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample
@@ -56,7 +57,7 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
     for argnum in argnums:
         yield from _precision(subject, sample, argnum)
         if subject.linear:
-            fault = not_linear(subject, sample, argnum)
+            fault = not_linear(Run(subject, sample, NAME), argnum)
             if isinstance(fault, tuple):
                 cause, words, evidence = fault
                 yield _failure(subject, sample, argnum, cause, f"it {words}", evidence)

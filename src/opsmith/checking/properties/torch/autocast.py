@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName, differentiated, record_copies, rule_location
+from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.promises import of_tools
@@ -27,6 +27,7 @@ from opsmith.checking.properties.torch.forms import (
 )
 from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
 from opsmith.checking.report import Failure
+from opsmith.checking.run import TensorName, record_copies
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample

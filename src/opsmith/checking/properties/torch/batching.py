@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName
 from opsmith.checking.properties.torch.forms import Examples, Form
 from opsmith.checking.properties.torch.vmap import SIZE, map_over
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.run import TensorName
 from opsmith.checking.samples.batches import batch_of, batched
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated, record_copies
+from opsmith.checking.calls import differentiated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.torch.forms import (
     Examples,
@@ -29,6 +29,7 @@ from opsmith.checking.properties.torch.forms import (
 )
 from opsmith.checking.property import Finding, Findings, Note, of_exception
 from opsmith.checking.report import Failure
+from opsmith.checking.run import record_copies
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings

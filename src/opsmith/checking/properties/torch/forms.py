@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName, computed_in, rule_location
+from opsmith.checking.calls import computed_in, rule_location
 from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp_or_zeros
 from opsmith.checking.property import first_line
 from opsmith.checking.report import Failure
+from opsmith.checking.run import TensorName
 from opsmith.checking.samples.batches import batched, own_dtype
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_logs, without_warnings

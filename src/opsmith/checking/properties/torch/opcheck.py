@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.checking.calls import SampleRun, differentiated, live_call
+from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -114,7 +115,7 @@ def _compares(error: BaseException) -> bool:
 
 
 def _has_nan(subject: Subject, sample: Sample) -> bool:
-    values = SampleRun(subject, sample, differentiated(subject, sample).argnums, sample.home).values()
+    values = Run(subject, sample, NAME).values()
     return any(bool(each.isnan().any()) for each in values.tensors if each is not None)
 
 
@@ -139,7 +140,7 @@ def _written(subject: Subject, sample: Sample) -> bool:
     with subject.seeded(), torch.no_grad():
         subject.call(sample, flat)
     if all(each.written() is None for each in before):
-        live_call(subject, sample, flat, differentiated(subject, sample).argnums).backward()
+        Run(subject, sample, NAME).call(flat).backward()
     return any(each.written() is not None for each in before)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import TensorName, differentiated, record_copies
+from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.promises import of_batches, of_tools
@@ -43,6 +43,7 @@ from opsmith.checking.property import (
     raised,
 )
 from opsmith.checking.report import Failure
+from opsmith.checking.run import TensorName, record_copies
 from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample

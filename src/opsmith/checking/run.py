@@ -1,0 +1,283 @@
+"""Run of a sample: calls with their graphs, the results and gradients of these, and what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import is_
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
+from opsmith.checking.property import Coverage, Findings, covered_samples, each_sample, raised
+from opsmith.checking.report import Failure
+from opsmith.checking.samples.cases import case_name
+from opsmith.checking.samples.grad_outputs import random_grad_output
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
+from opsmith.judging.tensors import dense, replica
+
+
+@dataclass
+class LiveCall:
+    """A call with its graph.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnums: The arguments that require a gradient.
+        leaves: Flat arguments, those at `argnums` as leaves of autograd.
+        given: Arguments of the call: the leaves, or recorded copies where the operator refuses leaves.
+        results: The visible results.
+    """
+
+    subject: Subject
+    sample: Sample
+    argnums: tuple[int, ...]
+    leaves: list[Any]
+    given: list[Any]
+    results: list[Any]
+
+    @property
+    def open(self) -> list[int]:
+        """Positions of the results that take a grad_output."""
+        return [at for at, result in enumerate(self.results) if result is not None and has_gradient(result)]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The results that take a grad_output."""
+        return [self.results[at] for at in self.open]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The leaves that require a gradient."""
+        return [self.leaves[argnum] for argnum in self.argnums]
+
+    def again(self) -> LiveCall:
+        """Another call with the same leaves, or with new copies of them."""
+        with torch.enable_grad():
+            given = [
+                leaf if same else leaf.clone()
+                for leaf, same in zip(self.leaves, map(is_, self.leaves, self.given), strict=True)
+            ]
+            return replace(self, given=given, results=self.subject.call(self.sample, given))
+
+    def grads(self) -> list[Tensor]:
+        """Contiguous grad_outputs, the same for the same shapes."""
+        generator = self.subject.generator()
+        return [random_grad_output(each, generator) for each in self.outputs]
+
+    def backward(self, grads: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor | None]:
+        """Compute the gradient by each argument; nothing is accumulated.
+
+        Args:
+            grads: The grad_output of each open result; None for `self.grads()`.
+            options: As of `torch.autograd.grad`.
+        """
+        given = self.grads() if grads is None else grads
+        return differentiate(self.outputs, self.inputs, given, **options)
+
+    def values(self) -> CallValues:
+        """The results, as they are now, and the gradients of a backward, kept as copies."""
+        results = copies(self.results)  # before the backward, which may write into them
+        return CallValues(results, copies(self.backward()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sample of one property: in a dtype, on a device, by the arguments that require a gradient.
+
+    An author's code runs through it, and what is found is reported by it.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        name: Name of the property.
+        place: The device; the sample's own by default.
+        dtype: dtype of floating tensors; their own by default.
+        by: Arguments that require a gradient; None for all that have one to check.
+        changed: Changes the arguments; None for the sample's own.
+    """
+
+    subject: Subject
+    sample: Sample
+    name: str = ""
+    place: torch.device | None = None
+    dtype: torch.dtype | None = None
+    by: tuple[int, ...] | None = None
+    changed: Callable[[list[Any]], list[Any]] | None = None
+
+    @classmethod
+    def of(cls, subject: Subject, sample: Sample, name: str = "") -> list[Self]:
+        """The runs of a sample, one on each device."""
+        by = differentiated(subject, sample).argnums  # which may call it
+        return [cls(subject, sample, name, device, by=by) for device in subject.devices]
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return str(self.sample)
+        return case_name(self.sample, self.dtype, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return self.place or self.sample.home
+
+    @cached_property
+    def argnums(self) -> tuple[int, ...]:
+        """The arguments that require a gradient."""
+        return differentiated(self.subject, self.sample).argnums if self.by is None else self.by
+
+    def flat(self) -> list[Any]:
+        """The arguments, in fresh memory."""
+        own = self.sample.at(self.dtype, self.place)
+        return own if self.changed is None else self.changed(own)
+
+    def call(self, flat: Sequence[Any] | None = None, *, leaf: bool = True) -> LiveCall:
+        """A new call with its graph.
+
+        Args:
+            flat: Flat arguments; those that require a gradient get the same memory. Fresh ones by default.
+            leaf: True to pass leaves; else copies that autograd has computed from them.
+        """
+        given = self.flat() if flat is None else flat
+        made = record(partial(self.subject.call, self.sample), given, self.argnums, leaf=leaf)
+        return LiveCall(self.subject, self.sample, self.argnums, *made)
+
+    def values(self) -> CallValues:
+        """The results and gradients of a new call."""
+        return self.call().values()
+
+    def names(self) -> list[TensorName]:
+        """The name of each tensor of `CallValues.tensors`."""
+        labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
+        results = self.subject.results(self.sample)
+        gradients = [
+            TensorName(labels[argnum], "gradient", self.backward_location(at))
+            for at, argnum in enumerate(self.argnums)
+        ]
+        return [*(TensorName(each.name, "result", where) for each in results), *gradients]
+
+    def backward_location(self, at: int = 0) -> str:
+        """`file:line` of what computes the gradient by one of the arguments."""
+        return rule_location(self.subject, self.sample.names[self.argnums[at]])
+
+    def evidence(self) -> dict[str, Any]:
+        """Evidence of every failure that it shows."""
+        return {"sample": str(self)}
+
+    def failure(
+        self,
+        about: str | int | None,
+        cause: str,
+        message: str,
+        where: str | None = None,
+        evidence: Mapping[str, Any] = MappingProxyType({}),
+        **more: Any,
+    ) -> Failure:
+        """A failure that this run shows.
+
+        Args:
+            about: The argument or result; the position of an argument whose gradient it is about; or None.
+            cause: Its cause.
+            message: Its description.
+            where: `file:line` of what is at fault; by default the rule of that gradient, or the operator.
+            evidence: Evidence beside the name of the run.
+            more: Further fields of the failure.
+        """
+        if isinstance(about, int):
+            where = where or rule_location(self.subject, self.sample.names[about])
+            about = self.sample.labels[about]
+        where = where or self.subject.specification.where
+        shown = {**self.evidence(), **evidence}
+        return Failure(self.name, about, cause, message, where, shown, **more)
+
+    def raised(self, error: BaseException, input: str | None = None) -> Failure:
+        """The failure for an exception of the operator."""
+        return raised(self.name, self.subject, error, str(self), input)
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """Name of a result, or of a gradient.
+
+    Args:
+        name: Name of the result, or of the input that the gradient is with respect to.
+        kind: Kind of the tensor.
+        where: `file:line` of what computes it.
+    """
+
+    name: str
+    kind: Literal["result", "gradient"]
+    where: str
+
+    def __str__(self) -> str:
+        return f"`{self.name}`" if self.kind == "result" else f"the gradient of `{self.name}`"
+
+
+@dataclass(frozen=True)
+class CallValues:
+    """Results and gradients of a call, as copies.
+
+    Args:
+        results: The visible results.
+        gradients: The gradient by each argument; None for each if no result requires one, so that a lost
+            graph shows in a comparison.
+    """
+
+    results: tuple[Tensor | None, ...]
+    gradients: tuple[Tensor | None, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The results, then the gradients."""
+        return (*self.results, *self.gradients)
+
+
+def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Copies of tensors, detached from the graph."""
+    return tuple(None if tensor is None else tensor.detach().clone() for tensor in dense(tensors))
+
+
+def record_copies(
+    call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int]
+) -> tuple[list[Any], Any]:
+    """Call a function under autograd on copies of its arguments.
+
+    Args:
+        call: Takes flat arguments.
+        flat: Flat arguments, which stay as they are.
+        argnums: The arguments that require a gradient.
+
+    Returns:
+        The leaves, and what the call returns.
+    """
+    leaves, _, returned = record(call, [replica(value) for value in flat], argnums)
+    return leaves, returned
+
+
+def each_run(property: str, check: Callable[[Run], Findings], subject: Subject) -> Findings:
+    """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
+    yield from each_sample(property, lambda subject, sample: check(Run(subject, sample, property)), subject)
+
+
+def covered_runs(
+    property: str,
+    check: Callable[[Run, Coverage], Findings],
+    unchecked: str,
+    subject: Subject,
+    *,
+    noted: str = "",
+) -> Findings:
+    """Run a function on every sample, then report the parts that were not checked (`covered_samples`)."""
+
+    def check_sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+        return check(Run(subject, sample, property), coverage)
+
+    yield from covered_samples(property, check_sample, unchecked, subject, noted=noted)
