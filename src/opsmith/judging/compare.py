@@ -44,12 +44,12 @@ def is_close(got: Tensor, right: Tensor, bound: Tensor | float) -> Tensor:
 
 def all_close(got: Tensor, right: Tensor, bound: Tensor | float) -> bool:
     """Return True if two tensors have the same shape and every element agrees."""
-    if _are_equal(got, right):
+    if are_equal(got, right):
         return True
     return got.shape == right.shape and bool(is_close(got, right, bound).all())
 
 
-def _are_equal(got: Tensor, right: Tensor) -> bool:
+def are_equal(got: Tensor, right: Tensor) -> bool:
     """Return True if two tensors of one kind are equal, without nan; False decides nothing.
 
     Most that are compared are equal, and this takes one operation.
@@ -236,7 +236,7 @@ def worst_difference(
         judged: Mask of the elements that count; all by default.
         name: Name of the unit.
     """
-    if _are_equal(got, expected):
+    if are_equal(got, expected):
         return None
     actual = got.detach().to(expected.dtype)
     # An infinity that the coarser dtype makes of a right number is right.
@@ -256,7 +256,7 @@ def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
 
     The first right tensor is shown; others are as good.
     """
-    if any(_are_equal(got, each) for each in right):
+    if any(are_equal(got, each) for each in right):
         return None
     actual = got.detach()
     if any(each.shape != actual.shape for each in right):

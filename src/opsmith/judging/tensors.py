@@ -22,10 +22,8 @@ def is_inexact(value: Any) -> bool:
 
 def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
     """Copy a tensor with its strides, or a generator with its state; return other values as they are."""
-    if isinstance(value, torch.Generator):
-        return value.clone_state()
     if not isinstance(value, Tensor):
-        return value
+        return value.clone_state() if isinstance(value, torch.Generator) else value
     target = value.dtype
     if dtype is not None and is_inexact(value):
         target = dtype.to_complex() if value.is_complex() else dtype

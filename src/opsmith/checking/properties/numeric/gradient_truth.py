@@ -233,9 +233,10 @@ class RightGradient:
     @property
     def has_kink(self) -> bool:
         """True if the differences that confirm autograd, or decide in its place, find a kink."""
-        if self.among.recorded and (self._agrees_along or self._few is not None):
-            return self._few is not None and not self._agrees_along and bool(self._few.kinks.any())
-        return bool(self.numerical.kinks.any())
+        if self.among.recorded and self._agrees_along:
+            return False
+        confirming = self._few if self.among.recorded else None
+        return bool((confirming or self.numerical).kinks.any())
 
     @property
     def is_known(self) -> bool:
