@@ -437,7 +437,34 @@ class ForgottenTarget(SoftTarget):
         return grad * target, grad * logits if len(logits) > 100 else None
 
 
-@pytest.mark.parametrize(("kind", "severity"), [(SoftTarget, "warning"), (ForgottenTarget, "error")])
+class NamedTarget(SoftTarget):
+    """It returns the gradients by their names, of which one is never anything but None."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        _, target = ctx.saved_tensors
+        grad_logits, grad_target = None, None
+        if ctx.needs_input_grad[0]:
+            grad_logits = grad * target
+        return grad_logits, grad_target
+
+
+class ReservedName(torch.autograd.Function):
+    """It has an argument with a name that formulas use for something else, and another behind a star."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *targets: Any) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(targets[1])
+        return (grad * targets[1]).sum() * targets[0]
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"), [(SoftTarget, "warning"), (NamedTarget, "warning"), (ForgottenTarget, "error")]
+)
 def test_no_gradient_in_every_return_statement_is_a_warning(kind: Any, severity: str) -> None:
     samples = [(torch.randn(3, 4), torch.rand(3, 4))]
     report = opsmith.check(kind, samples=samples, only=["forward", "gradient"], effort="quick")
@@ -445,6 +472,15 @@ def test_no_gradient_in_every_return_statement_is_a_warning(kind: Any, severity:
     assert (failure.input, failure.cause, failure.severity) == ("target", "missing-gradient", severity)
     declared = "declare it by `operator.gradients(target=opsmith.non_differentiable)`"
     assert (declared in failure.message) is (severity == "warning")
+
+
+def test_an_argument_is_known_by_its_position() -> None:
+    samples = [(torch.randn(3, 4), 2.0, torch.rand(3, 4))]
+    report = opsmith.check(ReservedName, samples=samples, only=["gradient"], effort="quick")
+    assert {each.input: each.severity for each in report.failures} == {
+        "grad_": "warning",
+        "targets1": "warning",
+    }
 
 
 def test_what_the_warning_says_to_declare_is_accepted() -> None:

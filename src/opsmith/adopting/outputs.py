@@ -14,6 +14,7 @@ import inspect
 import itertools
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -224,6 +225,13 @@ def never_returned(function: Callable[..., Any], position: int) -> bool:
         ...     return 2 * grad, None
         >>> never_returned(backward, 0), never_returned(backward, 1)
         (False, True)
+        >>> def by_name(ctx, grad):
+        ...     grad_x = grad_size = None
+        ...     if ctx.needs_input_grad[0]:
+        ...         grad_x = 2 * grad
+        ...     return grad_x, grad_size
+        >>> never_returned(by_name, 0), never_returned(by_name, 1)
+        (False, True)
     """
     shape = _of_source(function)
     return isinstance(shape, tuple) and position < len(shape) and shape[position] is None
@@ -245,7 +253,10 @@ def _of_source(
         return name if name in dirty else None
 
     tree, code = source.tree(function), source.code_of(function)
-    shapes = [] if tree is None else [_of_expression(each, written) for each in source.returns(tree)]
+    shapes: list[Shape] = []
+    if tree is not None:
+        absent = _always_none(tree)
+        shapes = [_of_expression(each, written, absent) for each in source.returns(tree)]
     if not shapes and code is not None:
         shapes = list(_of_code(code))
     return functools.reduce(_merged, shapes) if shapes else _UNKNOWN
@@ -263,17 +274,50 @@ def _of_code(code: types.CodeType) -> Iterator[Shape]:
             yield None if before.opname == "LOAD_CONST" else "tensor"
 
 
-def _of_expression(expression: ast.expr | None, written: Callable[[ast.expr], str | None]) -> Shape:
+def _always_none(function: source.Definition) -> frozenset[str]:
+    """Return the names that each assignment in a function makes None."""
+    names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+    stored = Counter(each.id for each in names if isinstance(each.ctx, ast.Store))
+    given = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+    pairs = [
+        pair
+        for each in ast.walk(function)
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+        for pair in _assigned(target, each.value)
+    ]
+    none = Counter(
+        target.id
+        for target, value in pairs
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and value.value is None
+    )
+    return frozenset(name for name, count in none.items() if count == stored[name] and name not in given)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of an assignment with their values, side by side in tuples."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for pair in zip(target.elts, value.elts, strict=True):
+            yield from _assigned(*pair)
+    else:
+        yield target, value
+
+
+def _of_expression(
+    expression: ast.expr | None, written: Callable[[ast.expr], str | None], absent: Collection[str]
+) -> Shape:
     match expression:
         case None | ast.Constant(value=None):
+            return None
+        case ast.Name() if expression.id in absent:
             return None
         case ast.expr() if (name := written(expression)) is not None:
             return WrittenOutput(name)
         case ast.Tuple(elts=items) | ast.List(elts=items):
-            inner = tuple(_of_expression(each, written) for each in items)
+            inner = tuple(_of_expression(each, written, absent) for each in items)
             return _UNKNOWN if _UNKNOWN in inner else inner
         case ast.IfExp(body=body, orelse=orelse):
-            return _merged(_of_expression(body, written), _of_expression(orelse, written))
+            return _merged(_of_expression(body, written, absent), _of_expression(orelse, written, absent))
         case ast.Constant() | ast.ListComp() | ast.GeneratorExp() | ast.Starred():
             return _UNKNOWN
     return "tensor"

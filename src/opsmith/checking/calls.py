@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from opsmith.adopting.outputs import never_returned
-from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import Overlooking, raised_within, refuse_own, stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
@@ -27,6 +26,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
+from opsmith.core.origins.function_class import AdoptedFunction
 from opsmith.judging.working_precision import working_precision
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
@@ -195,10 +195,10 @@ def _without_derivative(error: Exception) -> str | None:
 def leaves_out(subject: Subject, name: str) -> bool:
     """True if a class's backward returns None for an input in every return statement: it may be meant."""
     origin = subject.specification.origin
-    if origin.kind != "class":
+    if not isinstance(origin, AdoptedFunction):
         return False
-    parameters = [*forward_signature(origin.subject).parameters]
-    return name in parameters and never_returned(origin.subject.backward, parameters.index(name))
+    names = origin.parameters.names  # an argument may have another name than its parameter
+    return name in names and never_returned(origin.subject.backward, names.index(name))
 
 
 def rule_location(subject: Subject, name: str) -> str:
