@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
-from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
+from opsmith.checking.properties.numeric.gradient import RIGHT_WITH_REFERENCE
 from opsmith.checking.property import IMPORTED
 from opsmith.checking.report import SEVERITIES, Failure, Outcome
 from opsmith.checking.side_effects.steady_runs import DIFFERS

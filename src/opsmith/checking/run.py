@@ -13,14 +13,24 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
-from opsmith.checking.property import Coverage, Findings, covered_samples, each_sample, raised
+from opsmith.checking.property import (
+    Coverage,
+    Findings,
+    Note,
+    covered_samples,
+    each_sample,
+    first_line,
+    raised,
+)
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import case_name
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.tensors import dense, replica
 
 
@@ -73,7 +83,7 @@ class LiveCall:
         generator = self.subject.generator()
         return [random_grad_output(each, generator) for each in self.outputs]
 
-    def backward(self, grads: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor | None]:
+    def backward(self, grads: Sequence[Tensor | None] | None = None, **options: Any) -> list[Tensor | None]:
         """Compute the gradient by each argument; nothing is accumulated.
 
         Args:
@@ -133,6 +143,10 @@ class Run:
     def argnums(self) -> tuple[int, ...]:
         """The arguments that require a gradient."""
         return differentiated(self.subject, self.sample).argnums if self.by is None else self.by
+
+    def alone(self, argnum: int) -> Self:
+        """The same where one argument alone requires a gradient."""
+        return replace(self, by=(argnum,))
 
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""
@@ -281,3 +295,64 @@ def covered_runs(
         return check(Run(subject, sample, property), coverage)
 
     yield from covered_samples(property, check_sample, unchecked, subject, noted=noted)
+
+
+@dataclass(frozen=True)
+class Case(Run):
+    """A run with the right answers in its dtype."""
+
+    dtype: torch.dtype = torch.float64
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def in_dtype(self) -> str:
+        """Name of its dtype in messages."""
+        return dtype_name(self.dtype)
+
+
+def cases(
+    run: Run,
+    right: Computation,
+    dtypes: Sequence[torch.dtype],
+    arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
+) -> list[Case | Note]:
+    """Make the cases of a run, and a note for each that cannot be made.
+
+    Args:
+        run: The run, without a dtype or a device.
+        right: Computation of the right results.
+        dtypes: dtypes of floating tensors; a sample without any makes one case.
+        arguments: Arguments of the computation; those of the sample by default.
+    """
+    single, given = run.subject.single_precision, arguments or run.sample.at
+    places = [
+        (dtype, device)
+        for dtype in ((torch.float32,) if single else dtypes if run.sample.inexact else dtypes[:1])
+        for device in run.subject.devices
+    ]
+    left = Note("dtypes other than float32 were left out: that is what it computes in")
+    return [left] * single + [_case(run, right, *place, given) for place in places]
+
+
+def _case(
+    run: Run,
+    right: Computation,
+    dtype: torch.dtype,
+    device: torch.device,
+    arguments: Callable[[torch.dtype, torch.device], list[Any]],
+) -> Case | Note:
+    left = f"{dtype_name(dtype)} was left out"
+    if not run.sample.takes(dtype):
+        return Note(f"{left} where a sample is complex: it has no complex form")
+    try:
+        flat = arguments(dtype, device)
+    except (RuntimeError, TypeError) as error:
+        return Note(f"{left} on {device.type}, which does not have it: {first_line(error)}")
+    try:
+        answers = right.at(flat, dtype)
+    except Exception as error:
+        refuse_own(error)
+        if dtype in ALWAYS_CHECKED:
+            raise
+        return Note(f"{left}: the reference does not run in it: {first_line(error)}")
+    return Case(run.subject, run.sample, run.name, device, dtype, run.by, answers=answers)

@@ -103,8 +103,7 @@ class Answer:
 
     def bounds(self) -> Iterator[Bound]:
         """Yield bounds that hold ever more terms, each measured when it is reached."""
-        assert self.value is not None
-        size = self.value.abs()
+        size = self.tensor.abs()
         yield Bound("library", self.unit(size), LIBRARY)
         computation = self.computation
         if computation is None or not computation.has_truth:
@@ -126,10 +125,10 @@ class Answer:
             yield Bound("terms", self.unit(size + usual), allowed)
 
     @property
-    def number(self) -> float:
-        """The value, where it has one element."""
+    def tensor(self) -> Tensor:
+        """The right tensor of an answer that has one."""
         assert self.value is not None
-        return float(self.value)
+        return self.value
 
     @property
     def distance(self) -> Tensor:
@@ -179,14 +178,13 @@ class Answer:
 
     def moved_by(self, count: int) -> Tensor | float:
         """The size of what moves each element: its farthest move over the relative move of the arguments."""
-        assert self.value is not None
         if self.computation is None:
-            return largest_magnitude(self.value)
+            return largest_magnitude(self.tensor)
         digits = self.computation.precision
         moves = self.computation.moves(digits, count)[self.position]
-        if moves is None or moves.shape != self.value.shape:
+        if moves is None or moves.shape != self.tensor.shape:
             return 0.0
-        largest = max(largest_magnitude(self.value), self.computation.largest_argument)
+        largest = max(largest_magnitude(self.tensor), self.computation.largest_argument)
         half = half_of_digits(self.held_in) * largest  # of a result that is zero, arguments tell the size
         return moves.clamp(max=half / unit_roundoff(self.held_in))
 
@@ -216,9 +214,9 @@ class Half:
     answer: Answer
 
     @property
-    def value(self) -> Tensor | None:
+    def value(self) -> Tensor:
         """The right tensor."""
-        return self.answer.value
+        return self.answer.tensor
 
     def bounds(self) -> Iterator[Bound]:
         """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
@@ -228,8 +226,7 @@ class Half:
             yield Bound(bound.term, free + bound.distance, 1.0)
 
     def _free(self, dtype: torch.dtype) -> Tensor:
-        assert self.answer.value is not None
-        size, half = self.answer.value.abs(), half_of_digits(dtype)
+        size, half = self.answer.tensor.abs(), half_of_digits(dtype)
         present = size[size.isfinite() & (size != 0)]
         usual = present.median() if present.numel() else 0.0
         free: Tensor = half * (size + usual) + torch.finfo(dtype).tiny / half
@@ -237,9 +234,8 @@ class Half:
 
     def judged(self) -> Tensor | None:
         """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
-        assert self.answer.value is not None
         judged, beyond = self.answer.judged(), torch.finfo(self.answer.held_in).max
-        within = ~(self.answer.value.abs() > beyond)
+        within = ~(self.answer.tensor.abs() > beyond)
         return within if judged is None else judged & within
 
 
@@ -468,8 +464,7 @@ class Computation:
         if value is None or ordinary is None or not is_inexact(value):
             return 0.0
         answer = self._answer(position, value, _on_cpu(ordinary), torch.float32, more_exact=True)
-        assert answer.value is not None
-        return answer.own_error(answer.unit(answer.value.abs() + answer.moved_by(MOVES)))
+        return answer.own_error(answer.unit(answer.tensor.abs() + answer.moved_by(MOVES)))
 
     @cached_property
     def terms(self) -> tuple[Tensor | None, ...]:

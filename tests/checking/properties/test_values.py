@@ -283,7 +283,9 @@ def special(x: Tensor, where: dict[int, float]) -> Tensor:
     """The tensor with special values in it."""
     subject = subject_of(declared("special", torch.sin), [(x,)], 0, EFFORTS["quick"])
     group, dtype = ValueGroup("some", ()), x.dtype
-    found: Tensor = SpecialCall(subject, subject.samples[0], 0, where, group, dtype).flat[0]
+    found: Tensor = SpecialCall(
+        subject, subject.samples[0], dtype=dtype, argnum=0, special=where, group=group
+    ).kept[0]
     return found
 
 
@@ -466,8 +468,8 @@ def test_a_reference_that_does_not_depend_on_an_argument_has_zeros_for_its_gradi
         sample = subject.samples[0]
         flat = sample.at(torch.float64)
         group = ValueGroup("zeros", (0.0,))
-        call = SpecialCall(subject, sample, 0, {0: 0.0}, group, torch.float64)
-        return [each.value for each in _right_gradients(call, (0,), [torch.ones_like(flat[0])])]
+        call = SpecialCall(subject, sample, by=(0,), argnum=0, special={0: 0.0}, group=group)
+        return [each.value for each in _right_gradients(call, [torch.ones_like(flat[0])])]
 
     (found,) = by_reference(constant)
     assert not found.any()

@@ -98,7 +98,7 @@ class Claim:
         packed: Its arguments, those that are differentiated by in a row.
         grads: grad_output of each result; None where there is none.
         got: The derivative by each argument of the row; None where autograd has none.
-        elements: Number of elements that may be moved one at a time.
+        elements: Number of elements that may be moved one at a time; of none, their sum is known best.
         generator: Makes the source of directions.
     """
 
@@ -139,9 +139,14 @@ class Claim:
             0,
             self.grads,
             elements=self.elements,
-            directions=ALONG,
+            directions=min(ALONG, self.row.numel()),
             generator=self.generator(),
         )
+
+    @property
+    def holds(self) -> bool:
+        """True if differences know the derivatives, and confirm them."""
+        return self.numbers.has_estimate and self.worst() is None
 
     def worst(self, rounding: float = 0.0) -> tuple[int, Difference] | None:
         """The argument by which the derivatives differ most, and the difference; None if all agree.

@@ -1,21 +1,17 @@
-"""Cases: a sample in one dtype on one device with its truth; and tensors that samples must not hold."""
+"""dtypes that samples are checked in, and tensors that they must not hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.property import Note, first_line
 from opsmith.checking.samples.domain import asked
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.constants import FEW_DIGITS
 from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
@@ -27,77 +23,10 @@ LOW_PRECISION = FEW_DIGITS
 """dtypes in which an operator is checked where its reference runs in them."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A sample in one dtype on one device, with the right results."""
-
-    subject: Subject
-    sample: Sample
-    dtype: torch.dtype
-    device: torch.device
-    answers: tuple[Answer, ...]
-
-    def flat(self) -> list[Any]:
-        """Return the flat arguments in fresh memory."""
-        return self.sample.at(self.dtype, self.device)
-
-    def __str__(self) -> str:
-        return case_name(self.sample, self.dtype, self.device)
-
-
 def case_name(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
     """Name a sample, dtype and device in a message."""
     dtype_words = f" in {dtype_name(dtype)}" if sample.inexact else ""
     return f"{sample}{dtype_words} on {device.type}"
-
-
-def cases(
-    subject: Subject,
-    sample: Sample,
-    right: Computation,
-    dtypes: tuple[torch.dtype, ...],
-    arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
-) -> list[Case | Note]:
-    """Make the cases of a sample, and a note for each that cannot be made.
-
-    Args:
-        right: Computation of the right results.
-        dtypes: dtypes of floating tensors; a sample without any makes one case.
-        arguments: Arguments of the computation; those of the sample by default.
-    """
-    if subject.single_precision:
-        dtypes = (torch.float32,)
-    found = [
-        _case(subject, sample, right, dtype, device, arguments or sample.at)
-        for dtype in (dtypes if sample.inexact else dtypes[:1])
-        for device in subject.devices
-    ]
-    left = Note("dtypes other than float32 were left out: that is what it computes in")
-    return [left, *found] if subject.single_precision else found
-
-
-def _case(
-    subject: Subject,
-    sample: Sample,
-    right: Computation,
-    dtype: torch.dtype,
-    device: torch.device,
-    arguments: Callable[[torch.dtype, torch.device], list[Any]],
-) -> Case | Note:
-    left = f"{dtype_name(dtype)} was left out"
-    if not sample.takes(dtype):
-        return Note(f"{left} where a sample is complex: it has no complex form")
-    try:
-        flat = arguments(dtype, device)
-    except (RuntimeError, TypeError) as error:
-        return Note(f"{left} on {device.type}, which does not have it: {first_line(error)}")
-    try:
-        return Case(subject, sample, dtype, device, right.at(flat, dtype))
-    except Exception as error:
-        refuse_own(error)
-        if dtype in ALWAYS_CHECKED:
-            raise
-        return Note(f"{left}: the reference does not run in it: {first_line(error)}")
 
 
 def lacks_dtype(error: Exception) -> bool:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.run import Run
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.tensors import CPU
 
@@ -94,35 +93,34 @@ def placements(value: Tensor, group: ValueGroup, generator: torch.Generator) -> 
         yield dict(zip(positions, some, strict=True))
 
 
-@dataclass(frozen=True)
-class SpecialCall:
-    """A sample with special values in one of its inputs.
+@dataclass(frozen=True, kw_only=True)
+class SpecialCall(Run):
+    """A run with special values in one of its inputs.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         argnum: The input.
-        where: Special value at each position; in a complex input it has no imaginary part.
+        special: Special value at each position; in a complex input it has no imaginary part.
         group: Group of the values.
-        dtype: dtype of the arguments.
     """
 
-    subject: Subject
-    sample: Sample
+    dtype: torch.dtype = torch.float64
     argnum: int
-    where: Mapping[int, complex]
+    special: Mapping[int, complex]
     group: ValueGroup
-    dtype: torch.dtype
 
     @cached_property
-    def flat(self) -> list[Any]:
-        """The arguments."""
+    def kept(self) -> list[Any]:
+        """The arguments, which stay as they are."""
         flat = self.sample.at(self.dtype, CPU)
         changed = flat[self.argnum].clone(memory_format=torch.contiguous_format)
-        for position, value in self.where.items():
+        for position, value in self.special.items():
             changed.view(-1)[position] = value
         flat[self.argnum] = changed
         return flat
+
+    def flat(self) -> list[Any]:
+        """The arguments, in fresh memory."""
+        return [value.clone() if isinstance(value, Tensor) else value for value in self.kept]
 
     @property
     def label(self) -> str:
@@ -132,17 +130,13 @@ class SpecialCall:
     @property
     def listed(self) -> str:
         """The special values, one after the other."""
-        values = dict.fromkeys(self.where.values()) if self.group.everywhere else self.where.values()
+        values = dict.fromkeys(self.special.values()) if self.group.everywhere else self.special.values()
         return ", ".join(f"{value:g}" for value in values)
 
     @property
     def filled(self) -> str:
         """Part of the input that the special values fill: all or a row."""
-        return "all" if len(self.where) == self.flat[self.argnum].numel() else "a row"
-
-    def fresh(self) -> list[Any]:
-        """The arguments, which a call may write into."""
-        return [value.clone() if isinstance(value, Tensor) else value for value in self.flat]
+        return "all" if len(self.special) == self.kept[self.argnum].numel() else "a row"
 
     def in_float32(self) -> SpecialCall | None:
         """The same call with float32's values of its group; None where these are the same in each dtype."""
@@ -150,8 +144,8 @@ class SpecialCall:
         if len(alike) != 1 or alike[0].values == self.group.values:
             return None
         numbers = dict(zip(map(complex, self.group.values), alike[0].values, strict=True))
-        where = {position: numbers[value] for position, value in self.where.items()}
-        return replace(self, where=where, group=alike[0], dtype=torch.float32)
+        special = {position: numbers[value] for position, value in self.special.items()}
+        return replace(self, special=special, group=alike[0], dtype=torch.float32)
 
 
 _POSITIVE = (0.1, 0.4, 0.8, 1.2, 1.7, 2.6, 3.7, 5.2, 7.3, 12.0)

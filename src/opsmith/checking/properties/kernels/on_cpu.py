@@ -26,7 +26,8 @@ from opsmith.checking.properties.kernels.unverified import unverified_too, unwri
 from opsmith.checking.properties.numeric.forward import compare_results
 from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, not_run, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
+from opsmith.checking.run import Case, Run, cases
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -257,7 +258,7 @@ class KernelOnCpu(ABC):
 
     def _compare(self, call: CpuCall, flat: list[Any], runs: Sequence[CpuRun]) -> Findings:
         """Compare the results of each run with the truth, and its arguments with what they were."""
-        case, where = call.case, self.kernel.where
+        case, where = replace(call.case, name=self.name), self.kernel.where
         every = range(len(self.subject.every(case.sample)))
         labelled = zip(case.sample.labels, flat, strict=True)
         before = [(label, SavedBits.of(each)) for label, each in labelled if isinstance(each, Tensor)]
@@ -276,9 +277,7 @@ class KernelOnCpu(ABC):
                 if written is not None:
                     message = f"{run.what} writes into `{label}`: {written}"
                     yield Failure(self.name, label, "mutates-input", message, where, {"sample": str(case)})
-            failures = [
-                *compare_results(self.name, case, results, every, run.what, where, lambda position: None)
-            ]
+            failures = [*compare_results(case, results, every, run.what, where, lambda position: None)]
             yield from failures
             if failures:
                 return
@@ -365,7 +364,7 @@ def kernel_calls(
                 refuse_own(error)
                 continue  # numbers that the reference does not take
         right = right or in_layout
-        for case in cases(subject, sample, in_layout, tried, arguments):
+        for case in cases(Run(subject, sample), in_layout, tried, arguments):
             if isinstance(case, Case) and case.device == CPU:
                 yield case, arguments(case.dtype, case.device)
 

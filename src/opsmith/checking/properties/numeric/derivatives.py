@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in, rule_location
+from opsmith.checking.calls import computed_in, differentiated
+from opsmith.checking.exceptions import raised_within
 from opsmith.checking.numerics.agreement import Claim
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import PackedTensors
+from opsmith.checking.property import Coverage, Findings, Skipped, first_line
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import case_name
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.run import Run, covered_runs
 from opsmith.checking.subject import Subject
 from opsmith.judging.answer import Answer, Computation, Function, unknown
 from opsmith.judging.judge import judge
+from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 SHARE = 64
 """Divisor of the number of elements that are moved one at a time, for a function that is a derivative."""
 
 
-@dataclass(frozen=True)
-class Derivatives:
-    """Derivatives by some inputs of a sample, in float64.
-
-    Args:
-        name: Name of the property that looks at them.
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs.
-        device: The device that the operator runs on.
-    """
-
-    name: str
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
-    device: torch.device
+class Derivatives(Run):
+    """Derivatives by some inputs of a sample, in float64."""
 
     @property
     def labels(self) -> str:
         """Names of the inputs in messages."""
         return ", ".join(self.sample.labels[argnum] for argnum in self.argnums)
 
-    def call(self, flat: Sequence[Any]) -> list[Any]:
+    def results_at(self, flat: Sequence[Any]) -> list[Any]:
         """The results on the device, of numbers on the CPU, as numbers on the CPU."""
         return self.subject.call(self.sample, flat, self.device)
 
-    def computed_in(self) -> torch.dtype:
-        """The dtype that the operator computes in."""
-        return computed_in(self.subject, self.sample)
-
-    def second_order(
+    def claim(
         self,
         function: Results,
         packed: PackedTensors,
@@ -71,27 +55,70 @@ class Derivatives:
 
     def answers(self, function: Function, flat: list[Any]) -> tuple[Answer, ...]:
         """The results of a function, right to the rounding of the dtype that the operator computes in."""
-        generator = self.subject.generator()
-        found = Computation.of(function, flat, generator, computed_in=self.computed_in, usual=unknown)
+        known = partial(computed_in, self.subject, self.sample)
+        found = Computation.of(function, flat, self.subject.generator(), computed_in=known, usual=unknown)
         return found.at(found.wide, torch.float64)
 
-    def failure(
-        self, cause: str, message: str, evidence: Mapping[str, Any], where: str | None = None
-    ) -> Failure:
-        """A failure by these inputs; by default at what computes the gradient of the first."""
-        case = case_name(self.sample, torch.float64, self.device)
-        where = where or rule_location(self.subject, self.sample.names[self.argnums[0]])
-        return Failure(self.name, self.labels, cause, message, where, {"sample": case, **evidence})
+
+D = TypeVar("D", bound=Derivatives)
+
+
+def each_subset(
+    name: str, kind: type[D], check: Callable[[D, D | None], Findings], subject: Subject
+) -> Findings:
+    """Run a function on every sample, by all inputs together and by each alone.
+
+    A refused derivative (a formula declared as not implemented, an operation without forward mode, a backward
+    marked with `once_differentiable`) is not a failure; its reason is reported.
+
+    Args:
+        name: Name of the property.
+        kind: The derivatives.
+        check: Takes the derivatives by some inputs, and by those found right together, if those are among
+            them. It yields `Skipped` with the reason if it compares nothing, which is not a pass.
+        subject: The subject of the check.
+    """
+
+    def each(run: Run, coverage: Coverage) -> Findings:
+        inputs, refused = differentiated(subject, run.sample), coverage.refused
+        refused.update(dict.fromkeys(inputs.refused.values()))
+        right: tuple[int, ...] = ()
+        for subset in reversed([*inputs.subsets()]):
+            known = right if {*subset} <= {*right} else ()  # all together may be refused, and some alone not
+            places = subject.devices_with(torch.float64)
+            alone = [kind(subject, run.sample, name, device, torch.float64, subset) for device in places]
+            try:
+                found = [
+                    finding
+                    for one in alone
+                    for finding in check(one, replace(one, by=known) if known else None)
+                ]
+            except Exception as error:
+                if not refuses(error):
+                    raise
+                refused[first_line(error)] = None
+                continue
+            reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
+            refused.update(dict.fromkeys(reasons))
+            coverage.ran += not (reasons or known)  # a comparison with `known` alone does not count
+            yield from (finding for finding in found if not isinstance(finding, Skipped))
+            if any(isinstance(finding, Failure) for finding in found):
+                return  # the other subsets of this sample would report the same
+            right = right or subset
+
+    yield from covered_runs(name, each, "there is nothing to differentiate", subject)
+
+
+def refuses(error: Exception) -> bool:
+    """True if an exception refuses a derivative on purpose."""
+    by_torch = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
+    return (by_torch and not raised_within(error)) or isinstance(error, NotImplementedError)
 
 
 def agrees(got: Answer, right: Answer) -> bool:
     """True if two ways to compute one thing agree to half of the digits, or to the rounding of either."""
-    for one, other in ((got, right), (right, got)):
-        assert one.value is not None
-        verdict = judge(one.value, other)
-        if not verdict.wrong or verdict.minor:
-            return True
-    return False
+    verdicts = (judge(one.tensor, other) for one, other in ((got, right), (right, got)))
+    return any(not verdict.wrong or verdict.minor for verdict in verdicts)
 
 
 def apart(alone: Sequence[Answer], together: Sequence[Answer]) -> Iterator[tuple[int, str]]:

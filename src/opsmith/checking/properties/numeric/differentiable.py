@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
-from opsmith.checking.exceptions import Overlooking, raised_within
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient
-from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples, first_line
+from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula
 from opsmith.judging.tensors import is_inexact
-from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
@@ -79,50 +76,3 @@ def promises_gradients(subject: Subject) -> bool:
 def lacks_floats(subject: Subject) -> bool:
     """True if no sample has a floating tensor with elements, so that no gradient has any."""
     return not any(sample.flat[argnum].numel() for sample in subject.samples for argnum in sample.inexact)
-
-
-SubsetCheck = Callable[[Subject, Sample, tuple[int, ...], tuple[int, ...]], Findings]
-
-
-def each_subset(name: str, check_subset: SubsetCheck, subject: Subject) -> Findings:
-    """Run a function on every sample, by all inputs together and by each alone.
-
-    A refused derivative (a formula declared as not implemented, an operation without forward mode, a backward
-    marked with `once_differentiable`) is not a failure; its reason is reported.
-
-    Args:
-        name: Name of the property.
-        subject: The subject of the check.
-        check_subset: Takes the subject, a sample, the inputs to differentiate by, and those found right
-            together, if those are among them. It yields `Skipped` with the reason if it compares nothing,
-            which is not a pass.
-    """
-
-    def each(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
-        inputs, refused = differentiated(subject, sample), coverage.refused
-        refused.update(dict.fromkeys(inputs.refused.values()))
-        right: tuple[int, ...] = ()
-        for subset in reversed([*inputs.subsets()]):
-            known = right if {*subset} <= {*right} else ()  # all together may be refused, and some alone not
-            try:
-                found = [*check_subset(subject, sample, subset, known)]
-            except Exception as error:
-                if not refuses(error):
-                    raise
-                refused[first_line(error)] = None
-                continue
-            reasons = [finding.reason for finding in found if isinstance(finding, Skipped)]
-            refused.update(dict.fromkeys(reasons))
-            coverage.ran += not (reasons or known)  # a comparison with `known` alone does not count
-            yield from (finding for finding in found if not isinstance(finding, Skipped))
-            if any(isinstance(finding, Failure) for finding in found):
-                return  # the other subsets of this sample would report the same
-            right = right or subset
-
-    yield from covered_samples(name, each, "there is nothing to differentiate", subject)
-
-
-def refuses(error: Exception) -> bool:
-    """True if an exception refuses a derivative on purpose."""
-    by_torch = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
-    return (by_torch and not raised_within(error)) or isinstance(error, NotImplementedError)

@@ -17,10 +17,9 @@ from opsmith.checking.numerics.low_precision import rounded_arguments
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
 from opsmith.checking.properties.kernels.unverified import runs_in
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
-from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.property import Findings, Note, Property, first_line
+from opsmith.checking.run import Case, Run, cases, each_run
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, lacks_dtype
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
@@ -32,7 +31,6 @@ from opsmith.judging.working_precision import working_precision
 
 
 def compare_results(
-    property: str,
     case: Case,
     results: Sequence[Tensor | None],
     positions: Sequence[int],
@@ -43,7 +41,6 @@ def compare_results(
     """Compare results with the truth.
 
     Args:
-        property: Name of the property.
         case: The sample, its dtype and what is right.
         results: Results of the call.
         positions: Positions among all results.
@@ -52,46 +49,34 @@ def compare_results(
         replay: A script that shows that the result at a position is wrong.
     """
     for got, position in zip(results, positions, strict=True):
-        name = case.subject.every(case.sample)[position].name
-        answer = case.answers[position]
-        expected, right = answer.ordinary, answer.value
-        if got is None and expected is None:
-            continue
+        name, answer = case.subject.every(case.sample)[position].name, case.answers[position]
+        expected = answer.ordinary
         if got is None or expected is None:
-            actual, wanted = ("no" if value is None else "a" for value in (got, expected))
-            message = (
-                f"{what} returns {actual} tensor for `{name}`, and the reference returns {wanted} tensor"
-            )
-            yield Failure(property, name, "kernel-mismatch", message, where, {"sample": str(case)})
+            if got is not expected:
+                actual, wanted = ("no" if value is None else "a" for value in (got, expected))
+                words = f"returns {actual} tensor for `{name}`, and the reference returns {wanted} tensor"
+                yield case.failure(name, "kernel-mismatch", f"{what} {words}", where)
             continue
-        assert right is not None
         fault = metadata_difference(got, expected, strides=False)
         if fault is not None:
             aspect, actual, wanted = fault
             message = f"{what} returns `{name}` with the {aspect} {actual}, and the reference with {wanted}"
-            evidence = {"sample": str(case), "got": actual, "expected": wanted}
             cause = aspect if aspect in CAUSES else "kernel-mismatch"
-            yield Failure(property, name, cause, message, where, evidence)
+            yield case.failure(name, cause, message, where, {"got": actual, "expected": wanted})
             continue
         verdict = judge(got, answer)
         if verdict.difference is None:
             continue
-        looks, reason = explain_difference(got.cpu(), right) if is_inexact(got) else (UNKNOWN, "")
+        looks, reason = explain_difference(got.cpu(), answer.tensor) if is_inexact(got) else (UNKNOWN, "")
         rounded = rounded_arguments(got, answer, case.flat())
         if rounded is not None:
             looks, reason = "precision", f"it is right for arguments that are rounded to {rounded}"
         cause = looks if looks in ("nan", "precision") else "kernel-mismatch"
         like = {"looks like": looks} if looks not in (cause, UNKNOWN) else {}
-        yield Failure(
-            property,
-            name,
-            cause,
-            f"`{name}` from {what} is wrong: {verdict}" + (f"; {reason}" if reason else ""),
-            where,
-            {"sample": str(case), **verdict.difference.evidence(), **like},
-            replay(position),
-            minor=verdict.minor or rounded is not None,
-        )
+        message = f"`{name}` from {what} is wrong: {verdict}" + (f"; {reason}" if reason else "")
+        evidence = {**verdict.difference.evidence(), **like}
+        minor = verdict.minor or rounded is not None
+        yield case.failure(name, cause, message, where, evidence, replay=replay(position), minor=minor)
 
 
 NAME = "forward"
@@ -109,7 +94,7 @@ def run(subject: Subject) -> Findings:
     yield from _lost_precision(subject)
     yield from _through_default_dtype(subject)
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(subject)))
-    yield from each_sample(NAME, _sample, more)
+    yield from each_run(NAME, _check, more)
     yield from taken_though_refused(NAME, subject)
     if _rounds_to_float32(subject):
         yield Note(IN_FLOAT32)
@@ -131,25 +116,26 @@ IN_FLOAT32 = (
 )
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
+def _check(run: Run) -> Findings:
+    subject, sample = run.subject, run.sample
     reference = partial(subject.reference, sample)
     results = Computation.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
-    for case in cases(subject, sample, results, (*ALWAYS_CHECKED, *LOW_PRECISION)):
+    for case in cases(run, results, (*ALWAYS_CHECKED, *LOW_PRECISION)):
         if isinstance(case, Note):
             yield case
             continue
         if not all(answer.is_decided() for answer in case.answers):
             words = "the reference itself loses more than half of its digits"
-            yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
+            yield Note(f"{sample} is not checked in {case.in_dtype}, in which {words}")
         wrong: set[Kernel] = set()
         refused = False
         for kernel in subject.kernels_on(case.device):
             try:
-                if isinstance(kernel.consider(case.sample.flattening.pack(case.flat())), Rejected):
+                if isinstance(kernel.consider(sample.flattening.pack(case.flat())), Rejected):
                     continue
             except errors.OpsmithError as error:  # it does not compile; the others are compared
                 refused = True
-                yield raised(NAME, subject, error, str(sample))
+                yield run.raised(error)
                 subject.ran.kernels.add(kernel)
                 continue
             subject.ran.kernels.add(kernel)
@@ -161,16 +147,15 @@ def _sample(subject: Subject, sample: Sample) -> Findings:
 
 
 def _kernel(case: Case, kernel: Kernel) -> Findings:
-    subject = case.subject
     try:
-        results = subject.kernel(case.sample, case.flat(), kernel.function)
+        results = case.subject.kernel(case.sample, case.flat(), kernel.function)
     except Exception as error:
         refuse_own(error)
-        yield raised(NAME, subject, error, str(case))
+        yield case.raised(error)
         return
-    every = range(len(subject.every(case.sample)))
+    every = range(len(case.subject.every(case.sample)))
     what = f"the kernel for {kernel.device}"
-    yield from compare_results(NAME, case, results, every, what, kernel.where, partial(_replay, case))
+    yield from compare_results(case, results, every, what, kernel.where, partial(_replay, case))
 
 
 def _call(case: Case, wrong: set[Kernel]) -> Findings:
@@ -186,14 +171,13 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         origin = subject.specification.origin
         refused = lacks_dtype(error) or (stated(error) and not subject.kind.has_reference)
         if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not refused:
-            yield raised(NAME, subject, error, str(case))
+            yield case.raised(error)
             return
         words = f"{origin.computes_by} does not run in it: {first_line(error)}"
-        yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
+        yield Note(f"{case.in_dtype} was left out on {case.device.type}: {words}")
         return
-    visible = subject.visible_positions(case.sample)
-    replay, where = partial(_replay, case), subject.specification.where
-    yield from compare_results(NAME, case, results, visible, "the operator", where, replay)
+    visible, where = subject.visible_positions(case.sample), subject.specification.where
+    yield from compare_results(case, results, visible, "the operator", where, partial(_replay, case))
 
 
 def _lost_precision(subject: Subject) -> Findings:
@@ -216,8 +200,8 @@ def _lost_precision(subject: Subject) -> Findings:
                     f"`{name}` is {actual} for arguments in torch.float64, and has half of their digits; "
                     "make it in the dtype of the arguments, or cast it back"
                 )
-                evidence = {"sample": str(sample), "got": actual, "expected": "torch.float64"}
-                yield Failure(NAME, name, "precision", message, subject.specification.where, evidence)
+                evidence = {"got": actual, "expected": "torch.float64"}
+                yield Run(subject, sample, NAME).failure(name, "precision", message, evidence=evidence)
 
 
 def _through_default_dtype(subject: Subject) -> Findings:
@@ -245,10 +229,8 @@ def _through_default_dtype(subject: Subject) -> Findings:
                     "through a tensor in torch's default dtype, as `torch.zeros(shape)` makes one; make it "
                     "by `x.new_zeros(shape)`, or with `dtype=x.dtype`"
                 )
-                where, evidence = subject.runs_at(sample.flat), {"sample": str(sample)}
-                yield Failure(
-                    NAME, described.name, "precision", message, where, evidence, dtypes=("float64",)
-                )
+                run, where = Run(subject, sample, NAME), subject.runs_at(sample.flat)
+                yield run.failure(described.name, "precision", message, where, dtypes=("float64",))
         return
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,28 +10,26 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import computed_in, differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
-from opsmith.checking.numerics.agreement import agrees_along
+from opsmith.checking.numerics.agreement import Claim
 from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
-from opsmith.checking.numerics.finite_differences import DirectionalDerivative, derivative_along
 from opsmith.checking.numerics.noise import noise_of
 from opsmith.checking.promises import of_forward_mode
-from opsmith.checking.properties.numeric.derivatives import Derivatives, agrees, apart
-from opsmith.checking.properties.numeric.differentiable import each_subset
-from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples
+from opsmith.checking.properties.numeric.derivatives import Derivatives, agrees, apart, each_subset
+from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run, covered_runs
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import through_apply
 from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
 from opsmith.judging.answer import Answer
-from opsmith.judging.compare import distinct_texts, unravel
+from opsmith.judging.compare import Difference, distinct_texts, unravel
 from opsmith.judging.tensors import is_inexact
 
 NAME = "forward_mode"
@@ -43,23 +41,23 @@ Weights = Sequence[Tensor | None]
 def run(subject: Subject) -> Findings:
     """Check forward mode on every sample; beside surrogate gradients, tangents that the author wrote."""
     if not subject.specification.gradients.surrogate:
-        yield from each_subset(NAME, _check_subset, subject)
+        yield from each_subset(NAME, Tangents, _check, subject)
     elif any(isinstance(rule, Formula) for rule in subject.specification.tangents.rules.values()):
-        yield from covered_samples(NAME, _beside_surrogates, "there is nothing to differentiate", subject)
+        yield from covered_runs(NAME, _beside_surrogates, "there is nothing to differentiate", subject)
     else:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
 
 
-def _beside_surrogates(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _beside_surrogates(run: Run, coverage: Coverage) -> Findings:
     """Compare the tangents with the surrogate gradients: u (J v) is (u J) v, whatever J is.
 
     A backward that is not linear in grad_output has no J; the form of the tangents is checked all the same.
     """
-    subsets = [*differentiated(subject, sample).subsets()]
-    for argnums in reversed(subsets):
+    subject = run.subject
+    for argnums in reversed([*differentiated(subject, run.sample).subsets()]):
         for device in subject.devices_with(torch.float64):
-            tangents = Tangents(NAME, subject, sample, argnums, device)
-            if not any(weight is not None for weight in tangents.weights[0]):
+            tangents = Tangents(subject, run.sample, NAME, device, torch.float64, argnums)
+            if not tangents.exist:
                 continue
             coverage.ran += 1
             tangents.by_dual_numbers(tangents.direction)
@@ -82,34 +80,30 @@ WITHOUT_JACOBIAN = (
 
 def _beside_reverse(tangents: Tangents, weights: Weights) -> Failure:
     """The failure for tangents that are not those of the surrogate gradient; a warning if they are true."""
-    actual, right = tangents.forward(weights).number, tangents.reverse(weights).number
+    actual, right = tangents.number(weights), tangents.number(weights, reverse=True)
     sums = distinct_texts(actual, right)
     message = (
         f"the tangents by `{tangents.labels}` do not agree with the surrogate gradients, so that forward and "
         f"reverse mode give other Jacobians: their weighed sum is {sums[0]}, and by the backward it is "
         f"{sums[1]}"
     )
-    true = tangents.holds(weights, actual)
+    true = tangents.claimed(weights, actual).holds
     message += "; they are the derivatives of the forward" if true else ""
     failure = tangents.failed("forward-mode", message, {"got": actual, "expected": right})
     return replace(failure, given="unpromised") if true else failure
 
 
-def _check_subset(
-    subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]
-) -> Findings:
-    for device in subject.devices_with(torch.float64):
-        tangents = Tangents(NAME, subject, sample, argnums, device)
-        if not any(weight is not None for weight in tangents.weights[0]):
-            continue
-        if right:
-            yield from _against_all(tangents, replace(tangents, argnums=right))
-            continue
-        got = tangents.by_dual_numbers(tangents.direction)
-        found = [*_against_differences(tangents, got)]
-        yield from found
-        if not any(isinstance(each, Failure) for each in found) and subject.specification.tangents.rules:
-            yield from _second_order(tangents)
+def _check(tangents: Tangents, together: Tangents | None) -> Findings:
+    if not tangents.exist:
+        return
+    if together is not None:
+        yield from _against_all(tangents, together)
+        return
+    got = tangents.by_dual_numbers(tangents.direction)
+    found = [*_against_differences(tangents, got)]
+    yield from found
+    if not any(isinstance(each, Failure) for each in found) and tangents.subject.specification.tangents.rules:
+        yield from _second_order(tangents)
 
 
 def _against_all(tangents: Tangents, together: Tangents) -> Findings:
@@ -137,36 +131,33 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
 
 
 def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Findings:
-    brief = tangents.sample.brief
+    brief, labels = tangents.sample.brief, tangents.labels
     if not tangents.packed.row.numel():
         yield Skipped(f"{brief} has no floating tensor with elements")
         return
-    for result, value, tangent in zip(
-        tangents.subject.results(tangents.sample), tangents.results, got, strict=True
-    ):
+    for name, value, tangent in tangents.named(got):
         if tangent is not None and tangent.is_complex() and not value.is_complex():
             message = (
-                f"the tangent of `{result.name}` by `{tangents.labels}` is {tangent.dtype}, and "
-                f"`{result.name}` is {value.dtype}: return its real part"
+                f"the tangent of `{name}` by `{labels}` is {tangent.dtype}, and `{name}` is {value.dtype}: "
+                "return its real part"
             )
             yield tangents.failed("dtype", message, {})
             return
     undecided = 0
     for weights in tangents.weights:
-        actual = weighed(got, weights)
-        if tangents.is_settled(weights, actual):
+        claim = tangents.claimed(weights, weighed(got, weights))
+        if claim.is_settled():
             continue
-        known = tangents.numerically(weights)
-        if known is None:
+        if not claim.numbers.has_estimate:
             undecided += not tangents.as_reverse(weights)
             continue
-        off = abs(actual - known.value) - known.error
-        if off <= 0 or off <= tangents.rounding(weights):
+        worst = claim.worst() and claim.worst(tangents.rounding(weights))
+        if worst is None:
             continue
-        if _is_rounding(tangents, got, weights, off):
+        if _is_rounding(tangents, got, weights, worst[1]):
             yield Note(ROUNDED)
             continue
-        yield from _alone(tangents) or [_failure(tangents, got, actual, known.value)]
+        yield from _alone(tangents) or [_failure(tangents, got, worst[1])]
         return
     if undecided:
         words = (
@@ -182,7 +173,7 @@ ROUNDED = (
 )
 
 
-def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weights, off: float) -> bool:
+def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
     """True if tangents and a forward that was not written for autograd differ by rounding to float32.
 
     Tangents that are numbers of float32 are another matter: they were computed in it.
@@ -195,10 +186,10 @@ def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weig
     return tangents.subject.kind.own_forward and not rounded and _fits_float32(got, weights, off)
 
 
-def _fits_float32(got: Sequence[Tensor | None], weights: Weights, off: float) -> bool:
+def _fits_float32(got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
     """True if a weighed sum of tangents is off by no more than rounding to float32."""
     size = sum(float(terms.abs().sum()) for terms in _terms(got, weights))
-    return off <= 2 * torch.finfo(torch.float32).eps * size
+    return abs(off.got - off.expected) <= 2 * torch.finfo(torch.float32).eps * size
 
 
 LOWER_PRECISION = {torch.float64: torch.float32, torch.complex128: torch.complex64}
@@ -208,39 +199,42 @@ def _alone(tangents: Tangents) -> list[Failure]:
     """The failures of each input alone, which are more precise than that of all together."""
     if len(tangents.argnums) == 1:
         return []
-    ones = [replace(tangents, argnums=(argnum,)) for argnum in tangents.argnums]
+    ones = [tangents.alone(argnum) for argnum in tangents.argnums]
     found = [each for one in ones for each in _against_differences(one, one.by_dual_numbers(one.direction))]
     return [each for each in found if isinstance(each, Failure)]
 
 
-def _failure(tangents: Tangents, got: Sequence[Tensor | None], actual: float, right: float) -> Failure:
-    reverse = all(tangents.holds(weights, tangents.reverse(weights).number) for weights in tangents.weights)
+def _failure(tangents: Tangents, got: Sequence[Tensor | None], wrong: Difference) -> Failure:
+    reverse = all(
+        tangents.claimed(weights, tangents.number(weights, reverse=True)).holds
+        for weights in tangents.weights
+    )
     evidence: dict[str, Any] = {"reverse mode": "right" if reverse else "wrong as well"}
-    sums = distinct_texts(actual, right)
+    sums = distinct_texts(wrong.got, wrong.expected)
     shown = f"the weighed sum of all is {sums[0]} where {sums[1]} is right"
-    name, cause = "", UNKNOWN
-    for position, result in enumerate(tangents.subject.results(tangents.sample)):
+    about, cause = "", UNKNOWN
+    for position, (name, _, tangent) in enumerate(tangents.named(got)):
         if tangents.weights[0][position] is None:
             continue
-        expected, tangent = tangents.element_by_element(position), got[position]
+        expected = tangents.element_by_element(position)
         found = torch.zeros_like(expected) if tangent is None else tangent.cpu().to(expected.dtype)
         off = (found - expected).abs()
         if not off.numel() or float(off.max()) <= ROUGH * float(expected.abs().max()):
             continue
         index = unravel(int(off.argmax()), off.shape)
         looks = diagnose(Observation(tangent, expected))
-        name, cause = f" of `{result.name}`", looks.cause
+        about, cause = f" of `{name}`", looks.cause
         value, truth = found[index].item(), expected[index].item()
         texts = distinct_texts(value, truth)
         shown = f"{f'at {[*index]} ' if index else ''}it is {texts[0]} where {texts[1]} is right"
         shown += f"; {looks.reason}" if looks.reason else ""
         evidence.update({"index": [*index], "got": value, "expected": truth, "looks like": cause})
         break
-    if cause == UNKNOWN and _fits_float32(got, tangents.weights[0], abs(actual - right)):
+    if cause == UNKNOWN and _fits_float32(got, tangents.weights[0], wrong):
         cause = "precision"
         shown += "; it is off like rounding to float32"
     message = (
-        f"the tangent{name} by `{tangents.labels}` differs from finite differences: {shown}"
+        f"the tangent{about} by `{tangents.labels}` differs from finite differences: {shown}"
         f"{'; reverse mode is right' if reverse else ''}"
     )
     return tangents.failed("forward-mode" if reverse else cause, message, evidence)
@@ -265,8 +259,7 @@ def _second_order(tangents: Tangents) -> Findings:
         again = zip(tangents.by_dual_numbers(along, flat), tangents.results, strict=True)
         return [torch.zeros_like(result) if tangent is None else tangent for tangent, result in again]
 
-    claim = tangents.second_order(function, packed, weights, dict(zip(tangents.argnums, got, strict=True)))
-    worst = claim.worst()
+    worst = tangents.claim(function, packed, weights, dict(zip(tangents.argnums, got, strict=True))).worst()
     if worst is None:
         return
     argnum, difference = worst
@@ -274,7 +267,7 @@ def _second_order(tangents: Tangents) -> Findings:
         f"the derivative of the tangent by `{tangents.sample.labels[argnum]}` differs from finite differences"
         f" of the tangent: {difference}; something that the tangent formula uses is hidden from autograd"
     )
-    found, where = replace(tangents, argnums=(argnum,)), tangents.subject.specification.where
+    found, where = tangents.alone(argnum), tangents.subject.specification.where
     failure = found.failed("forward-mode", message, difference.evidence(), where)
     # Nobody wrote the second order of a class's tangents.
     yield replace(failure, given="unpromised") if tangents.subject.kind.own_forward else failure
@@ -307,7 +300,7 @@ class Tangents(Derivatives):
         """A failure at the tangent formula; where there is none, at another `file:line`."""
         rules = self.subject.specification.tangents.rules.values()
         where = next((rule.where for rule in rules if isinstance(rule, Formula)), default)
-        return self.failure(cause, message, evidence, where)
+        return self.failure(self.labels, cause, message, where or self.backward_location(), evidence)
 
     @cached_property
     def packed(self) -> PackedTensors:
@@ -318,7 +311,7 @@ class Tangents(Derivatives):
     def results(self) -> list[Any]:
         """Results of the operator."""
         with torch.no_grad():
-            return self.call(self.sample.in_double())
+            return self.results_at(self.sample.in_double())
 
     @cached_property
     def weights(self) -> list[list[Tensor | None]]:
@@ -327,6 +320,16 @@ class Tangents(Derivatives):
         open_ = results_with_gradient(self.subject, self.sample, self.results)
         count = self.subject.effort.tangent_weights
         return [random_grad_outputs(self.results, open_, generator) for _ in range(count)]
+
+    @property
+    def exist(self) -> bool:
+        """True if any result has a tangent."""
+        return any(weight is not None for weight in self.weights[0])
+
+    def named(self, got: Sequence[Tensor | None]) -> Iterator[tuple[str, Any, Tensor | None]]:
+        """The name of each result, the result, and its tangent."""
+        names = [each.name for each in self.subject.results(self.sample)]
+        return zip(names, self.results, got, strict=True)
 
     @cached_property
     def direction(self) -> Tensor:
@@ -351,7 +354,7 @@ class Tangents(Derivatives):
                 value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_()
                 tangent = steps[argnum].clone().contiguous()
                 flat[argnum] = forward_ad.make_dual(value.clone(), tangent)  # it may write into both
-            results = self.call(flat)
+            results = self.results_at(flat)
             found = [forward_ad.unpack_dual(r).tangent if is_inexact(r) else None for r in results]
         return found if values is not None else [None if each is None else each.detach() for each in found]
 
@@ -364,51 +367,42 @@ class Tangents(Derivatives):
 
         return self.answers(tangents, [*self.packed.values, direction])
 
-    def forward(self, weights: Weights) -> Answer:
-        """The weighed sum of the tangents, u (J v), with its rounding."""
+    def weighed_sum(self, weights: Weights, *, reverse: bool = False) -> Answer:
+        """The weighed sum of the tangents, u (J v), or by the gradients, (u J) v, with its rounding."""
 
-        def tangents(given: list[Any]) -> list[Tensor | None]:
-            return [_sum(self.by_dual_numbers(given[-1], given[:-1]), weights)]
+        def value(given: list[Any]) -> list[Tensor | None]:
+            *flat, direction = given
+            found, factors = self.by_dual_numbers(direction, flat) if not reverse else (), weights
+            if reverse:
+                steps = self.packed.unpacked(direction)
+                found = vjp(self.results_at, flat, self.argnums, weights)
+                factors = [steps[argnum] for argnum in self.argnums]
+            return [torch.tensor(weighed(found, factors), dtype=torch.float64)]
 
-        return self.answers(tangents, [*self.packed.values, self.direction])[0]
+        return self.answers(value, [*self.packed.values, self.direction])[0]
 
-    def reverse(self, weights: Weights) -> Answer:
-        """The same number by the gradients, (u J) v, with its rounding."""
-
-        def gradients(given: list[Any]) -> list[Tensor | None]:
-            steps, found = self.packed.unpacked(given[-1]), vjp(self.call, given[:-1], self.argnums, weights)
-            return [_sum(found, [steps[argnum] for argnum in self.argnums])]
-
-        return self.answers(gradients, [*self.packed.values, self.direction])[0]
+    def number(self, weights: Weights, *, reverse: bool = False) -> float:
+        """The same, as a number alone."""
+        return float(self.weighed_sum(weights, reverse=reverse).tensor)
 
     def as_reverse(self, weights: Weights) -> bool:
         """True if forward and reverse mode agree."""
-        return agrees(self.reverse(weights), self.forward(weights))
+        return agrees(self.weighed_sum(weights, reverse=True), self.weighed_sum(weights))
 
     def rounding(self, weights: Weights) -> float:
         """Rounding noise of the weighed tangents, whose terms may cancel."""
-        computation = self.forward(weights).computation
+        computation = self.weighed_sum(weights).computation
         assert computation is not None
-        return computation.noise(self.computed_in())
+        return computation.noise(computed_in(self.subject, self.sample))
 
-    def is_settled(self, weights: Weights, number: float) -> bool:
-        """True if a number is the derivative of the weighed results along the direction beyond doubt."""
-        got, generator = torch.tensor([number], dtype=torch.float64), self.subject.generator()
-        return agrees_along(self._moved, [STILL], 0, weights, got, generator=generator)
-
-    def numerically(self, weights: Weights) -> DirectionalDerivative | None:
-        """The derivative of the weighed results along the direction, by differences; None where unknown."""
-        line = DirectionalFunction(self._moved, [STILL], 0, weights)
-        return derivative_along(line, noise_of(line, self.subject.generator()), AHEAD)
+    def claimed(self, weights: Weights, number: float) -> Claim:
+        """A number as the derivative of the weighed results along the direction."""
+        got = {0: torch.tensor([number], dtype=torch.float64)}
+        return Claim(self._moved, PackedTensors([STILL], (0,)), weights, got, 0, self.subject.generator)
 
     def _moved(self, flat: Sequence[Any]) -> list[Any]:
         """The results at inputs that moved along the direction."""
-        return self.call(self.packed.unpacked(self.packed.row + flat[0] * self.direction))
-
-    def holds(self, weights: Weights, number: float) -> bool:
-        """True if differences give this number as the derivative of the weighed results."""
-        known = self.numerically(weights)
-        return known is not None and abs(number - known.value) <= known.error
+        return self.results_at(self.packed.unpacked(self.packed.row + flat[0] * self.direction))
 
     def element_by_element(self, position: int) -> Tensor:
         """The tangent of one result, by differences: less exact, and of every element."""
@@ -429,10 +423,6 @@ def _as_number(tangent: Tensor | None, result: Any) -> Tensor | None:
     if not is_inexact(result):
         return None
     return (torch.zeros_like(result) if tangent is None else tangent).where(result.isfinite(), 0)
-
-
-def _sum(results: Sequence[Tensor | None], weights: Weights) -> Tensor:
-    return torch.tensor(weighed(results, weights), dtype=torch.float64)
 
 
 def _terms(results: Sequence[Tensor | None], weights: Weights) -> list[Tensor]:

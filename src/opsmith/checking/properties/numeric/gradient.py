@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import Differentiated, differentiated, refusals_in
-from opsmith.checking.causes import CAUSES
-from opsmith.checking.exceptions import Overlooking, refuse_own, stated
-from opsmith.checking.numerics.autodiff import differentiate, record, vjp
+from opsmith.checking.calls import Differentiated, differentiated, leaves_out, refusals_in
+from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
+from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.observation import Observer
+from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
+from opsmith.checking.numerics.low_precision import low_precision_in_backward
+from opsmith.checking.output.replay import gradient_replay
+from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     given_instead,
@@ -22,16 +27,28 @@ from opsmith.checking.properties.numeric.differentiable import (
     promises_gradients,
 )
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
-from opsmith.checking.properties.numeric.gradient_verdict import NAME, Attempt, conclude, reference_failure
+from opsmith.checking.properties.numeric.gradient_truth import (
+    Backward,
+    RightGradient,
+    RightGradients,
+    by_differences,
+)
 from opsmith.checking.properties.numeric.ties import where_tied
-from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, each_sample
-from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, lacks_dtype
+from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
+from opsmith.checking.report import Failure, ordered
+from opsmith.checking.run import Case, Run, cases, each_run
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
+from opsmith.judging.compare import Difference, largest_magnitude
+from opsmith.judging.tensors import CPU
+from opsmith.torch_library.autograd.gradient_values import CallMetadata
+from opsmith.torch_library.autograd.vjp import Vjp
+
+NAME = "gradient"
 
 
 @dataclass
@@ -63,7 +80,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
         return
     seen = GradientCoverage()
-    found = [*each_sample(NAME, partial(_sample, seen=seen), subject)]
+    found = [*each_run(NAME, partial(_check, seen=seen), subject)]
     found = [_explained(each, subject, seen) if isinstance(each, Failure) else each for each in found]
     found += not_exercised(NAME, subject, "gradient formula")
     found += frozen_parameters(NAME, subject)
@@ -102,8 +119,8 @@ def _about_refused(subject: Subject, refused: dict[str, tuple[str, Sample]]) -> 
             some.setdefault((text, sample.position), []).append(name)
     where = subject.specification.where_of("gradient")
     for (text, _), names in some.items():
-        evidence = {"sample": str(refused[names[0]][1]), REFUSED: "by an error of its own"}
-        yield Failure(NAME, ", ".join(names), "raises", text, where, evidence)
+        run, evidence = Run(subject, refused[names[0]][1], NAME), {REFUSED: "by an error of its own"}
+        yield run.failure(", ".join(names), "raises", text, where, evidence)
 
 
 WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient is not checked"
@@ -136,7 +153,8 @@ DISTINCT = (
 )
 
 
-def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Findings:
+def _check(run: Run, seen: GradientCoverage) -> Findings:
+    subject, sample = run.subject, run.sample
     inputs = differentiated(subject, sample)
     if sample.origin:
         left = tuple(argnum for argnum in inputs.argnums if sample.labels[argnum] not in seen.wrong)
@@ -150,18 +168,19 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
     rights = RightGradients(
         subject,
         sample,
-        inputs.argnums,
+        NAME,
+        by=inputs.argnums,
         confirmed=bool(sample.origin) and seen.confirmed,
         spot_checked=seen.samples >= subject.effort.spot_checked_after,
     )
     seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())
-    if rights.recorded and _has_other_shapes(subject, sample, results):
+    if rights.recorded and _has_other_shapes(rights, results):
         yield Note("results of other shapes than the reference's were left out: see `forward`")
         return
     tried = grad_outputs_to_try(subject, sample, results)
-    plain = [rights.of(argnum, tried[-1]) for argnum in inputs.argnums]
+    plain = [rights.one(argnum, tried[-1]) for argnum in inputs.argnums]
     if not sample.origin:
         yield from _about_reference(rights, plain)
         seen.confirmed &= all(right.trusted for right in plain)
@@ -172,16 +191,14 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
                 attempts.append(found)
             else:
                 yield found
-    attempts += _raising_in_few_digits(plain[0], inputs.argnums)
-    seen.decided = seen.decided or any(
-        rights.of(argnum, each).is_known for each in tried for argnum in inputs.argnums
-    )
+    attempts += _raising_in_few_digits(plain[0])
+    seen.decided |= any(rights.one(argnum, each).is_known for each in tried for argnum in inputs.argnums)
     wrong: set[str] = set()
-    for finding in conclude(rights, attempts):
+    for finding in _conclude(rights, attempts):
         if isinstance(finding, Failure) and finding.input:
             wrong.update(finding.input.split(", "))
         yield finding
-    raising = [attempt.subset for attempt in attempts if attempt.error is not None]
+    raising = [attempt.argnums for attempt in attempts if attempt.error is not None]
     wrong.update(sample.labels[argnum] for subset in raising if len(subset) == 1 for argnum in subset)
     seen.wrong |= wrong
     wrong.update(sample.labels[argnum] for subset in raising for argnum in subset)
@@ -189,10 +206,10 @@ def _sample(subject: Subject, sample: Sample, seen: GradientCoverage) -> Finding
         seen.right.setdefault(label, []).append(str(sample))
 
 
-def _has_other_shapes(subject: Subject, sample: Sample, results: list[Tensor]) -> bool:
+def _has_other_shapes(rights: RightGradients, results: list[Tensor]) -> bool:
     """Return True if results and those of the reference differ in shape: no grad_output fits both."""
-    with subject.seeded(), torch.no_grad():
-        expected = subject.plain(sample)(sample.in_double())
+    with rights.subject.seeded(), torch.no_grad():
+        expected = rights.plain(rights.sample.in_double())
     # An optional result may be None.
     got, wanted = ([getattr(each, "shape", None) for each in some] for some in (results, expected))
     return got != wanted
@@ -212,7 +229,7 @@ def _about_reference(rights: RightGradients, plain: Sequence[RightGradient]) -> 
         if subject.kind.own_forward:
             yield Note(FORWARD_IS_NO_TRUTH)
         elif isinstance(specification.gradients.rules.get(rights.sample.names[right.argnum]), Formula):
-            yield from reference_failure(right)
+            yield from _reference_failure(right)
 
 
 NOT_RECORDED = (
@@ -234,14 +251,14 @@ def _attempts(
     rights: RightGradients, inputs: Differentiated, grad_outputs: GradOutputs
 ) -> Iterator[Attempt | Note]:
     """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
-    subject, sample = rights.subject, rights.sample
-    right = {argnum: rights.of(argnum, grad_outputs) for argnum in inputs.argnums}
+    subject, sample, arguments = rights.subject, rights.sample, grad_outputs.beside(rights.sample)
+    right = {argnum: rights.one(argnum, grad_outputs) for argnum in inputs.argnums}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
     for by_reference in sorted({each.trusted for each in right.values()}):
         if not by_reference and not subject.has_truth:
             continue  # the right result in other dtypes is unknown
         gradients = rights.computation(grad_outputs, by_reference=by_reference)
-        for case in cases(subject, sample, gradients, ALWAYS_CHECKED, grad_outputs.beside(sample)):
+        for case in cases(rights, gradients, ALWAYS_CHECKED, arguments):
             if isinstance(case, Note):
                 yield case
             else:
@@ -250,23 +267,23 @@ def _attempts(
         known.setdefault((torch.float64, device), {})
     for (dtype, device), given in known.items():
         for subset in inputs.subsets(subject.effort):
-            flat, grads = sample.at(dtype, device), grad_outputs.at(dtype, device)
+            run = Attempt(subject, sample, NAME, device, dtype=dtype, by=subset, right=right[subset[0]])
+            values = arguments(dtype, device)
             try:
-                found = vjp(partial(subject.call, sample), flat, subset, grads)
+                found = Backward(run).or_none(values)
             except Exception as error:
                 refuse_own(error)
-                yield Attempt(right[subset[0]], subset, dtype, device, error=error)
+                yield replace(run, error=error)
                 continue
             for argnum, got in zip(subset, found, strict=True):
-                gradient = torch.zeros_like(flat[argnum]) if got is None else got
-                attempt = Attempt(right[argnum], subset, dtype, device, gradient)
-                yield _judged(attempt, given.get(right[argnum].trusted))
+                gradient = torch.zeros_like(values[argnum]) if got is None else got
+                attempt = replace(run, right=right[argnum], got=gradient)
+                yield _judged(attempt, gradient, given.get(right[argnum].trusted))
 
 
-def _judged(attempt: Attempt, case: Case | None) -> Attempt:
+def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
     """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
-    right, got = attempt.right, attempt.got
-    assert got is not None
+    right = attempt.right
     if not right.trusted and attempt.dtype == torch.float64:
         return replace(attempt, expected=right.numerical.known, difference=right.judge(got))
     if case is None:
@@ -275,31 +292,310 @@ def _judged(attempt: Attempt, case: Case | None) -> Attempt:
     return replace(attempt, expected=answer.value, difference=right.judge(got, answer))
 
 
-def _raising_in_few_digits(right: RightGradient, argnums: tuple[int, ...]) -> Iterator[Attempt]:
+def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
     """The backwards that raise by surprise in bfloat16 and float16, where the forward returns.
 
     Numbers are compared in float64 and float32.
     """
-    subject, sample = right.among.subject, right.among.sample
+    subject, sample, argnums = right.among.subject, right.among.sample, right.among.argnums
     if sample.origin or subject.single_precision:
         return
     seen = {*subject.ran.seen}
     for dtype in (each for each in LOW_PRECISION if sample.takes(each)):
         for device in subject.devices_with(dtype):
+            call, run = None, Attempt(subject, sample, NAME, device, dtype=dtype, by=argnums, right=right)
             try:
-                leaves, _, results = record(partial(subject.call, sample), sample.at(dtype, device), argnums)
+                call = run.call()
+                grads = right.grad_outputs.at(dtype, device)
+                pairs = [(grads[at], call.results[at].dtype) for at in call.open]
+                call.backward([None if grad is None else grad.to(own) for grad, own in pairs])
             except Exception as error:
                 refuse_own(error)
-                continue  # `forward` reports it
-            pairs = zip(results, right.grad_outputs.at(dtype, device), strict=True)
-            grads = [None if grad is None else grad.to(result.dtype) for result, grad in pairs]
-            try:
-                differentiate(results, [leaves[argnum] for argnum in argnums], grads)
-            except Exception as error:
-                refuse_own(error)
-                if not (lacks_dtype(error) or stated(error)):
-                    yield Attempt(right, argnums, dtype, device, error=error)
+                if call is not None and not (lacks_dtype(error) or stated(error)):
+                    yield replace(run, error=error)  # of the forward, `forward` reports it
     subject.ran.seen &= seen  # numbers are not compared there: the report must not say that they passed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt(Run):
+    """One backward, and the gradient of one input from it.
+
+    Args:
+        right: The right gradient.
+        got: The gradient, with zeros where there was none.
+        expected: The right one, as far as it is known in the dtype.
+        difference: Their difference; None where they agree.
+        error: The exception, in place of a gradient.
+    """
+
+    dtype: torch.dtype = torch.float64
+    right: RightGradient
+    got: Tensor | None = None
+    expected: Tensor | None = None
+    difference: Difference | None = None
+    error: Exception | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """True if the gradient is wrong, or the backward raised."""
+        return self.difference is not None or self.error is not None
+
+    @property
+    def off(self) -> float:
+        """The largest error, as a share of the largest element."""
+        got, expected = self.got, self.expected
+        return math.inf if got is None or expected is None else share_off(got, expected)
+
+    @property
+    def plainness(self) -> tuple[bool, bool, int]:
+        """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
+        return self.dtype != torch.float64, " alone" in self.right.grad_outputs.name, len(self.argnums)
+
+    def alike(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Those of the attempts with the same grad_output, dtype and device."""
+        wanted = (self.right.grad_outputs, self.dtype, self.device)
+        return [each for each in attempts if (each.right.grad_outputs, each.dtype, each.device) == wanted]
+
+    def script(self, expected: Tensor | None) -> str | None:
+        """A few lines that run it again, beside that of the reference or beside the right gradient."""
+        grads = self.right.grad_outputs.at(self.dtype, self.device)
+        given = (self.subject, self.sample, self.flat(), self.right.argnum, grads, expected)
+        return gradient_replay(*given, subset=self.argnums)
+
+
+def _conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
+    """One failure for each input whose gradient is wrong in any backward that was run on the sample."""
+    errors: dict[tuple[str, str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.error is not None:  # two lines may raise in the same words
+            location = innermost(attempt.error, rights.subject.specification.where)
+            key = (type(attempt.error).__name__, str(attempt.error), location)
+            errors.setdefault(key, []).append(attempt)
+    for group in errors.values():
+        yield _raised(group, attempts)
+    for argnum in rights.argnums:
+        judged = [each for each in attempts if each.right.argnum == argnum and each.error is None]
+        tried = [*dict.fromkeys(each.right for each in judged)]
+        label, brief = rights.sample.labels[argnum], rights.sample.brief
+        if any(each.wrong for each in judged):
+            yield _wrong(judged)
+            continue
+        if not rights.confirmed and any(right.has_kink for right in tried):
+            yield Note(
+                f"the gradient of `{label}` has a kink in {brief}: whatever lies between its one-sided "
+                "derivatives is right there"
+            )
+        open_ = (right.numerical.describe_unknown(label) for right in tried if not right.trusted)
+        words = next(filter(None, open_), None)
+        if words is not None:
+            yield Note(f"{words}; in {brief} nothing looked at them")
+
+
+def _raised(group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
+    """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
+    first = group[0]
+    assert first.error is not None
+    sample, known = first.sample, named_by(first.error)
+    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    about = first.argnums
+    if known.position is not None and known.position < len(tensors):
+        about = (tensors[known.position],)
+    label = ", ".join(sample.labels[argnum] for argnum in about)
+    failure = replace(first.raised(first.error, label), dtypes=_dtypes(group))
+    fine = [*dict.fromkeys(each.argnums for each in first.alike(attempts) if not each.wrong)]
+    if failure.cause != "raises" or not fine:
+        return failure
+    raising = [*dict.fromkeys(each.argnums for each in first.alike(group))]
+    reason = f"it raises when {_needing(sample, raising)}, and is right when {_needing(sample, fine)}"
+    return replace(
+        failure,
+        message=f"{failure.message}; {reason}",
+        evidence={**failure.evidence, "also fits": {"input-needs-grad": reason}},
+        replay=first.script(None),
+    )
+
+
+def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    return ordered(dtype_name(each.dtype) for each in attempts)
+
+
+def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
+    """The failure for a gradient that is not the right one; a note if rounding alone may explain it."""
+    wrong = [each for each in attempts if each.wrong]
+    shown = min(wrong, key=lambda each: each.plainness)
+    right, subject, name = shown.right, shown.subject, shown.sample.names[shown.right.argnum]
+    assert shown.difference is not None
+    assert shown.got is not None
+    assert shown.expected is not None
+    found = _diagnosis(shown, attempts)
+    evidence = {"grad_output": right.grad_outputs.name, **shown.difference.evidence(), **found.evidence}
+    if found.also_fits:
+        evidence["also fits"] = dict(found.also_fits)
+    message = f"the gradient of `{right.label}` is wrong: {shown.difference}"
+    message += f"; {found.reason}" if found.reason else ""
+    if found.cause == "missing-gradient" and leaves_out(subject, name):
+        message += f"; {LEFT_OUT.format(name)}"
+    rule = subject.specification.gradients.rules.get(name)
+    if isinstance(rule, Formula) and subject.specification.kernels:
+        used = {*rule.parameters} & {*subject.specification.schema.result_position}
+        if used and _is_right_with_reference(shown):
+            words = " and ".join(f"`{each}`" for each in sorted(used))
+            message += f"; its formula is right with the {words} of the reference"
+            evidence[RIGHT_WITH_REFERENCE] = sorted(used)
+    if not isinstance(rule, Formula) and not subject.specification.opaque and not right.trusted:
+        message += f". {HIDES}"
+    # What is unknown is, in a replay, what came.
+    expected = torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
+    failure = replace(
+        shown.failure(right.argnum, found.cause, message, evidence=evidence),
+        replay=shown.script(expected),
+        dtypes=_dtypes(wrong),
+    )
+    off = max(each.off for each in wrong)
+    if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
+        return _rounding(shown, failure)
+    return approximate(failure, off)
+
+
+ROUNDED = (
+    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
+    "constant in float32 and the other in float64"
+)
+
+
+def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
+    """The cause of an error like rounding to float32, or a note if no side is known to be wrong.
+
+    A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd
+    through a forward that was not written for it is no truth: there a backward alone must use low precision
+    operands.
+    """
+    subject = shown.subject
+    if failure.cause == UNKNOWN and not subject.kind.own_forward:
+        message = f"{failure.message}; it is off as a constant in float32 makes it"
+        return replace(failure, cause="precision", message=message)
+    if failure.cause == "precision" or not subject.kind.own_forward:
+        return failure
+    operation = low_precision_in_backward(subject, shown.sample, shown.argnums, shown.right.grad_outputs)
+    if operation is None:
+        return Note(ROUNDED)
+    message = (
+        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
+        "where everything else, and all of the forward, has the digits of float64"
+    )
+    evidence = {**failure.evidence, "operation": operation}
+    return replace(failure, cause="precision", message=message, evidence=evidence)
+
+
+THOUSANDTH = 1e-3
+"""Largest share of the largest element that an approximation is off by, as another formula's derivative."""
+
+
+def approximate(failure: Failure, off: float) -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
+    if off > THOUSANDTH:
+        return failure
+    if failure.cause not in (UNKNOWN, "region"):
+        return replace(failure, minor=True)
+    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
+    return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
+
+
+def share_off(got: Tensor, right: Tensor) -> float:
+    """Return the largest error of a gradient as a share of the largest element of the right one.
+
+    Example:
+        >>> share_off(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 5.0]))
+        0.1
+    """
+    known = right.isfinite()
+    off, largest = (got.detach().to(right) - right)[known], largest_magnitude(right)
+    return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
+
+
+RIGHT_WITH_REFERENCE = "right with the reference's"
+"""Evidence: the results with which a formula is right, where those of the operator give a wrong gradient."""
+
+
+def _is_right_with_reference(shown: Attempt) -> bool:
+    """Return True if the formulas give the right gradient from results of the reference, not of a kernel."""
+    subject, sample, flat = shown.subject, shown.sample, shown.flat()
+    grads = shown.right.grad_outputs.at(shown.dtype, shown.device)
+    schema, names = subject.specification.schema, [sample.names[argnum] for argnum in shown.argnums]
+    with Overlooking(), torch.no_grad():
+        every = subject.reference(sample, flat)
+        results = subject.result_flattening(sample)
+        metadata = CallMetadata.of(flat, every, [argnum in shown.argnums for argnum in range(len(flat))])
+        plan = backward_plan(subject.specification, frozenset(names))
+        saved = dict(zip(schema.names, sample.flattening.pack(flat), strict=True))
+        saved |= {name: results.item(name, every) for name in schema.result_position}
+        given = dict(zip(subject.visible_positions(sample), grads, strict=True))
+        vjp = Vjp(subject.specification, plan, sample.flattening, results, metadata, None)
+        got = vjp(saved, [given.get(position) for position in range(len(every))])[shown.right.argnum]
+        return bool(replace(shown, got=got).off <= torch.finfo(shown.dtype).eps ** 0.5)
+    return False
+
+
+def _reference_failure(right: RightGradient) -> Findings:
+    """Yield the failure for a reference through which autograd gives a wrong derivative."""
+    difference = right.judge(right.through_reference)
+    if difference is None:
+        return
+    found = diagnose(Observation(right.through_reference, right.numerical.known))
+    reason = f": {found.reason}" if found.reason else ""
+    sample = case_name(right.among.sample, torch.float64, CPU)
+    yield right.among.failure(
+        right.label,
+        found.cause,
+        f"autograd through the reference gives another gradient of `{right.label}` than finite differences "
+        f"of it: {difference}{reason}. {HIDES}",
+        evidence={"sample": sample, "grad_output": right.grad_outputs.name},
+    )
+
+
+LEFT_OUT = (
+    "its backward returns None there in every case: where that is meant, adopt the class, and declare it by "
+    "`operator.gradients({}=opsmith.non_differentiable)`"
+)
+
+HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
+
+
+def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
+    """The cause of a wrong gradient, seen on fresh inputs, and for which inputs that require one."""
+    right, subject, sample = shown.right, shown.subject, shown.sample
+    truth = None if right.trusted else partial(by_differences, subject)
+    observer = Observer(
+        subject, sample, right.argnum, shown.argnums, truth, dtype=shown.dtype, device=shown.device
+    )
+    found = diagnose(observer.observe(sample.in_double(), right.grad_outputs.in_double()))
+    changed = result_by_need(subject, sample, shown.argnums, shown.dtype, shown.device)
+    if changed is not None:
+        reason = f"it is the gradient of another result, when {_needing(sample, [shown.argnums])}: {changed}"
+        return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
+    alike = shown.alike(attempts)
+    wrong, fine = ([each.argnums for each in alike if each.wrong == side] for side in (True, False))
+    if fine:
+        reason = f"it is wrong when {_needing(sample, wrong)}, and right when {_needing(sample, fine)}"
+        also = {found.cause: found.reason, **found.also_fits}
+        # What differs from run to run explains better why one run is right and another wrong.
+        cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
+        if cause == "input-needs-grad":
+            return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
+    if shown.dtype != torch.float64:
+        words = f"in float64 it is right, and in {dtype_name(shown.dtype)} it is not"
+        reason = f"{found.reason}; {words}" if found.reason else words
+        return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
+    return found
+
+
+def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:
+    words = [" and ".join(f"`{sample.labels[argnum]}`" for argnum in subset) for subset in subsets]
+    alone = [
+        f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)
+    ]
+    verb = "requires" if len(subsets) == 1 and len(subsets[0]) == 1 else "require"
+    return f"{', or '.join(alone)} {verb} a gradient"
 
 
 GRADIENT = Property(

@@ -19,9 +19,10 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.agreement import agrees_along
-from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp_or_zeros
+from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp, vjp_or_zeros
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.run import Run
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -43,21 +44,25 @@ class Backward:
     """Gradients by some inputs, as a function of all arguments of a call, and after them its grad_outputs.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample that the arguments are of.
-        argnums: The inputs; zeros stand for a gradient that autograd does not have.
+        run: The call, with the inputs that require a gradient.
         function: What is differentiated, as the reference; None for the call itself.
     """
 
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
+    run: Run
     function: Results | None = None
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
-        count = len(self.sample.flat)
-        function = self.function or partial(self.subject.call, self.sample)
-        return vjp_or_zeros(function, values[:count], self.argnums, values[count:])
+        """The gradients; zeros where autograd has none."""
+        return vjp_or_zeros(*self._split(values))
+
+    def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
+        """The gradients; None where autograd has none."""
+        return vjp(*self._split(values))
+
+    def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
+        subject, sample = self.run.subject, self.run.sample
+        count, function = len(sample.flat), self.function or partial(subject.call, sample)
+        return function, values[:count], self.run.argnums, values[count:]
 
     def computation(self, values: Sequence[Any], stream: int = 0, **options: Any) -> Computation:
         """The gradients for these values as right answers, with the bounds of their rounding errors.
@@ -67,34 +72,34 @@ class Backward:
             stream: Stream of the random moves.
             options: As of `Computation.of`.
         """
-        known = partial(computed_in, self.subject, self.sample, by_reference=self.function is not None)
+        subject, by_reference = self.run.subject, self.function is not None
+        known = partial(computed_in, subject, self.run.sample, by_reference=by_reference)
         options = {"computed_in": known, **options}
-        return Computation.of(self, values, self.subject.generator(stream), **options)
+        return Computation.of(self, values, subject.generator(stream), **options)
 
 
-@dataclass(eq=False)
-class RightGradients:
-    """The right gradients of one sample.
+@dataclass(frozen=True, eq=False)
+class RightGradients(Run):
+    """The right gradients of one sample by some inputs.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs that are differentiated by.
         confirmed: True if finite differences have confirmed autograd through the reference on other samples,
             so that they need not be taken again.
         spot_checked: True if a few elements and random directions stand for all, as long as they confirm
             autograd through the reference.
     """
 
-    subject: Subject
-    sample: Sample
-    argnums: tuple[int, ...]
     confirmed: bool = False
     spot_checked: bool = False
     _known: dict[tuple[int, str], RightGradient] = field(default_factory=dict)
     _computations: dict[tuple[str, bool], Computation] = field(default_factory=dict)
 
-    def of(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
+    @cached_property
+    def plain(self) -> Results:
+        """The reference, as a function of flat arguments."""
+        return self.subject.plain(self.sample)
+
+    def one(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
         """The right gradient by one input, for some grad_outputs."""
         return self._known.setdefault((argnum, grad_outputs.name), RightGradient(self, argnum, grad_outputs))
 
@@ -108,18 +113,18 @@ class RightGradients:
         """The right gradients in any dtype: autograd's through the reference, or the operator's own."""
         key = (grad_outputs.name, by_reference)
         if key not in self._computations:
-            function = self.subject.plain(self.sample) if by_reference else None
-            backward = Backward(self.subject, self.sample, self.argnums, function)
+            backward = Backward(self, self.plain if by_reference else None)
             values = [*self.sample.in_double(), *grad_outputs.in_double()]
-            options: dict[str, Any] = {"has_truth": self.subject.has_truth, "usual": self.usual_size}
-            self._computations[key] = backward.computation(values, **options)
+            self._computations[key] = backward.computation(
+                values, has_truth=self.subject.has_truth, usual=self.usual_size
+            )
         return self._computations[key]
 
     @cached_property
     def has_finite_results(self) -> bool:
         """True if every number of every result is finite."""
         with torch.no_grad():
-            results = self.subject.plain(self.sample)(self.sample.in_double())
+            results = self.plain(self.sample.in_double())
         return all(all_finite(each) for each in results if is_inexact(each))
 
     def usual_size(self, position: int) -> float:
@@ -177,15 +182,18 @@ class RightGradient:
         """Position of the input among those that are differentiated by."""
         return self.among.argnums.index(self.argnum)
 
+    @property
+    def _known(self) -> tuple[Results, list[Any], int, list[Tensor | None]]:
+        """The reference and the arguments in float64, the input, and the grad_outputs."""
+        return self.among.plain, self.among.sample.in_double(), self.argnum, self.grad_outputs.in_double()
+
     @cached_property
     def numerical(self) -> NumericalGradient:
         """Finite differences in float64."""
         return self._differences(self.among.subject.effort.moved(self.among.sample.elements))
 
     def _differences(self, elements: int) -> NumericalGradient:
-        subject, sample = self.among.subject, self.among.sample
-        flat, grads = sample.in_double(), self.grad_outputs.in_double()
-        return _numerical(subject, sample, flat, self.argnum, grads, elements)
+        return numerical_gradient(*self._known, elements=elements, generator=self.among.subject.generator())
 
     @cached_property
     def answer(self) -> Answer:
@@ -196,8 +204,7 @@ class RightGradient:
     @property
     def through_reference(self) -> Tensor:
         """Autograd's gradient through the reference in float64."""
-        assert self.answer.value is not None
-        return self.answer.value
+        return self.answer.tensor
 
     @cached_property
     def trusted(self) -> bool:
@@ -209,10 +216,8 @@ class RightGradient:
     @cached_property
     def _agrees_along(self) -> bool:
         """True if differences along random directions settle it, so that no element is moved alone."""
-        subject, sample = self.among.subject, self.among.sample
-        flat, grads, found = sample.in_double(), self.grad_outputs.in_double(), self.through_reference
-        plain, generator = subject.plain(sample), subject.generator()
-        return agrees_along(plain, flat, self.argnum, grads, found, generator=generator)
+        generator = self.among.subject.generator()
+        return agrees_along(*self._known, self.through_reference, generator=generator)
 
     @cached_property
     def _few(self) -> NumericalGradient | None:
@@ -225,7 +230,7 @@ class RightGradient:
         if self.numerical.judge(self.through_reference) is None:
             return True
         subject, sample = self.among.subject, self.among.sample
-        backward = Backward(subject, sample, (self.argnum,), subject.plain(sample))
+        backward = Backward(self.among.alone(self.argnum), self.among.plain)
         gradient = backward.computation([*sample.in_double(), *self.grad_outputs.in_double()])
         noise = gradient.noise(computed_in(subject, sample, by_reference=True))
         return noise > 0 and self.numerical.widened(noise).judge(self.through_reference) is None
@@ -258,8 +263,7 @@ class RightGradient:
         if answer is None and not self.trusted:
             return self._judge_by_differences(got.cpu())
         answer = answer or self.answer
-        expected = answer.value
-        assert expected is not None
+        expected = answer.tensor
         known = torch.where(expected.isfinite(), got.cpu(), expected.to(got.dtype))
         verdict = judge(known, answer)
         if verdict.wrong:
@@ -288,13 +292,8 @@ def by_differences(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
-    elements = subject.effort.moved(sample.elements)
-    return [_numerical(subject, sample, flat, argnum, grads, elements).known for argnum in argnums]
-
-
-def _numerical(
-    subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads, elements: int
-) -> NumericalGradient:
-    plain, generator = subject.plain(sample), subject.generator()
-    with torch.no_grad():
-        return numerical_gradient(plain, flat, argnum, grads, elements=elements, generator=generator)
+    elements, plain = subject.effort.moved(sample.elements), subject.plain(sample)
+    return [
+        numerical_gradient(plain, flat, at, grads, elements=elements, generator=subject.generator()).known
+        for at in argnums
+    ]

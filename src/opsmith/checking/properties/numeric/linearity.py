@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp
 from opsmith.checking.numerics.directional import coordinates
 from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped
@@ -53,8 +52,7 @@ def _run(run: Run, compared: list[bool]) -> Findings:
 
 def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipped | None:
     """The cause, words and evidence for a gradient that is not linear in grad_output, or ignores it."""
-    subject, sample = run.subject, run.sample
-    backward = Backward(subject, sample, (argnum,))
+    subject, sample, backward = run.subject, run.sample, Backward(run.alone(argnum))
 
     def answer(grads: Grads) -> Answer:
         values = [*sample.in_double(), *grads]
@@ -67,17 +65,16 @@ def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipp
     ]
     found: list[Answer] = []
     with Overlooking():  # `gradient` reports exceptions, and missing and nan gradients too
-        if vjp(partial(subject.call, sample), sample.in_double(), (argnum,), first)[0] is not None:
+        if backward.or_none([*sample.in_double(), *first])[0] is not None:
             found = [answer(grads) for grads in (first, second)]
-    values = [each.value for each in found if each.value is not None]
+    values = [each.tensor for each in found]
     if not values or not values[0].numel() or not all(map(all_finite, values)):
         return NOT_COMPARED
     if torch.equal(*values) and all(judge(torch.zeros_like(values[0]), each).wrong for each in found):
         return "ignores-grad-output", SAME, {}
     for words, grads, terms, tolerated in _combined(first, second, *found):
         combined = answer(grads)
-        assert combined.value is not None
-        verdict = judge(combined.value, Combination(terms, combined, tolerated))
+        verdict = judge(combined.tensor, Combination(terms, combined, tolerated))
         if verdict.difference is not None:
             text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
             return "nonlinear-grad", text, verdict.difference.evidence()
@@ -122,14 +119,12 @@ Terms = tuple[tuple[float, Answer], ...]
 def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tuple[str, Grads, Terms, float]]:
     """Combinations of grad_outputs: in words, their values, the sum that follows, what it may be off."""
     a, b = FACTORS
-    assert u.value is not None
-    assert v.value is not None
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]
-    largest = largest_magnitude(u.value)
-    size = abs(a) * largest + abs(b) * largest_magnitude(v.value)
+    largest = largest_magnitude(u.tensor)
+    size = abs(a) * largest + abs(b) * largest_magnitude(v.tensor)
     words = f"{a} u + ({b}) v, where those of u and of v are known"
     yield words, mixed, ((a, u), (b, v)), SUMMED * size
-    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u.value) else (SCALES, SCALED)
+    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u.tensor) else (SCALES, SCALED)
     for scale in scales:
         scaled = [None if each is None else scale * each for each in grads]
         yield f"{scale:g} times a grad_output", scaled, ((scale, u),), tolerated * scale * largest

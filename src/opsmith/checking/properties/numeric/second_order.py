@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,16 +14,13 @@ from torch.autograd.function import FunctionCtx
 from opsmith import errors
 from opsmith.checking.calls import leaves_out
 from opsmith.checking.numerics.agreement import Claim
-from opsmith.checking.numerics.autodiff import differentiate, vjp_or_zeros
+from opsmith.checking.numerics.autodiff import differentiate, record, vjp_or_zeros
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.promises import of_second_order
-from opsmith.checking.properties.numeric.derivatives import Derivatives, apart
-from opsmith.checking.properties.numeric.differentiable import each_subset
+from opsmith.checking.properties.numeric.derivatives import Derivatives, apart, each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import case_name
-from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
@@ -41,24 +39,18 @@ def run(subject: Subject) -> Findings:
     if subject.kind.applied and subject.specification.origin.once_differentiable:
         yield Skipped("its backward is marked with `once_differentiable`: torch refuses a second order")
         return
-    yield from each_subset(NAME, _check_subset, subject)
+    yield from each_subset(NAME, SecondOrderGradients, _check, subject)
 
 
-def _check_subset(
-    subject: Subject, sample: Sample, argnums: tuple[int, ...], right: tuple[int, ...]
-) -> Findings:
-    for device in subject.devices_with(torch.float64):
-        gradients = SecondOrderGradients(NAME, subject, sample, argnums, device)
-        try:
-            if right:
-                yield from _against_all(gradients, replace(gradients, argnums=right))
-            else:
-                gradients.by_transforms()
-                yield from _against_differences(gradients)
-        except errors.GraphCutError as error:
-            evidence = {"sample": case_name(sample, torch.float64, device)}
-            yield Failure(NAME, error.argument, "second-order", str(error), error.where, evidence)
-            return
+def _check(gradients: SecondOrderGradients, together: SecondOrderGradients | None) -> Findings:
+    try:
+        if together is None:
+            gradients.by_transforms()
+            yield from _against_differences(gradients)
+        else:
+            yield from _against_all(gradients, together)
+    except errors.GraphCutError as error:
+        yield gradients.failure(error.argument, "second-order", str(error), error.where)
 
 
 def _against_differences(gradients: SecondOrderGradients) -> Findings:
@@ -104,7 +96,7 @@ def _failure(
 ) -> Failure:
     """The failure of one gradient, with a verdict on its derivative by each input and grad_output."""
     verdicts: dict[str, str] = {}
-    for each in gradients.by:
+    for each in gradients.by_each:
         derivative = claim.got[each]
         missing = derivative is None or not derivative.any()
         wrong = claim.by(each).worst(rounding) is not None
@@ -124,7 +116,7 @@ def _failure(
         )
     message = f"the second order by `{label}` is wrong: {what} (by `{named}`, {off}). {CUT}"
     evidence = {f"by {name}": verdict for name, verdict in verdicts.items()} | off.evidence()
-    found = replace(gradients, argnums=(argnum,)).failure("second-order", message, evidence)
+    found = gradients.failure(argnum, "second-order", message, evidence=evidence)
     # Who gives no gradient by an input, in no case, promises no second order by it either.
     constants = all(leaves_out(gradients.subject, name) for name in lacking)
     return replace(found, given="unpromised") if lacking and constants and not others else found
@@ -146,14 +138,14 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     (argnum,), weights = gradients.argnums, together.weights()
     at = together.argnums.index(argnum)
     weighted = [weight if weight is weights[at] else None for weight in weights]
-    alone = gradients.derivatives([weights[at]], gradients.by)
-    for position, words in apart(alone, together.derivatives(weighted, gradients.by)):
+    alone = gradients.derivatives([weights[at]], gradients.by_each)
+    for position, words in apart(alone, together.derivatives(weighted, gradients.by_each)):
         label = gradients.labels
         message = (
             f"the second order by `{label}` is another one where `{label}` alone requires a gradient than "
-            f"where every input does: {words}, by `{gradients.label(gradients.by[position])}`"
+            f"where every input does: {words}, by `{gradients.label(gradients.by_each[position])}`"
         )
-        yield gradients.failure("second-order", message, {})
+        yield gradients.failure(argnum, "second-order", message)
         return
 
 
@@ -176,10 +168,7 @@ class SecondOrderGradients(Derivatives):
     @cached_property
     def inputs_and_grads(self) -> list[Any]:
         """The inputs, and after them the grad_outputs, in float64."""
-        flat = self.sample.in_double()
-        with torch.no_grad():
-            results = self.call(self.sample.in_double())
-        return [*flat, *contiguous_grad_outputs(self.subject, self.sample, results).in_double()]
+        return [*self.sample.in_double(), *plain_grad_outputs(self.subject, self.sample).in_double()]
 
     def by_transforms(self) -> None:
         """Differentiate twice by `torch.func`, where an operator without autograd was seen.
@@ -196,7 +185,7 @@ class SecondOrderGradients(Derivatives):
             flat = [*self.sample.in_double()]
             for argnum, value in zip(self.argnums, inputs, strict=True):
                 flat[argnum] = value
-            return sum(each.real.sum() for each in self.call(flat) if is_inexact(each))
+            return sum(each.real.sum() for each in self.results_at(flat) if is_inexact(each))
 
         argnums = tuple(range(len(self.argnums)))
         first: Any = torch.func.grad(total, argnums)
@@ -204,39 +193,39 @@ class SecondOrderGradients(Derivatives):
         second(*(self.inputs_and_grads[argnum] for argnum in self.argnums))
 
     @cached_property
-    def by(self) -> tuple[int, ...]:
+    def by_each(self) -> tuple[int, ...]:
         """Positions in `inputs_and_grads` to differentiate the gradients by: inputs and grad_outputs."""
-        grads = range(len(self.sample.flat), len(self.inputs_and_grads))
+        grads = range(self.count, len(self.inputs_and_grads))
         return (*self.argnums, *(at for at in grads if self.inputs_and_grads[at] is not None))
+
+    @property
+    def count(self) -> int:
+        """Number of arguments, after which grad_outputs follow."""
+        return len(self.sample.flat)
 
     def label(self, argnum: int) -> str:
         """Name of an entry of `inputs_and_grads` in messages."""
-        count = len(self.sample.flat)
-        if argnum < count:
+        if argnum < self.count:
             return self.sample.labels[argnum]
-        return self.subject.results(self.sample)[argnum - count].gradient_name()
+        return self.subject.results(self.sample)[argnum - self.count].gradient_name()
 
     def weights(self) -> list[Tensor]:
         """A random direction for each gradient, in which it is differentiated."""
-        generator = self.subject.generator(1)
-        wide = {True: torch.complex128, False: torch.float64}
-        return [
-            torch.randn(value.shape, generator=generator, dtype=wide[value.is_complex()])
-            for value in (self.inputs_and_grads[argnum] for argnum in self.argnums)
-        ]
+        drawn = partial(torch.randn, generator=self.subject.generator(1))
+        inputs = (self.inputs_and_grads[argnum] for argnum in self.argnums)
+        return [drawn(value.shape, dtype=value.dtype) for value in inputs]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients, as numbers; zeros where there is none."""
-        count = len(self.sample.flat)
-        return vjp_or_zeros(self.call, values[:count], self.argnums, values[count:])
+        return vjp_or_zeros(self.results_at, values[: self.count], self.argnums, values[self.count :])
 
     def claimed(self, weights: Sequence[Tensor | None]) -> Claim:
         """The derivatives of the weighted gradients by autograd."""
         got = self.differentiated(weights, self.inputs_and_grads)
-        return self.second_order(self, PackedTensors(self.inputs_and_grads, self.by), weights, got)
+        return self.claim(self, PackedTensors(self.inputs_and_grads, self.by_each), weights, got)
 
     def derivatives(self, weights: Sequence[Tensor | None], by: Sequence[int]) -> tuple[Answer, ...]:
-        """The same by some entries of `by`, with their rounding; zeros where autograd has none."""
+        """The same by some entries of `by_each`, with their rounding; zeros where autograd has none."""
         count = len(self.inputs_and_grads)
 
         def again(given: list[Any]) -> list[Tensor | None]:
@@ -247,7 +236,7 @@ class SecondOrderGradients(Derivatives):
 
     def rounding(self, weights: Sequence[Tensor | None]) -> float:
         """Rounding error of the derivatives of the gradients, whose terms may cancel."""
-        return max(largest_magnitude(each.distance) for each in self.derivatives(weights, self.by))
+        return max(largest_magnitude(each.distance) for each in self.derivatives(weights, self.by_each))
 
     def differentiated(
         self, weights: Sequence[Tensor | None], values: Sequence[Any]
@@ -259,7 +248,7 @@ class SecondOrderGradients(Derivatives):
             values: The inputs and the grad_outputs.
 
         Returns:
-            The derivative by each entry of `by`; None where autograd has none.
+            The derivative by each entry of `by_each`; None where autograd has none.
         """
         leaves, gradients = self._recorded(values)
         again = [
@@ -268,27 +257,24 @@ class SecondOrderGradients(Derivatives):
             if weight is not None and gradient is not None and gradient.requires_grad
         ]
         if not again:
-            return dict.fromkeys(self.by)
+            return dict.fromkeys(self.by_each)
         first, second = zip(*again, strict=True)
-        inputs = [leaves[argnum] for argnum in self.by]
+        inputs = [leaves[argnum] for argnum in self.by_each]
         found = capabilities.differentiated(first, inputs, second, retain_graph=True)
         if any(each is None for each in found):
             # `once_differentiable` refuses in `backward()` alone; `autograd.grad` by some inputs skips its
             # node and reports them as unused.
             torch.autograd.backward(first, second)
-        return dict(zip(self.by, found, strict=True))
+        return dict(zip(self.by_each, found, strict=True))
 
     def _recorded(self, values: Sequence[Any]) -> tuple[list[Any], Sequence[Tensor | None]]:
         """Leaves with these values, and the gradients with their graph."""
-        count = len(self.sample.flat)
-        with torch.enable_grad():
-            leaves = [
-                value.detach().requires_grad_(argnum in self.by) if is_inexact(value) else value
-                for argnum, value in enumerate(values)
-            ]
-            copies = [value.clone() if is_inexact(value) else value for value in leaves]
-            inputs = [leaves[argnum] for argnum in self.argnums]
-            return leaves, differentiate(self.call(copies[:count]), inputs, copies[count:], create_graph=True)
+        copied = [value.clone() if is_inexact(value) else value for value in values]  # it may write into them
+        leaves, given, results = record(
+            lambda given: self.results_at(given[: self.count]), copied, self.by_each, leaf=False
+        )
+        inputs = [leaves[argnum] for argnum in self.argnums]
+        return leaves, differentiate(results, inputs, given[self.count :], create_graph=True)
 
     def other_surrogate(self) -> str | None:
         """Description of what may be a surrogate within surrogate gradients; None if there is nothing.

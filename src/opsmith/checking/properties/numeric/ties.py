@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
@@ -84,16 +83,15 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
 def _wrong(subject: Subject, sample: Sample) -> set[str]:
     """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
     with Overlooking(), without_warnings():
-        argnums = differentiated(subject, sample).argnums
-        rights, grads = RightGradients(subject, sample, argnums), plain_grad_outputs(subject, sample)
-        found = Backward(subject, sample, argnums)(grads.beside(sample)(torch.float64, CPU))
-        rated = [rights.of(at, grads) for at in argnums]
+        rights, grads = RightGradients(subject, sample), plain_grad_outputs(subject, sample)
+        found = Backward(rights)(grads.beside(sample)(torch.float64, CPU))
+        rated = [rights.one(at, grads) for at in rights.argnums]
         every = [each.answer.value if each.trusted else each.numerical.values for each in rated]
         present = [each.nan_to_num(0.0, 0.0, 0.0) for each in every if each is not None]
         floor = SAME**2 * max(map(largest_magnitude, present), default=0.0)
         return {
             sample.labels[at]
-            for at, got, right in zip(argnums, found, every, strict=True)
+            for at, got, right in zip(rights.argnums, found, every, strict=True)
             if right is not None and not _agree(got, right, floor)
         }
     return {*sample.labels}

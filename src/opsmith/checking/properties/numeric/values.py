@@ -10,7 +10,7 @@ rejects by an exception.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,18 +18,16 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import computed_in, differentiated, rule_location
+from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.numerics.autodiff import Results, vjp
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.properties.numeric.gradient import approximate, share_off
 from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
-from opsmith.checking.properties.numeric.gradient_verdict import approximate, share_off
 from opsmith.checking.properties.numeric.ties import where_tied
-from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped, covered_samples, raised
+from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import case_name
+from opsmith.checking.run import Run, covered_runs
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     ValueGroup,
@@ -54,19 +52,19 @@ def run(subject: Subject) -> Findings:
     if subject.draws:
         yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
         return
-    yield from covered_samples(NAME, _sample, "no sample has a floating tensor with elements", subject)
+    yield from covered_runs(NAME, _check, "no sample has a floating tensor with elements", subject)
 
 
-def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _check(run: Run, coverage: Coverage) -> Findings:
+    subject, sample = run.subject, run.sample
     usable = [argnum for argnum in sample.inexact if sample.flat[argnum].numel()]
     if sample.origin or not usable or coverage.ran >= subject.effort.special_samples:
         return
     coverage.ran += 1
-    surrogate = subject.specification.gradients.surrogate
-    open_: tuple[int, ...] = () if surrogate else differentiated(subject, sample).argnums
+    open_ = () if subject.specification.gradients.surrogate else run.argnums
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
-        failures = [*_ordinary(subject, sample, usable[0], open_, dtype)]
+        failures = [*_ordinary(run, usable[0], open_, dtype)]
         wrong = {failure.input for failure in failures}
         if not wrong & {result.name for result in subject.results(sample)}:
             dtypes.append(dtype)
@@ -78,61 +76,70 @@ def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
         label = sample.labels[argnum]
-        for call in _calls(subject, sample, argnum, dtypes, open_):
+        for call in _calls(run, argnum, dtypes, open_):
             if label in coverage.wrong:
                 break
-            for finding in _check_call(call, open_):
+            for finding in _check_call(call):
                 if isinstance(finding, Failure):
                     coverage.wrong.add(label)
                 yield finding
 
 
 def _calls(
-    subject: Subject, sample: Sample, argnum: int, dtypes: Sequence[torch.dtype], open_: Sequence[int]
+    run: Run, argnum: int, dtypes: Sequence[torch.dtype], open_: tuple[int, ...]
 ) -> Iterator[SpecialCall]:
     """Every call with special values in one input."""
+    subject, sample = run.subject, run.sample
     found: list[float] = []
     with Overlooking():  # what it rejects, or cannot differentiate, other properties report
-        found = _boundaries(subject, sample, argnum) if argnum in open_ else []
+        found = _boundaries(run, argnum) if argnum in open_ else []
     for dtype in dtypes:
         # What computes in float32 has the range of it.
         ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
         for group in value_groups(ranged, found):
-            for where in placements(sample.flat[argnum], group, subject.generator()):
-                yield SpecialCall(subject, sample, argnum, where, group, dtype)
+            for special in placements(sample.flat[argnum], group, subject.generator()):
+                yield _with(run, argnum, special, dtype, open_, group)
 
 
-def _ordinary(
-    subject: Subject, sample: Sample, argnum: int, open_: Sequence[int], dtype: torch.dtype
-) -> Iterator[Failure]:
+def _with(
+    run: Run,
+    argnum: int,
+    special: Mapping[int, complex],
+    dtype: torch.dtype = torch.float64,
+    open_: tuple[int, ...] = (),
+    group: ValueGroup = ORDINARY_VALUES,
+) -> SpecialCall:
+    more: dict[str, Any] = {"argnum": argnum, "special": special, "group": group}
+    return SpecialCall(run.subject, run.sample, NAME, CPU, dtype=dtype, by=open_, **more)
+
+
+def _ordinary(run: Run, argnum: int, open_: tuple[int, ...], dtype: torch.dtype) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
     argnum = open_[0] if open_ else argnum
-    first = sample.at(dtype, CPU)[argnum].reshape(-1)[:ORDINARY].tolist()
-    call = SpecialCall(subject, sample, argnum, dict(enumerate(first)), ORDINARY_VALUES, dtype)
-    held = open_ if dtype == torch.float64 else ()
-    yield from (finding for finding in _check_call(call, held) if isinstance(finding, Failure))
+    first = run.sample.at(dtype, CPU)[argnum].reshape(-1)[:ORDINARY].tolist()
+    call = _with(run, argnum, dict(enumerate(first)), dtype, open_ if dtype == torch.float64 else ())
+    yield from (finding for finding in _check_call(call) if isinstance(finding, Failure))
 
 
-def _boundaries(subject: Subject, sample: Sample, argnum: int) -> list[float]:
+def _boundaries(run: Run, argnum: int) -> list[float]:
     """Values at which the gradient of one element jumps."""
-    position = sample.flat[argnum].numel() // 2
-    backward, grads = Backward(subject, sample, (argnum,)), plain_grad_outputs(subject, sample).in_double()
+    position, backward = run.sample.flat[argnum].numel() // 2, Backward(run.alone(argnum))
+    grads = plain_grad_outputs(run.subject, run.sample).in_double()
 
     def derivative(value: float) -> float:
-        call = SpecialCall(subject, sample, argnum, {position: value}, ORDINARY_VALUES, torch.float64)
-        return float(backward([*call.flat, *grads])[0].reshape(-1)[position].real)
+        flat = _with(run, argnum, {position: value}).kept
+        return float(backward([*flat, *grads])[0].reshape(-1)[position].real)
 
     return boundaries(derivative)
 
 
-def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
-    subject, sample = call.subject, call.sample
-    given = call.fresh()
+def _check_call(call: SpecialCall) -> Findings:
+    subject, given = call.subject, call.flat()
     try:
         with torch.no_grad(), without_warnings():
-            got = subject.call(sample, given)
+            got = subject.call(call.sample, given)
     except errors.MutationError as error:
-        yield raised(NAME, subject, error, case_name(sample, call.dtype, CPU), call.label)
+        yield call.raised(error, call.label)
         return
     except Exception as error:
         refuse_own(error)
@@ -142,15 +149,15 @@ def _check_call(call: SpecialCall, open_: Sequence[int]) -> Findings:
     wrong = _wrong_result(call, got) if subject.kind.has_reference else None
     if wrong is not None:
         yield wrong
-    elif call.group.finite and open_ and all(all_finite(each) for each in got if is_inexact(each)):
-        yield from _gradients(call, open_)
+    elif call.group.finite and call.argnums and all(all_finite(each) for each in got if is_inexact(each)):
+        yield from _gradients(call)
 
 
 def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
     """Report a write into an argument that only special values cause; `effects` reports any other."""
     subject, sample = call.subject, call.sample
     for argnum in sample.inexact:
-        if same_bits(given[argnum], call.flat[argnum]):
+        if same_bits(given[argnum], call.kept[argnum]):
             continue
         ordinary = sample.at(call.dtype, CPU)
         with torch.no_grad(), without_warnings():
@@ -162,9 +169,7 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
             f"it writes into `{label}` where `{call.label}` has {call.group.name} in it ({values}), and at "
             "ordinary values it does not: write into a clone"
         )
-        evidence = {"sample": case_name(sample, call.dtype, CPU), "at": values}
-        where = subject.specification.where
-        yield Failure(NAME, label, "mutates-input", message, where, evidence, given=call.group.given)
+        yield call.failure(label, "mutates-input", message, evidence={"at": values}, given=call.group.given)
 
 
 def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
@@ -173,7 +178,6 @@ def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
     A kernel that is more exact than the reference is right, as where that overflows on the way, in the sum of
     squares of a norm. Where the reference rejects the arguments, or those beside them, nothing is known.
     """
-    results = call.subject.results(call.sample)
     with Overlooking(), torch.no_grad(), without_warnings():
         for position, (actual, answer) in enumerate(zip(got, _right_results(call), strict=True)):
             value, ordinary = answer.value, answer.ordinary
@@ -185,21 +189,16 @@ def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
             compared = _compared(call, answer) & ~is_close(actual, ordinary.to(actual.dtype), free)
             wrong = wrong_elements(torch.where(compared, actual.to(value.dtype), value), Half(answer))
             if wrong.any() and not _loses_digits_in_float32(call, position):
-                name = results[position].name
-                return _failure(call, name, actual, value, wrong, f"`{name}` is wrong", None)
+                return _failure(call, call.subject.results(call.sample)[position].name, actual, value, wrong)
     return None
 
 
 def _right_results(call: SpecialCall) -> Sequence[Answer]:
     subject, sample = call.subject, call.sample
-    computation = Computation.of(
-        subject.plain(sample),
-        call.flat,
-        subject.generator(PERTURBATIONS),
-        has_truth=subject.has_truth,
-        computed_in=partial(computed_in, subject, sample),
-    )
-    return computation.at(call.fresh(), call.dtype)
+    known, generator = partial(computed_in, subject, sample), subject.generator(PERTURBATIONS)
+    options: dict[str, Any] = {"has_truth": subject.has_truth, "computed_in": known}
+    computation = Computation.of(subject.plain(sample), call.kept, generator, **options)
+    return computation.at(call.flat(), call.dtype)
 
 
 def _compared(call: SpecialCall, answer: Answer) -> Tensor:
@@ -208,18 +207,16 @@ def _compared(call: SpecialCall, answer: Answer) -> Tensor:
     Nothing is required where that is infinite, or nan for finite arguments. Where nan goes in, it may spread
     further than in the reference, and must not be hidden.
     """
-    value, given = answer.value, call.flat[call.argnum]
-    assert value is not None
+    given, nan = call.kept[call.argnum], answer.tensor.isnan()
     if given.isnan().any():
-        return value.isnan()
-    return _are_numbers(answer) if given.isfinite().all() else _are_numbers(answer) | value.isnan()
+        return nan
+    return _are_numbers(answer) if given.isfinite().all() else _are_numbers(answer) | nan
 
 
 def _are_numbers(answer: Answer) -> Tensor:
     """Mark the elements that are finite, and in the dtype itself, too."""
-    assert answer.value is not None
     assert answer.ordinary is not None
-    return answer.value.isfinite() & answer.ordinary.isfinite()
+    return answer.tensor.isfinite() & answer.ordinary.isfinite()
 
 
 def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
@@ -236,46 +233,40 @@ def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
     return False
 
 
-def _gradients(call: SpecialCall, open_: Sequence[int]) -> Findings:
+def _gradients(call: SpecialCall) -> Findings:
     """Hold gradients to autograd through the reference, and where they differ, to finite differences.
 
     In float32, and where equal elements allow several gradients, they must only be finite.
     """
-    subject, sample = call.subject, call.sample
-    grads = plain_grad_outputs(subject, sample).at(call.dtype, CPU)
+    grads = plain_grad_outputs(call.subject, call.sample).at(call.dtype, CPU)
     found: list[Tensor | None] = []
     rights: Sequence[Answer] = ()
     digits = call.dtype == torch.float64 and not call.group.everywhere
     with Overlooking(), without_warnings():  # the property `gradient` reports what a backward raises
-        found = vjp(partial(subject.call, sample), call.fresh(), open_, grads)
+        found = Backward(call).or_none([*call.flat(), *grads])
     if not digits and all(each is None or all_finite(each) for each in found):
         return
     with Overlooking(), without_warnings():  # as where the reference has no gradient there
-        rights = _right_gradients(call, open_, grads)
-    for at, (argnum, gradient) in enumerate(zip(open_, found, strict=False)):
-        got = torch.zeros_like(call.flat[argnum]) if gradient is None else gradient
-        if got.shape == call.flat[argnum].shape:
+        rights = _right_gradients(call, grads)
+    for at, (argnum, gradient) in enumerate(zip(call.argnums, found, strict=False)):
+        got = torch.zeros_like(call.kept[argnum]) if gradient is None else gradient
+        if got.shape == call.kept[argnum].shape:
             yield from _judged(call, argnum, got, rights[at] if rights else None, grads, digits=digits)
 
 
-def _right_gradients(
-    call: SpecialCall, open_: Sequence[int], grads: Sequence[Tensor | None]
-) -> Sequence[Answer]:
+def _right_gradients(call: SpecialCall, grads: Sequence[Tensor | None]) -> Sequence[Answer]:
     """Autograd's gradients through the reference; none where it is no other truth, or does not record it."""
     subject, sample = call.subject, call.sample
-    if subject.kind.in_library or not RightGradients(subject, sample, tuple(open_)).recorded:
+    if subject.kind.in_library or not RightGradients(subject, sample, by=call.argnums).recorded:
         return ()
-    return _answers(call, open_, grads, subject.plain(sample))
+    return _answers(call, grads, Backward(call, subject.plain(sample)))
 
 
-def _answers(
-    call: SpecialCall, argnums: Sequence[int], grads: Sequence[Tensor | None], function: Results | None
-) -> Sequence[Answer]:
+def _answers(call: SpecialCall, grads: Sequence[Tensor | None], backward: Backward) -> Sequence[Answer]:
     """Gradients of the reference, or of the call itself, that are no more exact than the call is."""
-    subject, sample, values = call.subject, call.sample, [*call.flat, *grads]
-    backward = Backward(subject, sample, tuple(argnums), function)
-    known = partial(computed_in, subject, sample)
-    computation = backward.computation(values, has_truth=subject.has_truth, computed_in=known, usual=unknown)
+    values, known = [*call.kept, *grads], partial(computed_in, call.subject, call.sample)
+    truth = call.subject.has_truth
+    computation = backward.computation(values, has_truth=truth, computed_in=known, usual=unknown)
     return computation.at(values, call.dtype)
 
 
@@ -286,14 +277,13 @@ def _suspects(
     call: SpecialCall, argnum: int, got: Tensor, right: Answer | None, *, digits: bool
 ) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
-    odd, special = ~got.isfinite(), [*call.where] if digits and argnum == call.argnum else []
+    odd, special = ~got.isfinite(), [*call.special] if digits and argnum == call.argnum else []
     if right is not None:
-        assert right.value is not None
         known, special = _are_numbers(right), []
         # A class's forward was not written for autograd, whose nan proves nothing.
         odd = odd if call.subject.kind.own_forward else odd & known
         if digits:
-            odd |= wrong_elements(torch.where(known, got.to(right.value.dtype), right.value), Half(right))
+            odd |= wrong_elements(torch.where(known, got.to(right.tensor.dtype), right.tensor), Half(right))
     return [*dict.fromkeys([*odd.flatten().nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
@@ -317,7 +307,7 @@ def _judged(
     with without_warnings():
         numbers = numerical_gradient(
             partial(subject.call, sample) if right is None else subject.plain(sample),
-            in_double_on_cpu(call.flat),
+            in_double_on_cpu(call.kept),
             argnum,
             in_double_on_cpu(grads),
             generator=subject.generator(),
@@ -326,56 +316,62 @@ def _judged(
     wrong, expected = numbers.wrong(got), numbers.values
     decided = numbers.known.isfinite()
     if right is not None:
-        assert right.value is not None
         wrong = torch.where(decided, wrong, _are_numbers(right) & ~got.isfinite())
-        expected = torch.where(right.value.isfinite(), right.value, expected)
+        expected = torch.where(right.tensor.isfinite(), right.tensor, expected)
     elif wrong.any() and digits:  # it may differ by the noise of its own terms, which cancel
-        (own,) = _answers(call, (argnum,), grads, None)
+        (own,) = _answers(call, grads, Backward(call.alone(argnum)))
         wrong &= ~is_close(got, expected, own.distance)
     chosen = torch.zeros(got.numel(), dtype=torch.bool)
     chosen[suspects] = True
     wrong &= chosen.view(got.shape)
     if wrong.any():
-        what = f"the gradient of `{label}` is wrong"
-        failure = _failure(call, label, got, expected.to(got.dtype), wrong, what, argnum)
+        failure = _failure(call, argnum, got, expected.to(got.dtype), wrong)
         yield where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
-    if right is not None and right.value is not None and odd is not None:
-        where = f"`{label}` = {_shown(call.flat[argnum].reshape(-1)[odd])}"
-        ours, others = _shown(got.reshape(-1)[odd]), _shown(right.value.reshape(-1)[odd])
+    if right is not None and odd is not None:
+        where = f"`{label}` = {_shown(call.kept[argnum].reshape(-1)[odd])}"
+        ours, others = _shown(got.reshape(-1)[odd]), _shown(right.tensor.reshape(-1)[odd])
         yield Note(
             f"the gradient of `{label}` at {where} is {ours}, and autograd's through the reference {others}: "
             "it is a kink or an edge, where both are as good"
         )
 
 
-def _failure(
-    call: SpecialCall, name: str, got: Tensor, expected: Tensor, wrong: Tensor, what: str, argnum: int | None
-) -> Failure:
-    """The failure at the first wrong element, with the special values at which elements are wrong."""
-    subject, sample = call.subject, call.sample
+def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor, wrong: Tensor) -> Failure:
+    """The failure at the first wrong element, with the special values at which elements are wrong.
+
+    Args:
+        call: The call.
+        about: The result, or the position of the input whose gradient is wrong.
+        got: The tensor.
+        expected: The right one.
+        wrong: Mask of its wrong elements.
+    """
     elements = wrong.reshape(-1).nonzero().flatten().tolist()
     index = unravel(elements[0], wrong.shape)
     difference = Difference(index, got[index].item(), expected[index].item(), len(elements), wrong.numel())
-    held = (difference.got, difference.expected) if argnum is None else (difference.got,)
-    cause = "region" if argnum is not None else "kernel-mismatch"
-    values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.where.items())
-    condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.where.values())}"
+    if isinstance(about, str):
+        what, cause, where = f"`{about}` is wrong", "kernel-mismatch", call.subject.runs_at(call.kept)
+        held = [difference.got, difference.expected]
+    else:
+        what, cause, where = f"the gradient of `{call.sample.labels[about]}` is wrong", "region", None
+        held = [difference.got]
+    values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.special.items())
+    condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.special.values())}"
     if call.group.everywhere:
         condition = f"{call.filled} of `{call.label}` is {call.listed}"
         values = f"{call.listed} in {call.filled} of it"
-    elif argnum in (None, call.argnum) and wrong.shape == call.flat[call.argnum].shape:
-        special = dict.fromkeys(_shown(call.where[p]) for p in elements if p in call.where)
+    elif (isinstance(about, str) or about == call.argnum) and wrong.shape == call.kept[call.argnum].shape:
+        special = dict.fromkeys(_shown(call.special[p]) for p in elements if p in call.special)
         condition = f"`{call.label}` is {' or '.join(special)}" if special else condition
-    return Failure(
-        NAME,
-        name,
+    return call.failure(
+        about,
         cause if all(map(cmath.isfinite, held)) else "nan",
         f"{what} where {condition}: {difference}",
-        subject.runs_at(call.flat) if argnum is None else rule_location(subject, sample.names[argnum]),
-        {"sample": case_name(sample, call.dtype, CPU), "values": values, **difference.evidence()},
+        where,
+        {"values": values, **difference.evidence()},
         given=call.group.given,
     )
 
