@@ -191,9 +191,9 @@ class Answer:
     def own_error(self, unit: Tensor) -> float:
         """The error of the function itself in the dtype, in units."""
         value, ordinary = self.value, self.ordinary
-        if value is None or ordinary is None or not self.more_exact or self.held_in in FEW_DIGITS:
+        if not self.more_exact or not is_inexact(value) or self.held_in in FEW_DIGITS:
             return 0.0
-        if ordinary.shape != value.shape:
+        if value is None or ordinary is None or ordinary.shape != value.shape:
             return 0.0
         size = unit / unit_roundoff(self.held_in)
         kept = keeps_digits(ordinary, value, self.held_in, size) & value.isfinite()
@@ -341,19 +341,15 @@ class Computation:
         """
         if self.has_truth and self._is_sample(flat):
             return tuple(self.twin(at, each, dtype) for at, each in enumerate(self.results))
+        ordinary = [None if each is None else each.detach().cpu() for each in self.function(list(flat))]
         if not self.has_truth:
-            return self.twins(flat, dtype)
-        pairs = zip(self._in_double(flat), map(_on_cpu, self.function(list(flat))), strict=True)
-        return tuple(self._answer(at, *pair, dtype, more_exact=True) for at, pair in enumerate(pairs))
-
-    def twins(self, flat: Sequence[Any], dtype: torch.dtype) -> tuple[Answer, ...]:
-        """The answers that are right because the function itself gives them in this dtype."""
-        found = [*map(_on_cpu, self.function(list(flat)))]
-        return tuple(self.twin(at, each, dtype) for at, each in enumerate(found))
+            return tuple(self.twin(at, each, dtype) for at, each in enumerate(ordinary))
+        values = enumerate(zip(self._in_double(flat), ordinary, strict=True))
+        return tuple(self._answer(at, *pair, dtype, more_exact=True) for at, pair in values)
 
     def twin(self, position: int, result: Tensor | None, dtype: torch.dtype) -> Answer:
         """The answer that is right because the function itself gave it in this dtype."""
-        return self._answer(position, result, _on_cpu(result), dtype)
+        return self._answer(position, result, None if result is None else result.detach().cpu(), dtype)
 
     def _answer(
         self,
@@ -380,40 +376,37 @@ class Computation:
             dtype: dtype whose last digit it is.
             count: Number of random moves.
         """
-        known = self._moves.setdefault(dtype, _Moves(self._own_generator(), 0, self._still))
-        if known.count < count:
-            eps = torch.finfo(dtype).eps
-            # Steps differ: of one element the signs alone give two values.
-            for draw in range(known.count, count):
-                step = eps * (1 + draw / MOVES)
-                moved = [perturbed(value, step, known.generator) for value in self.wide]
-                found = self.function(moved)
-                known.farthest = [*map(partial(_farther, step), known.farthest, self.results, found)]
-            known.count = count
-        return known.farthest
+        generator, known = self._moves.setdefault(dtype, (self._own_generator(), [self._still]))
+        for draw in range(len(known) - 1, count):
+            step = torch.finfo(dtype).eps * (1 + draw / MOVES)  # of one element the signs give two values
+            found = self.function([perturbed(value, step, generator) for value in self.wide])
+            known.append([*map(partial(_farther, step), known[-1], self.results, found)])
+        return known[-1]
+
+    def _in_float32(self, draws: int) -> list[tuple[Answer, ...]]:
+        """The answers in float32, and beside the arguments, for some that round differently."""
+        try:
+            streams = ((NEAR if draw else 0.0, self._own_generator(draw)) for draw in range(draws))
+            near = [[perturbed(value, *stream) for value in self.wide] for stream in streams]
+            return [self.at([replica(v, torch.float32) for v in flat], torch.float32) for flat in near]
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise_own(error)  # the property reports that it does not run in float32
+            return []
 
     @cached_property
     def lost(self) -> Sequence[Tensor | None]:
         """Mark the elements that keep less than half of their digits in float32: half precision has none."""
-        found: list[Tensor | None] = [None] * len(self.results)
-        try:
-            narrow = [replica(value, torch.float32) for value in self.wide]
-            pairs = zip(self._in_double(narrow), self.function(narrow), strict=True)
-            for at, (value, ordinary) in enumerate(pairs):
-                if value is not None and ordinary is not None and is_inexact(value):
-                    answer = self._answer(at, value, _on_cpu(ordinary), torch.float32, more_exact=True)
-                    kept = answer.judged()
-                    found[at] = None if kept is None else ~kept
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise_own(error)  # the property reports that it does not run in float32
-        return found
+        found = [each for answers in self._in_float32(1) for each in answers]
+        kept = [each.judged() if is_inexact(each.value) else None for each in found]
+        return [None if each is None else ~each for each in kept] or [None] * len(self.results)
 
     @property
     def _still(self) -> list[Tensor | None]:
         return [torch.zeros_like(t).abs() if t is not None and is_inexact(t) else None for t in self.results]
 
     @cached_property
-    def _moves(self) -> dict[torch.dtype, _Moves]:
+    def _moves(self) -> dict[torch.dtype, tuple[torch.Generator, list[list[Tensor | None]]]]:
+        """For each dtype the source of moves, and the farthest after each."""
         return {}
 
     def jumps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
@@ -431,11 +424,6 @@ class Computation:
         """The largest number of any argument."""
         return max((largest_magnitude(value) for value in self.wide if is_inexact(value)), default=0.0)
 
-    def noise(self, dtype: torch.dtype = torch.float64) -> float:
-        """Return the largest rounding error of any element: what is left where right terms all cancel."""
-        found = [largest_magnitude(each) for each in self.moves(dtype) if each is not None]
-        return allowed_roundings(1) * torch.finfo(dtype).eps * max(found, default=0.0)
-
     @cached_property
     def summands(self) -> tuple[int, ...]:
         """For each result the number of input elements that one of its elements depends on, at most."""
@@ -446,25 +434,8 @@ class Computation:
     @cached_property
     def own_errors(self) -> tuple[float, ...]:
         """Error of the function itself in float32, in units; the same number holds in every dtype."""
-        errors = (0.0,) * len(self.results)
-        try:
-            for draw in range(FIRST_MOVES):
-                step = NEAR if draw else 0.0
-                near = [perturbed(value, step, self._own_generator(draw)) for value in self.wide]
-                narrow = [replica(value, torch.float32) for value in near]
-                ordinary, right = self.function(narrow), self._in_double(narrow)
-                found = [*map(self._own_error, range(len(right)), right, ordinary)]
-                errors = tuple(map(max, errors, found))
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise_own(error)  # the property reports that it does not run in float32
-            return (0.0,) * len(self.results)
-        return errors
-
-    def _own_error(self, position: int, value: Tensor | None, ordinary: Tensor | None) -> float:
-        if value is None or ordinary is None or not is_inexact(value):
-            return 0.0
-        answer = self._answer(position, value, _on_cpu(ordinary), torch.float32, more_exact=True)
-        return answer.own_error(answer.unit(answer.tensor.abs() + answer.moved_by(MOVES)))
+        found = [[*map(_own_error, answers)] for answers in self._in_float32(FIRST_MOVES)]
+        return tuple(map(max, zip(*found, strict=True))) or (0.0,) * len(self.results)
 
     @cached_property
     def terms(self) -> tuple[Tensor | None, ...]:
@@ -524,13 +495,11 @@ class Computation:
         return all(map(_same_argument, flat, self.wide))
 
 
-@dataclass
-class _Moves:
-    """The farthest moves so far."""
-
-    generator: torch.Generator
-    count: int
-    farthest: list[Tensor | None]
+def _own_error(answer: Answer) -> float:
+    """The error of the function itself, in units of what moves an element."""
+    if not is_inexact(answer.value) or answer.ordinary is None:
+        return 0.0
+    return answer.own_error(answer.unit(answer.tensor.abs() + answer.moved_by(MOVES)))
 
 
 def _farther(
@@ -597,7 +566,3 @@ def _same_argument(one: Any, other: Any) -> bool:
 def in_double_on_cpu(flat: Sequence[Any]) -> list[Any]:
     """Return the arguments on the CPU, floating tensors in float64 and complex ones in complex128."""
     return [replica(value, torch.float64, CPU) for value in flat]
-
-
-def _on_cpu(result: Tensor | None) -> Tensor | None:
-    return None if result is None else result.detach().cpu()

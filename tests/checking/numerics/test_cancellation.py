@@ -314,7 +314,8 @@ def test_noise_is_what_the_last_digits_of_the_inputs_move() -> None:
 
     def level(function: Any) -> float:
         generator = torch.Generator().manual_seed(0)
-        return Computation.of(lambda flat: [function(*flat)], [grad, x], generator).noise()
+        (moves,) = Computation.of(lambda flat: [function(*flat)], [grad, x], generator).moves(torch.float64)
+        return torch.finfo(torch.float64).eps * float(moves.max())
 
     assert 0 < level(share_gradient) < 1e-13
     assert level(lambda grad, x: share_gradient(grad.float(), x.float()).double()) == 0
@@ -387,7 +388,7 @@ def test_the_noise_of_a_large_element_is_not_that_of_a_small_one() -> None:
         single = Computation.of(
             lambda flat: [flat[0] * 1.0], [x], generator, computed_in=lambda: torch.float32
         )
-        return not judge(got, single.twins([x], torch.float64)[0]).wrong
+        return not judge(got, single.at([x], torch.float64)[0]).wrong
 
     assert judged(x * (1 + 2.0**-24))
     assert not judged(x + torch.tensor([0.0, 0.5, 0.0], dtype=torch.float64))

@@ -65,7 +65,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
         goal: Relative error at which no further step is tried.
     """
     found: list[Slope] = []
-    sides = (_Side(), _Side())
+    sides = [(math.inf, math.nan)] * 2  # the error, and the best extrapolation of one-sided quotients
     for step in steps:
         if not step / 2 > 0:  # underflow
             continue
@@ -73,8 +73,9 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
         if far is None or near is None:
             continue
         blur = 2 * NOISES * noise / step
-        for side, outer, inner in zip(sides, far, near, strict=True):
-            side.see(outer, inner, blur)
+        ahead = [2 * inner - outer for outer, inner in zip(far, near, strict=True)]
+        errors = [abs(value - inner) + 2 * blur for value, inner in zip(ahead, near, strict=True)]
+        sides = [*map(min, sides, zip(errors, ahead, strict=True))]
         if not all(map(math.isfinite, (*far, *near))):
             continue
         each = _extrapolated(step, far, near, blur)
@@ -86,7 +87,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
     best = _best(found)
     if best is not None and best.error <= KNOWN * max(abs(best.value), size):
         return best
-    return _one_sided(best, *sides, size)
+    return _one_sided(math.nan if best is None else best.value, *sides, size)
 
 
 def _extrapolated(
@@ -118,27 +119,18 @@ def _quotients(moved: Differences, step: float) -> tuple[float, float] | None:
     return fall / below, rise / above
 
 
-class _Side:
-    """Best extrapolation of one-sided quotients so far."""
+def _one_sided(middle: float, left: tuple[float, float], right: tuple[float, float], size: float) -> Slope:
+    """Handle what central differences do not settle: a kink, one side alone, or nothing.
 
-    def __init__(self) -> None:
-        self.value, self.error = math.nan, math.inf
-
-    def see(self, outer: float, inner: float, blur: float) -> None:
-        value = 2 * inner - outer
-        error = abs(value - inner) + 2 * blur
-        if error < self.error:
-            self.value, self.error = value, error
-
-
-def _one_sided(best: Slope | None, left: _Side, right: _Side, size: float) -> Slope:
-    """Handle what central differences do not settle: a kink, one side alone, or nothing."""
-    middle = math.nan if best is None else best.value
-    if left.error + right.error <= 2 * KNOWN * abs(right.value - left.value):
-        return Slope((left.value + right.value) / 2, math.inf, left.value, right.value)
-    known = [
-        side.value if side.error <= KNOWN * max(abs(side.value), size) else math.nan for side in (left, right)
-    ]
+    Args:
+        middle: The best estimate from both sides, if there is one.
+        left: Error and derivative from below.
+        right: Error and derivative from above.
+        size: Ordinary size of a derivative.
+    """
+    if left[0] + right[0] <= 2 * KNOWN * abs(right[1] - left[1]):
+        return Slope((left[1] + right[1]) / 2, math.inf, left[1], right[1])
+    known = [value if error <= KNOWN * max(abs(value), size) else math.nan for error, value in (left, right)]
     if all(map(math.isfinite, known)):  # both agree where the function is not smooth: neither is trusted
         known = [math.nan, math.nan]
     return Slope(middle, math.inf, *known)
