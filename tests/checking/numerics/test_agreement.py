@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.agreement import Claim, agrees_along
 from opsmith.checking.numerics.directional import PackedTensors
+from opsmith.checking.numerics.finite_differences import Claim, agrees_along
 
 X = torch.tensor([0.3, -1.2, 2.0, 0.7, -0.4], dtype=torch.float64)
 

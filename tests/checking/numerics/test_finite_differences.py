@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.numerics.directional import DirectionalFunction
+from opsmith.checking.numerics.directional import DirectionalFunction, slope
 from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
 from opsmith.checking.numerics.noise import Noise, noise_of
-from opsmith.checking.numerics.slope import slope
 
 DOUBLE = torch.float64
 

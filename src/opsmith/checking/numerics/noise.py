@@ -16,8 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.directional import DirectionalFunction
-from opsmith.checking.numerics.slope import NOISES, Slope
+from opsmith.checking.numerics.directional import NOISES, DirectionalFunction, Slope
 from opsmith.core.cached_property import cached_property
 
 STEPS = tuple(2.0**-exponent for exponent in (1, 2, 3, *range(5, 47, 3)))

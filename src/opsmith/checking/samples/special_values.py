@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.tensors import CPU
 
@@ -41,6 +42,9 @@ class ValueGroup:
     def given(self) -> Given:
         """Circumstance of what is wrong at these values."""
         return "strained" if self.strained else "usual"
+
+
+ORDINARY = ValueGroup("ordinary values", ())
 
 
 def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueGroup]:
@@ -104,9 +108,9 @@ class SpecialCall(Run):
     """
 
     dtype: torch.dtype = torch.float64
-    argnum: int
-    special: Mapping[int, complex]
-    group: ValueGroup
+    argnum: int = 0
+    special: Mapping[int, complex] = field(default_factory=dict)
+    group: ValueGroup = ORDINARY
 
     @cached_property
     def kept(self) -> list[Any]:
@@ -121,6 +125,16 @@ class SpecialCall(Run):
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""
         return [value.clone() if isinstance(value, Tensor) else value for value in self.kept]
+
+    @property
+    def digits(self) -> bool:
+        """True if gradients must be right; in float32, and of equal elements, they must be finite alone."""
+        return self.dtype == torch.float64 and not self.group.everywhere
+
+    @property
+    def grads(self) -> list[Tensor | None]:
+        """The grad_output of each result."""
+        return plain_grad_outputs(self.subject, self.sample).at(self.dtype, CPU)
 
     @property
     def label(self) -> str:

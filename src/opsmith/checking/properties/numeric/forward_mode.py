@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
-from opsmith.checking.numerics.agreement import Claim
 from opsmith.checking.numerics.autodiff import differentiate, vjp
 from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
+from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.numerics.noise import noise_of
 from opsmith.checking.promises import of_forward_mode
 from opsmith.checking.properties.numeric.derivatives import Derivatives, agrees, apart, each_subset

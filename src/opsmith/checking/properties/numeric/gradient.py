@@ -32,8 +32,8 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     RightGradient,
     RightGradients,
     by_differences,
+    where_tied,
 )
-from opsmith.checking.properties.numeric.ties import where_tied
 from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.run import Case, Run, cases, each_run
@@ -171,7 +171,6 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         NAME,
         by=inputs.argnums,
         confirmed=bool(sample.origin) and seen.confirmed,
-        spot_checked=seen.samples >= subject.effort.spot_checked_after,
     )
     seen.samples += 1
     with torch.no_grad():

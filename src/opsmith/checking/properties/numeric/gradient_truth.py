@@ -3,13 +3,16 @@
 Either can be wrong alone. Autograd through the reference is exact, but wrong where the reference detaches
 something. Finite differences depend on values alone, have fewer digits, and fail at a kink. Autograd is
 trusted if finite differences do not contradict it; otherwise finite differences decide.
+
+Some gradients are right at the author's samples alone: a class may take a kernel and its flip, or a matrix
+and its null vector, and use one for the other. They are right wherever the caller keeps the relation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,26 +20,25 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import computed_in
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.agreement import agrees_along
 from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp, vjp_or_zeros
 from opsmith.checking.numerics.directional import DirectionalFunction
-from opsmith.checking.numerics.finite_differences import NumericalGradient, numerical_gradient
+from opsmith.checking.numerics.finite_differences import NumericalGradient, agrees_along, numerical_gradient
+from opsmith.checking.report import Failure
 from opsmith.checking.run import Run
+from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
-from opsmith.judging.compare import Difference, all_finite, largest_magnitude
+from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude
 from opsmith.judging.judge import judge
-from opsmith.judging.tensors import is_inexact
+from opsmith.judging.tensors import CPU, is_inexact
 
 Grads = Sequence[Tensor | None]
-
-SPOT_CHECK = 8
-"""Number of elements that a spot check moves one at a time."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,9 @@ class RightGradients(Run):
     Args:
         confirmed: True if finite differences have confirmed autograd through the reference on other samples,
             so that they need not be taken again.
-        spot_checked: True if a few elements and random directions stand for all, as long as they confirm
-            autograd through the reference.
     """
 
     confirmed: bool = False
-    spot_checked: bool = False
     _known: dict[tuple[int, str], RightGradient] = field(default_factory=dict)
     _computations: dict[tuple[str, bool], Computation] = field(default_factory=dict)
 
@@ -190,10 +189,9 @@ class RightGradient:
     @cached_property
     def numerical(self) -> NumericalGradient:
         """Finite differences in float64."""
-        return self._differences(self.among.subject.effort.moved(self.among.sample.elements))
-
-    def _differences(self, elements: int) -> NumericalGradient:
-        return numerical_gradient(*self._known, elements=elements, generator=self.among.subject.generator())
+        subject = self.among.subject
+        elements, generator = subject.effort.moved(self.among.sample.elements), subject.generator()
+        return numerical_gradient(*self._known, elements=elements, generator=generator)
 
     @cached_property
     def answer(self) -> Answer:
@@ -211,19 +209,13 @@ class RightGradient:
         """True if finite differences confirm autograd through the reference by the input."""
         if self.among.confirmed or not self.among.recorded:
             return self.among.confirmed
-        return self._agrees_along or self._few is not None or self._differs_by_noise()
+        return self._agrees_along or self._differs_by_noise()
 
     @cached_property
     def _agrees_along(self) -> bool:
         """True if differences along random directions settle it, so that no element is moved alone."""
         generator = self.among.subject.generator()
         return agrees_along(*self._known, self.through_reference, generator=generator)
-
-    @cached_property
-    def _few(self) -> NumericalGradient | None:
-        """Differences by a few elements, where these may stand for all, and confirm autograd."""
-        few = self._differences(SPOT_CHECK) if self.among.spot_checked else None
-        return few if few is not None and few.judge(self.through_reference) is None else None
 
     def _differs_by_noise(self) -> bool:
         """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
@@ -236,10 +228,8 @@ class RightGradient:
     @property
     def has_kink(self) -> bool:
         """True if the differences that confirm autograd, or decide in its place, find a kink."""
-        if self.among.recorded and self._agrees_along:
-            return False
-        confirming = self._few if self.among.recorded else None
-        return bool((confirming or self.numerical).kinks.any())
+        settled = self.among.recorded and self._agrees_along
+        return not settled and bool(self.numerical.kinks.any())
 
     @property
     def is_known(self) -> bool:
@@ -295,3 +285,84 @@ def by_differences(
         numerical_gradient(plain, flat, at, grads, elements=elements, generator=subject.generator()).known
         for at in argnums
     ]
+
+
+APART = 1e-2
+"""Relative move by which tied inputs come apart."""
+
+SAME = 1e-6
+"""Share of the largest element to which a gradient is the right one; its square if the right one is zero."""
+
+
+def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
+    """A finding on numbers, as one in strained circumstances if tied inputs alone make it.
+
+    It is about the gradient by one of them, or it is seen where they have come apart.
+
+    Args:
+        moved: Label of the input that was changed; by default those that differ from the author's sample.
+    """
+    sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
+    if not CAUSES[finding.cause].numeric or sample is None:
+        return finding
+    concerned = {finding.input, moved}
+    if moved is None and sample.change is not None:
+        pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
+        concerned |= {label for label, now, then in pairs if is_inexact(now) and not are_same([now], [then])}
+    tied = tied_inputs(subject) if concerned != {None} else frozenset()
+    if not concerned & tied:
+        return finding
+    names = " and ".join(f"`{label}`" for label in sorted(tied))
+    words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
+    return replace(finding, given="strained", message=f"{finding.message}; {words}")
+
+
+def tied_inputs(subject: Subject) -> frozenset[str]:
+    """Labels of the inputs that belong together: each moved alone makes a gradient wrong that was right.
+
+    One input is tied to none: a gradient that is right where `w` sums to one, and nowhere else, is wrong.
+    """
+    sample = next((each for each in subject.samples if not each.origin), None)
+    if sample is None:
+        return frozenset()
+    return subject.once("tied inputs", sample, partial(_tied, subject, sample))
+
+
+def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
+    right = {*sample.labels} - _wrong(subject, sample)
+    generator = subject.generator()
+    apart: set[str] = set()
+    for argnum in sample.inexact:
+        value = sample.flat[argnum]
+        if value.numel() < 2 or bool((value == value.flatten()[0]).all()):
+            continue  # what is constant is no relation
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        moved = (value * (1 + APART * noise)).to(value.dtype)
+        if _wrong(subject, replace(sample, flat=sample.with_value(argnum, moved), copies={})) & right:
+            apart.add(sample.labels[argnum])
+    return frozenset(apart) if len(apart) > 1 else frozenset()
+
+
+def _wrong(subject: Subject, sample: Sample) -> set[str]:
+    """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
+    with Overlooking(), without_warnings():
+        rights, grads = RightGradients(subject, sample), plain_grad_outputs(subject, sample)
+        found = Backward(rights)(grads.beside(sample)(torch.float64, CPU))
+        rated = [rights.one(at, grads) for at in rights.argnums]
+        every = [each.answer.value if each.trusted else each.numerical.values for each in rated]
+        present = [each.nan_to_num(0.0, 0.0, 0.0) for each in every if each is not None]
+        floor = SAME**2 * max(map(largest_magnitude, present), default=0.0)
+        return {
+            sample.labels[at]
+            for at, got, right in zip(rights.argnums, found, every, strict=True)
+            if right is not None and not _agree(got, right, floor)
+        }
+    return {*sample.labels}
+
+
+def _agree(got: Tensor, right: Tensor, floor: float) -> bool:
+    """Return True if every finite element is the same: what an ill-conditioned bound excuses tells no tie."""
+    known = right.isfinite()
+    numbers = right.masked_fill(~known, 0.0)
+    bound = floor + SAME * largest_magnitude(numbers)
+    return bool((is_close(got.to(right), numbers, bound) | ~known).all())

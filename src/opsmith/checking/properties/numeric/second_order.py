@@ -13,9 +13,9 @@ from torch.autograd.function import FunctionCtx
 
 from opsmith import errors
 from opsmith.checking.calls import leaves_out
-from opsmith.checking.numerics.agreement import Claim
 from opsmith.checking.numerics.autodiff import differentiate, record, vjp_or_zeros
 from opsmith.checking.numerics.directional import PackedTensors
+from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.promises import of_second_order
 from opsmith.checking.properties.numeric.derivatives import Derivatives, apart, each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped

@@ -10,7 +10,8 @@ rejects by an exception.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +23,12 @@ from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.gradient import approximate, share_off
-from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
-from opsmith.checking.properties.numeric.ties import where_tied
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients, where_tied
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, covered_runs
-from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.special_values import (
     SpecialCall,
-    ValueGroup,
     boundaries,
     placements,
     value_groups,
@@ -43,8 +41,8 @@ from opsmith.judging.judge import wrong_elements
 from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "values"
-ORDINARY = 4
-ORDINARY_VALUES = ValueGroup("ordinary values", ())
+FIRST = 4
+"""Number of ordinary values that stand at the special ones' place before these do."""
 
 
 def run(subject: Subject) -> Findings:
@@ -61,10 +59,11 @@ def _check(run: Run, coverage: Coverage) -> Findings:
     if sample.origin or not usable or coverage.ran >= subject.effort.special_samples:
         return
     coverage.ran += 1
+    plain = SpecialCall(subject, sample, NAME, CPU)
     open_ = () if subject.specification.gradients.surrogate else run.argnums
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
-        failures = [*_ordinary(run, usable[0], open_, dtype)]
+        failures = [*_ordinary(replace(plain, argnum=[*open_, *usable][0], dtype=dtype), open_)]
         wrong = {failure.input for failure in failures}
         if not wrong & {result.name for result in subject.results(sample)}:
             dtypes.append(dtype)
@@ -76,7 +75,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
         label = sample.labels[argnum]
-        for call in _calls(run, argnum, dtypes, open_):
+        for call in _calls(replace(plain, argnum=argnum, by=open_), dtypes):
             if label in coverage.wrong:
                 break
             for finding in _check_call(call):
@@ -85,50 +84,34 @@ def _check(run: Run, coverage: Coverage) -> Findings:
                 yield finding
 
 
-def _calls(
-    run: Run, argnum: int, dtypes: Sequence[torch.dtype], open_: tuple[int, ...]
-) -> Iterator[SpecialCall]:
+def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[SpecialCall]:
     """Every call with special values in one input."""
-    subject, sample = run.subject, run.sample
-    found: list[float] = []
+    subject, sample, found = plain.subject, plain.sample, list[float]()
     with Overlooking():  # what it rejects, or cannot differentiate, other properties report
-        found = _boundaries(run, argnum) if argnum in open_ else []
+        found = _boundaries(plain) if plain.argnum in plain.argnums else []
     for dtype in dtypes:
         # What computes in float32 has the range of it.
         ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
         for group in value_groups(ranged, found):
-            for special in placements(sample.flat[argnum], group, subject.generator()):
-                yield _with(run, argnum, special, dtype, open_, group)
+            for special in placements(sample.flat[plain.argnum], group, subject.generator()):
+                yield replace(plain, special=special, group=group, dtype=dtype)
 
 
-def _with(
-    run: Run,
-    argnum: int,
-    special: Mapping[int, complex],
-    dtype: torch.dtype = torch.float64,
-    open_: tuple[int, ...] = (),
-    group: ValueGroup = ORDINARY_VALUES,
-) -> SpecialCall:
-    more: dict[str, Any] = {"argnum": argnum, "special": special, "group": group}
-    return SpecialCall(run.subject, run.sample, NAME, CPU, dtype=dtype, by=open_, **more)
-
-
-def _ordinary(run: Run, argnum: int, open_: tuple[int, ...], dtype: torch.dtype) -> Iterator[Failure]:
+def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
     """Failures at the sample's own values; gradients are compared in float64 only."""
-    argnum = open_[0] if open_ else argnum
-    first = run.sample.at(dtype, CPU)[argnum].reshape(-1)[:ORDINARY].tolist()
-    call = _with(run, argnum, dict(enumerate(first)), dtype, open_ if dtype == torch.float64 else ())
+    first = plain.kept[plain.argnum].reshape(-1)[:FIRST].tolist()
+    held = open_ if plain.dtype == torch.float64 else ()
+    call = replace(plain, special=dict(enumerate(first)), by=held)
     yield from (finding for finding in _check_call(call) if isinstance(finding, Failure))
 
 
-def _boundaries(run: Run, argnum: int) -> list[float]:
+def _boundaries(plain: SpecialCall) -> list[float]:
     """Values at which the gradient of one element jumps."""
-    position, backward = run.sample.flat[argnum].numel() // 2, Backward(run.alone(argnum))
-    grads = plain_grad_outputs(run.subject, run.sample).in_double()
+    position, backward = plain.kept[plain.argnum].numel() // 2, Backward(plain.alone(plain.argnum))
 
     def derivative(value: float) -> float:
-        flat = _with(run, argnum, {position: value}).kept
-        return float(backward([*flat, *grads])[0].reshape(-1)[position].real)
+        flat = replace(plain, special={position: value}).kept
+        return float(backward([*flat, *plain.grads])[0].reshape(-1)[position].real)
 
     return boundaries(derivative)
 
@@ -234,37 +217,32 @@ def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
 
 
 def _gradients(call: SpecialCall) -> Findings:
-    """Hold gradients to autograd through the reference, and where they differ, to finite differences.
-
-    In float32, and where equal elements allow several gradients, they must only be finite.
-    """
-    grads = plain_grad_outputs(call.subject, call.sample).at(call.dtype, CPU)
+    """Hold gradients to autograd through the reference, and where they differ, to finite differences."""
     found: list[Tensor | None] = []
     rights: Sequence[Answer] = ()
-    digits = call.dtype == torch.float64 and not call.group.everywhere
     with Overlooking(), without_warnings():  # the property `gradient` reports what a backward raises
-        found = Backward(call).or_none([*call.flat(), *grads])
-    if not digits and all(each is None or all_finite(each) for each in found):
+        found = Backward(call).or_none([*call.flat(), *call.grads])
+    if not call.digits and all(each is None or all_finite(each) for each in found):
         return
     with Overlooking(), without_warnings():  # as where the reference has no gradient there
-        rights = _right_gradients(call, grads)
+        rights = _right_gradients(call)
     for at, (argnum, gradient) in enumerate(zip(call.argnums, found, strict=False)):
         got = torch.zeros_like(call.kept[argnum]) if gradient is None else gradient
         if got.shape == call.kept[argnum].shape:
-            yield from _judged(call, argnum, got, rights[at] if rights else None, grads, digits=digits)
+            yield from _judged(call, argnum, got, rights[at] if rights else None)
 
 
-def _right_gradients(call: SpecialCall, grads: Sequence[Tensor | None]) -> Sequence[Answer]:
+def _right_gradients(call: SpecialCall) -> Sequence[Answer]:
     """Autograd's gradients through the reference; none where it is no other truth, or does not record it."""
     subject, sample = call.subject, call.sample
     if subject.kind.in_library or not RightGradients(subject, sample, by=call.argnums).recorded:
         return ()
-    return _answers(call, grads, Backward(call, subject.plain(sample)))
+    return _answers(call, Backward(call, subject.plain(sample)))
 
 
-def _answers(call: SpecialCall, grads: Sequence[Tensor | None], backward: Backward) -> Sequence[Answer]:
+def _answers(call: SpecialCall, backward: Backward) -> Sequence[Answer]:
     """Gradients of the reference, or of the call itself, that are no more exact than the call is."""
-    values, known = [*call.kept, *grads], partial(computed_in, call.subject, call.sample)
+    values, known = [*call.kept, *call.grads], partial(computed_in, call.subject, call.sample)
     truth = call.subject.has_truth
     computation = backward.computation(values, has_truth=truth, computed_in=known, usual=unknown)
     return computation.at(values, call.dtype)
@@ -273,33 +251,23 @@ def _answers(call: SpecialCall, grads: Sequence[Tensor | None], backward: Backwa
 MOST_SUSPECTS = 8
 
 
-def _suspects(
-    call: SpecialCall, argnum: int, got: Tensor, right: Answer | None, *, digits: bool
-) -> list[int]:
+def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -> list[int]:
     """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
-    odd, special = ~got.isfinite(), [*call.special] if digits and argnum == call.argnum else []
+    odd, special = ~got.isfinite(), [*call.special] if call.digits and argnum == call.argnum else []
     if right is not None:
         known, special = _are_numbers(right), []
         # A class's forward was not written for autograd, whose nan proves nothing.
         odd = odd if call.subject.kind.own_forward else odd & known
-        if digits:
+        if call.digits:
             odd |= wrong_elements(torch.where(known, got.to(right.tensor.dtype), right.tensor), Half(right))
     return [*dict.fromkeys([*odd.flatten().nonzero().flatten().tolist(), *special])][:MOST_SUSPECTS]
 
 
-def _judged(
-    call: SpecialCall,
-    argnum: int,
-    got: Tensor,
-    right: Answer | None,
-    grads: Sequence[Tensor | None],
-    *,
-    digits: bool,
-) -> Findings:
+def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -> Findings:
     """Judge by finite differences: at a kink, any value between the one-sided derivatives is right."""
     subject, sample = call.subject, call.sample
     with without_warnings():
-        suspects = _suspects(call, argnum, got, right, digits=digits)
+        suspects = _suspects(call, argnum, got, right)
     if not suspects:
         return
     label = sample.labels[argnum]
@@ -309,7 +277,7 @@ def _judged(
             partial(subject.call, sample) if right is None else subject.plain(sample),
             in_double_on_cpu(call.kept),
             argnum,
-            in_double_on_cpu(grads),
+            in_double_on_cpu(call.grads),
             generator=subject.generator(),
             only=[double * at + axis for at in suspects for axis in range(double)],
         )
@@ -318,8 +286,8 @@ def _judged(
     if right is not None:
         wrong = torch.where(decided, wrong, _are_numbers(right) & ~got.isfinite())
         expected = torch.where(right.tensor.isfinite(), right.tensor, expected)
-    elif wrong.any() and digits:  # it may differ by the noise of its own terms, which cancel
-        (own,) = _answers(call, grads, Backward(call.alone(argnum)))
+    elif wrong.any() and call.digits:  # it may differ by the noise of its own terms, which cancel
+        (own,) = _answers(call, Backward(call.alone(argnum)))
         wrong &= ~is_close(got, expected, own.distance)
     chosen = torch.zeros(got.numel(), dtype=torch.bool)
     chosen[suspects] = True
