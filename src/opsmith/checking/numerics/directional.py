@@ -176,6 +176,12 @@ def coordinates(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).reshape(-1)
 
 
+def represents(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Return True if a floating dtype represents every number of a tensor."""
+    numbers = coordinates(tensor)
+    return torch.equal(numbers.to(dtype).to(numbers.dtype), numbers)
+
+
 NOISES = 3
 """Factor on the noise of a difference, since the noise is measured as the largest of some twenty."""
 

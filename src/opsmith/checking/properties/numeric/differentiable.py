@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, rule_location
+from opsmith.checking.calls import Differentiated, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Findings, Note
@@ -29,13 +31,17 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
     return {**instead, **dict.fromkeys(empty, "an empty list")}
 
 
+def each_differentiated(subject: Subject) -> Iterator[tuple[Sample, Differentiated]]:
+    """Yield each sample with the inputs that it differentiates; what a call raises is reported elsewhere."""
+    for sample in subject.samples:
+        with Overlooking():
+            yield sample, differentiated(subject, sample)
+
+
 def differentiated_names(subject: Subject) -> set[str]:
     """Inputs that some sample differentiates."""
-    found: set[str] = set()
-    for sample in subject.samples:
-        with Overlooking():  # what a call raises is reported
-            found.update(sample.names[argnum] for argnum in differentiated(subject, sample).argnums)
-    return found
+    pairs = each_differentiated(subject)
+    return {sample.names[argnum] for sample, inputs in pairs for argnum in inputs.argnums}
 
 
 def not_exercised(property: str, subject: Subject, what: str) -> Findings:
@@ -66,11 +72,6 @@ def nothing_to_differentiate(subject: Subject) -> bool:
             if any(map(has_gradient, tensors_in(subject.call(sample, flat)))):
                 return False
     return True
-
-
-def promises_gradients(subject: Subject) -> bool:
-    """True if the author wrote a gradient: the backward of a class, or one registered with torch."""
-    return subject.specification.origin.own("gradient") is not None
 
 
 def lacks_floats(subject: Subject) -> bool:

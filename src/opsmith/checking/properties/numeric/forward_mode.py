@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch.autograd import forward_ad
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
-from opsmith.checking.numerics.autodiff import differentiate, vjp
-from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates
+from opsmith.checking.numerics.autodiff import differentiate, record, vjp
+from opsmith.checking.numerics.directional import DirectionalFunction, PackedTensors, coordinates, represents
 from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.numerics.noise import noise_of
 from opsmith.checking.promises import of_forward_mode
@@ -178,21 +179,15 @@ def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weig
 
     Tangents that are numbers of float32 are another matter: they were computed in it.
     """
-    rounded = all(
-        torch.equal(tangent.to(LOWER_PRECISION[tangent.dtype]).to(tangent.dtype), tangent)
-        for tangent, weight in zip(got, weights, strict=True)
-        if tangent is not None and weight is not None and tangent.dtype in LOWER_PRECISION
-    )
+    present = (each for each, weight in zip(got, weights, strict=True) if weight is not None)
+    rounded = all(each is None or represents(torch.float32, each) for each in present)
     return tangents.subject.kind.own_forward and not rounded and _fits_float32(got, weights, off)
 
 
 def _fits_float32(got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
     """True if a weighed sum of tangents is off by no more than rounding to float32."""
-    size = sum(float(terms.abs().sum()) for terms in _terms(got, weights))
+    size = float(_terms(got, weights).abs().sum())
     return abs(off.got - off.expected) <= 2 * torch.finfo(torch.float32).eps * size
-
-
-LOWER_PRECISION = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _alone(tangents: Tangents) -> list[Failure]:
@@ -247,13 +242,8 @@ ROUGH = 1e-4
 def _second_order(tangents: Tangents) -> Findings:
     """Compare the derivative of the tangents by autograd with finite differences of the tangents."""
     packed, weights, along = tangents.packed, tangents.weights[0], tangents.direction
-    with torch.enable_grad():
-        leaves = [
-            value.detach().clone().requires_grad_() if argnum in tangents.argnums else value
-            for argnum, value in enumerate(packed.values)
-        ]
-        inputs = [leaves[argnum] for argnum in tangents.argnums]
-        got = differentiate(tangents.by_dual_numbers(along, leaves), inputs, weights)
+    leaves, _, found = record(partial(tangents.by_dual_numbers, along), packed.values, tangents.argnums)
+    got = differentiate(found, [leaves[argnum] for argnum in tangents.argnums], weights)
 
     def function(flat: Sequence[Any]) -> list[Tensor]:
         again = zip(tangents.by_dual_numbers(along, flat), tangents.results, strict=True)
@@ -267,8 +257,8 @@ def _second_order(tangents: Tangents) -> Findings:
         f"the derivative of the tangent by `{tangents.sample.labels[argnum]}` differs from finite differences"
         f" of the tangent: {difference}; something that the tangent formula uses is hidden from autograd"
     )
-    found, where = tangents.alone(argnum), tangents.subject.specification.where
-    failure = found.failed("forward-mode", message, difference.evidence(), where)
+    where = tangents.subject.specification.where
+    failure = tangents.alone(argnum).failed("forward-mode", message, difference.evidence(), where)
     # Nobody wrote the second order of a class's tangents.
     yield replace(failure, given="unpromised") if tangents.subject.kind.own_forward else failure
 
@@ -423,16 +413,16 @@ def _as_number(tangent: Tensor | None, result: Any) -> Tensor | None:
     return (torch.zeros_like(result) if tangent is None else tangent).where(result.isfinite(), 0)
 
 
-def _terms(results: Sequence[Tensor | None], weights: Weights) -> list[Tensor]:
+def _terms(results: Sequence[Tensor | None], weights: Weights) -> Tensor:
     """The products of tensors and their weights; None counts as zeros, and so does 0 times nan."""
     pairs = [
         (coordinates(result).double(), coordinates(weight).double())
         for result, weight in zip(results, weights, strict=True)
         if result is not None and weight is not None
     ]
-    return [result.masked_fill(weight == 0, 0) * weight for result, weight in pairs]
+    return torch.cat([STILL, *(result.masked_fill(weight == 0, 0) * weight for result, weight in pairs)])
 
 
 def weighed(results: Sequence[Tensor | None], weights: Weights) -> float:
     """The real inner product of tensors and their weights."""
-    return sum(float(terms.sum()) for terms in _terms(results, weights))
+    return float(_terms(results, weights).sum())

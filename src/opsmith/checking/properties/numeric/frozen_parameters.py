@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.property import Findings, each_sample
-from opsmith.checking.run import Run
+from opsmith.checking.property import Findings
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -35,21 +35,20 @@ def frozen_parameters(property: str, subject: Subject) -> Findings:
         subject: The subject of the check.
     """
     own = tuple(each for each in subject.samples if each.objects and not each.origin)
-    yield from each_sample(property, partial(_sample, property), replace(subject, samples=own))
+    yield from each_run(property, _check, replace(subject, samples=own))
 
 
-def _sample(property: str, subject: Subject, sample: Sample) -> Findings:
-    for argnums in [*reversed([*differentiated(subject, sample).subsets()]), ()]:
-        run = Run(subject, sample, property, subject.devices[0], by=argnums)
-        failure = next(compare(_ways(property, run)), None)
+def _check(run: Run) -> Findings:
+    for argnums in [*reversed([*differentiated(run.subject, run.sample).subsets()]), ()]:
+        failure = next(compare(_ways(replace(run, place=run.subject.devices[0], by=argnums))), None)
         if failure is not None:
             yield failure
             return  # the other choices would report the same
 
 
-def _ways(property: str, run: Run) -> Iterator[Way]:
+def _ways(run: Run) -> Iterator[Way]:
     names, right, alone = run.names(), run.values().tensors, "" if run.argnums else ", nor any input"
-    needed = partial(another_output, property, run)
+    needed = partial(another_output, run.name, run)
     cause = "input-needs-grad"
     for words, needs in _choices(run.sample):
         failure = partial(needed, f"where {words}{alone}", cause, error=cause, hint=HINT)

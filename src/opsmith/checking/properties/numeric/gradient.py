@@ -20,11 +20,11 @@ from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
+    each_differentiated,
     given_instead,
     lacks_floats,
     not_exercised,
     nothing_to_differentiate,
-    promises_gradients,
 )
 from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import (
@@ -85,14 +85,14 @@ def run(subject: Subject) -> Findings:
     found += not_exercised(NAME, subject, "gradient formula")
     found += frozen_parameters(NAME, subject)
     yield from found
-    refused = _refused(subject)
+    refused, promised = _refused(subject), subject.specification.origin.own("gradient") is not None
     if seen.decided or any(isinstance(each, Failure) for each in found):
         yield from _about_refused(subject, refused)
     elif seen.samples:
         yield Skipped(WITHOUT_ELEMENTS if lacks_floats(subject) else UNDECIDED)
     elif refused:
         yield Skipped("; ".join(reason for reason, _ in refused.values()))
-    elif not (promises_gradients(subject) and lacks_floats(subject)) and nothing_to_differentiate(subject):
+    elif not (promised and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
         yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
@@ -101,10 +101,9 @@ def run(subject: Subject) -> Findings:
 def _refused(subject: Subject) -> dict[str, tuple[str, Sample]]:
     """Inputs that have no gradient to check, why, and in which sample first."""
     refused: dict[str, tuple[str, Sample]] = {}
-    for sample in subject.samples:
-        with Overlooking():  # what a call raises is reported
-            for name, reason in differentiated(subject, sample).refused.items():
-                refused.setdefault(name, (reason, sample))
+    for sample, inputs in each_differentiated(subject):
+        for name, reason in inputs.refused.items():
+            refused.setdefault(name, (reason, sample))
     return refused
 
 
@@ -165,13 +164,8 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
                 yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
     if not inputs.argnums:
         return
-    rights = RightGradients(
-        subject,
-        sample,
-        NAME,
-        by=inputs.argnums,
-        confirmed=bool(sample.origin) and seen.confirmed,
-    )
+    confirmed = bool(sample.origin) and seen.confirmed
+    rights = RightGradients(subject, sample, NAME, by=inputs.argnums, confirmed=confirmed)
     seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())

@@ -22,7 +22,7 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import Results, has_gradient, vjp, vjp_or_zeros
+from opsmith.checking.numerics.autodiff import Results, differentiate, has_gradient, record, vjp, vjp_or_zeros
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, agrees_along, numerical_gradient
 from opsmith.checking.report import Failure
@@ -142,24 +142,16 @@ def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> 
     if subject.specification.opaque:
         return False
     plain = subject.plain(sample)
-
-    def has_graph() -> bool:
-        with torch.enable_grad():
-            flat = sample.in_double()
-            for argnum in argnums:
-                flat[argnum].requires_grad_()
-            return any(has_gradient(result) for result in plain(flat))
-
     if not subject.kind.own_forward:
-        return has_graph()
+        return any(map(has_gradient, record(plain, sample.in_double(), argnums)[2]))
     # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
     with torch.no_grad():
         results = plain(sample.in_double())
     grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
     with Overlooking():
-        if has_graph():
-            vjp_or_zeros(plain, sample.in_double(), argnums, grads)
-            return True
+        leaves, _, again = record(plain, sample.in_double(), argnums)
+        differentiate(again, [leaves[argnum] for argnum in argnums], grads)
+        return any(map(has_gradient, again))
     return False
 
 
@@ -182,16 +174,14 @@ class RightGradient:
         return self.among.argnums.index(self.argnum)
 
     @property
-    def _known(self) -> tuple[Results, list[Any], int, list[Tensor | None]]:
-        """The reference and the arguments in float64, the input, and the grad_outputs."""
-        return self.among.plain, self.among.sample.in_double(), self.argnum, self.grad_outputs.in_double()
+    def _known(self) -> tuple[list[Any], int, list[Tensor | None]]:
+        """The arguments in float64, the input, and the grad_outputs."""
+        return self.among.sample.in_double(), self.argnum, self.grad_outputs.in_double()
 
     @cached_property
     def numerical(self) -> NumericalGradient:
         """Finite differences in float64."""
-        subject = self.among.subject
-        elements, generator = subject.effort.moved(self.among.sample.elements), subject.generator()
-        return numerical_gradient(*self._known, elements=elements, generator=generator)
+        return _numerical(self.among.subject, self.among.sample, *self._known)
 
     @cached_property
     def answer(self) -> Answer:
@@ -214,8 +204,8 @@ class RightGradient:
     @cached_property
     def _agrees_along(self) -> bool:
         """True if differences along random directions settle it, so that no element is moved alone."""
-        generator = self.among.subject.generator()
-        return agrees_along(*self._known, self.through_reference, generator=generator)
+        plain, generator = self.among.plain, self.among.subject.generator()
+        return agrees_along(plain, *self._known, self.through_reference, generator=generator)
 
     def _differs_by_noise(self) -> bool:
         """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
@@ -280,11 +270,14 @@ def by_differences(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
-    elements, plain = subject.effort.moved(sample.elements), subject.plain(sample)
-    return [
-        numerical_gradient(plain, flat, at, grads, elements=elements, generator=subject.generator()).known
-        for at in argnums
-    ]
+    return [_numerical(subject, sample, flat, argnum, grads).known for argnum in argnums]
+
+
+def _numerical(
+    subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads
+) -> NumericalGradient:
+    plain, elements = subject.plain(sample), subject.effort.moved(sample.elements)
+    return numerical_gradient(plain, flat, argnum, grads, elements=elements, generator=subject.generator())
 
 
 APART = 1e-2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.directional import coordinates
+from opsmith.checking.numerics.directional import represents
 from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.property import Findings, Property, Skipped
 from opsmith.checking.run import Run, each_run
@@ -124,15 +124,9 @@ def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tup
     size = abs(a) * largest + abs(b) * largest_magnitude(v.tensor)
     words = f"{a} u + ({b}) v, where those of u and of v are known"
     yield words, mixed, ((a, u), (b, v)), SUMMED * size
-    scales, tolerated = (FLOAT16_SCALES, SUMMED) if _in_float16(u.tensor) else (SCALES, SCALED)
+    scales, tolerated = (FLOAT16_SCALES, SUMMED) if represents(torch.float16, u.tensor) else (SCALES, SCALED)
     for scale in scales:
         scaled = [None if each is None else scale * each for each in grads]
         yield f"{scale:g} times a grad_output", scaled, ((scale, u),), tolerated * scale * largest
     nothing = [None if each is None else torch.zeros_like(each) for each in grads]
     yield "a grad_output of zeros", nothing, ((0.0, u),), SCALED * largest
-
-
-def _in_float16(gradient: Tensor) -> bool:
-    """True if float16 represents every number of a gradient."""
-    numbers = coordinates(gradient)
-    return torch.equal(numbers.half().to(numbers.dtype), numbers)
