@@ -58,11 +58,8 @@ class PackedTensors:
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return the position of the value that a number of the row belongs to, and its index there."""
-        for argnum, size in zip(self.argnums, self.sizes, strict=True):
-            if position < size:
-                return argnum, position
-            position -= size
-        raise ValueError("a position beyond the end of the row")
+        sizes = zip(self.argnums, self.sizes, strict=True)
+        return [(argnum, at) for argnum, size in sizes for at in range(size)][position]
 
 
 class DirectionalFunction:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
-from opsmith.checking.samples.grad_outputs import GradOutputs
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.answer import Answer
 from opsmith.judging.judge import judge
@@ -58,22 +53,6 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
 
 def _rounded(tensor: Tensor) -> bool:
     return bool((tensor.detach().double() * PARTS).frac().any())
-
-
-def low_precision_in_backward(
-    subject: Subject, sample: Sample, argnums: Sequence[int], grad_outputs: GradOutputs
-) -> str | None:
-    """Find the operation by which the backward, but not the forward, loses precision; None for none."""
-    flat = sample.in_double()
-    for argnum in argnums:
-        flat[argnum].requires_grad_()
-    results: list[Any] = []
-    with torch.enable_grad():
-        if low_precision_operand(lambda: results.extend(subject.call(sample, flat)), mixed=False) is not None:
-            return None
-    grads = grad_outputs.in_double()
-    inputs = [flat[argnum] for argnum in argnums]
-    return low_precision_operand(partial(differentiate, results, inputs, grads))
 
 
 DROPPED = {"TF32 (10 bits)": 13, "bfloat16 (7 bits)": 16}

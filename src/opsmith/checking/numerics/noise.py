@@ -217,11 +217,13 @@ EXACT = 1e-6
 """Relative error of the slope of a tread."""
 
 
+@dataclass(frozen=True)
 class SecondEstimate:
     """Second estimate of a gradient's element, where the first one contradicts the tested gradient."""
 
-    def __init__(self, line: DirectionalFunction, noise: Noise, generator: torch.Generator) -> None:
-        self.line, self.noise, self._generator = line, noise, generator
+    line: DirectionalFunction
+    noise: Noise
+    generator: torch.Generator
 
     def excuses(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
         """Return True if a gradient that differs may be right: by noise, at a kink, or on a staircase.
@@ -240,7 +242,7 @@ class SecondEstimate:
 
     @cached_property
     def _levels(self) -> Tensor:
-        more = [noise_of(self.line, self._generator).levels for _ in range(2)]
+        more = [noise_of(self.line, self.generator).levels for _ in range(2)]
         return torch.stack([self.noise.levels, *more]).amax(0)
 
     def _blurred(self, coordinate: int, got: float, found: Slope, bound: float) -> bool:
@@ -258,8 +260,8 @@ class SecondEstimate:
         # Points within the step of the estimate: a pole, which that step did not see, must not count as a
         # kink.
         reach = min(BESIDE, found.step / self._size(coordinate) / 64) if found.is_known else BESIDE
-        parts = torch.rand(POINTS, self.line.coordinates.numel(), generator=self._generator).double()
-        directions = [part * self.line.direction(self._generator) for part in parts]
+        parts = torch.rand(POINTS, self.line.coordinates.numel(), generator=self.generator).double()
+        directions = [part * self.line.direction(self.generator) for part in parts]
         near, blur = self._hull(coordinate, directions, reach / 8)
         far, _ = self._hull(coordinate, directions, reach)
         if near is None or far is None:
@@ -306,7 +308,7 @@ class SecondEstimate:
         """True if the function is a staircase by design, whose stairs do not shrink with its argument."""
         if self.noise.precision < WIDE:
             return False
-        smaller = noise_of(self.line.shifted(-63 / 64 * self.line.coordinates), self._generator)
+        smaller = noise_of(self.line.shifted(-63 / 64 * self.line.coordinates), self.generator)
         return not self.noise.precision / 8 <= smaller.precision <= self.noise.precision * 8
 
     def _size(self, coordinate: int) -> float:

@@ -15,7 +15,7 @@ from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
-from opsmith.checking.numerics.low_precision import low_precision_in_backward
+from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.differentiable import (
@@ -36,7 +36,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
 )
 from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
 from opsmith.checking.report import Failure, ordered
-from opsmith.checking.run import Case, Run, cases, each_run
+from opsmith.checking.run import Case, LiveCall, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
@@ -469,8 +469,11 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
         return replace(failure, cause="precision", message=message)
     if failure.cause == "precision" or not subject.kind.own_forward:
         return failure
-    operation = low_precision_in_backward(subject, shown.sample, shown.argnums, shown.right.grad_outputs)
-    if operation is None:
+    calls: list[LiveCall] = []
+    on_cpu, grads = replace(shown, place=CPU), shown.right.grad_outputs.in_double()
+    forward = low_precision_operand(lambda: calls.append(on_cpu.call()), mixed=False)
+    operation = low_precision_operand(lambda: calls[0].backward([grads[at] for at in calls[0].open]))
+    if forward is not None or operation is None:
         return Note(ROUNDED)
     message = (
         f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
