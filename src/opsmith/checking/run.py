@@ -304,11 +304,6 @@ class Case(Run):
     dtype: torch.dtype = torch.float64
     answers: tuple[Answer, ...] = ()
 
-    @property
-    def in_dtype(self) -> str:
-        """Name of its dtype in messages."""
-        return dtype_name(self.dtype)
-
 
 def cases(
     run: Run,

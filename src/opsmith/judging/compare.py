@@ -224,7 +224,6 @@ def worst_difference(
     unit: Tensor,
     allowed: float = 1.0,
     judged: Tensor | None = None,
-    name: str = "rounding units",
 ) -> Difference | None:
     """Find the element furthest outside its bound; None where all agree.
 
@@ -234,7 +233,6 @@ def worst_difference(
         unit: Unit of each element's distance.
         allowed: Number of units that an element may be off; with `unit` the bound of the rule.
         judged: Mask of the elements that count; all by default.
-        name: Name of the unit.
     """
     if are_equal(got, expected):
         return None
@@ -248,7 +246,7 @@ def worst_difference(
     index = _index_of_largest(torch.where(wrong, units, 0.0))
     value = got.detach()[index].item()
     right, count = expected[index].item(), int(wrong.sum())
-    return Difference(index, value, right, count, got.numel(), float(units[index]), allowed, name)
+    return Difference(index, value, right, count, got.numel(), float(units[index]), allowed)
 
 
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:

@@ -131,6 +131,12 @@ class DirectionalFunction:
         moved[coordinate] += step
         return float(moved[coordinate].double() - self.coordinates[coordinate]), self._moved(moved)
 
+    def central(self, coordinate: int, step: float) -> tuple[float, Tensor]:
+        """Compute the central quotient by a coordinate, nan if the step is lost, and mask what moves."""
+        (rise, above), (fall, below) = (self.at(coordinate, side * step) for side in (1, -1))
+        quotient = float((above - below).sum()) / (rise - fall) if rise > fall else math.nan
+        return quotient, (above != 0) | (below != 0)
+
     def shifted(self, by: Tensor) -> DirectionalFunction:
         """Return the same function at another point."""
         flat = self._packed.unpacked((self.coordinates + by).to(self._numbers.dtype))

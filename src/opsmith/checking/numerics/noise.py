@@ -278,9 +278,7 @@ class SecondEstimate:
         step = reach / 64 * self._size(coordinate)
         slopes: list[float] = []
         for direction in directions:
-            near = self.line.shifted(reach * direction)
-            (rise, above), (fall, below) = (near.at(coordinate, side * step) for side in (1, -1))
-            slopes.append(float((above - below).sum()) / (rise - fall) if rise > fall else math.nan)
+            slopes.append(self.line.shifted(reach * direction).central(coordinate, step)[0])
         if not all(map(math.isfinite, slopes)):
             return None, 0.0
         return (min(slopes), max(slopes)), NOISES * float(self.noise.levels.norm()) / step
@@ -289,13 +287,9 @@ class SecondEstimate:
         """Explain the difference by a staircase, if the gradient is right on one of its treads."""
         own = self._size(coordinate)
         for size in TREADS:
-            (rise, above), (fall, below) = (self.line.at(coordinate, side * size * own) for side in (1, -1))
-            if rise <= fall:
-                return False
-            tread = float((above - below).sum()) / (rise - fall)
+            tread, moved = self.line.central(coordinate, size * own)
             if got == tread == 0:
                 return self._staircase
-            moved = (above != 0) | (below != 0)
             blur = 2 * NOISES * float((self.line.rounding * self.line.weighed)[moved].norm()) / (size * own)
             if not abs(got - tread) <= blur + EXACT * abs(got):
                 return False

@@ -19,7 +19,7 @@ from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index
 from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property, first_line
 from opsmith.checking.run import Case, Run, cases, each_run
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, lacks_dtype
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name, lacks_dtype
 from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
@@ -126,7 +126,7 @@ def _check(run: Run) -> Findings:
             continue
         if not all(answer.is_decided() for answer in case.answers):
             words = "the reference itself loses more than half of its digits"
-            yield Note(f"{sample} is not checked in {case.in_dtype}, in which {words}")
+            yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
         wrong: set[Kernel] = set()
         refused = False
         for kernel in subject.kernels_on(case.device):
@@ -174,7 +174,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
             yield case.raised(error)
             return
         words = f"{origin.computes_by} does not run in it: {first_line(error)}"
-        yield Note(f"{case.in_dtype} was left out on {case.device.type}: {words}")
+        yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible, where = subject.visible_positions(case.sample), subject.specification.where
     yield from compare_results(case, results, visible, "the operator", where, partial(_replay, case))
