@@ -21,12 +21,12 @@ from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     each_differentiated,
+    frozen_parameters,
     given_instead,
     lacks_floats,
     not_exercised,
     nothing_to_differentiate,
 )
-from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
 from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradient,

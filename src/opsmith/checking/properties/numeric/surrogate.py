@@ -10,8 +10,11 @@ from torch import Tensor
 
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.properties.numeric.differentiable import differentiated_names, not_exercised
-from opsmith.checking.properties.numeric.frozen_parameters import frozen_parameters
+from opsmith.checking.properties.numeric.differentiable import (
+    differentiated_names,
+    frozen_parameters,
+    not_exercised,
+)
 from opsmith.checking.properties.numeric.gradient_truth import Backward
 from opsmith.checking.properties.numeric.linearity import not_linear
 from opsmith.checking.property import Findings, Note, Property, Skipped
