@@ -475,8 +475,9 @@ class Computation:
     def precision(self) -> torch.dtype:
         """The dtype that it computes in for arguments in float64: that, or float32."""
         try:
-            known = torch.float64 if self.computed_in is None else self.computed_in()
-            return working_precision(self.function, self.wide, self._own_generator(), known)
+            if self.computed_in is not None and self.computed_in() == torch.float32:
+                return torch.float32
+            return working_precision(self.function, self.wide, self._own_generator())
         except (RuntimeError, TypeError, ValueError) as error:
             raise_own(error)  # as it may where arguments must be whole
             return torch.float64

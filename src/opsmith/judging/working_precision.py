@@ -47,19 +47,13 @@ STEADY = 8.0
 Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 
-def working_precision(
-    function: Function,
-    flat: Sequence[Any],
-    generator: torch.Generator,
-    known: torch.dtype = torch.float64,
-) -> torch.dtype:
+def working_precision(function: Function, flat: Sequence[Any], generator: torch.Generator) -> torch.dtype:
     """Measure the precision that a function computes in.
 
     Args:
         function: Takes flat arguments.
         flat: The arguments, floating ones in float64.
         generator: Source of the directions.
-        known: float32 if it is known to compute in that, so that nothing is measured.
 
     Returns:
         float64, or float32 if at least a part of a result is computed in it.
@@ -70,8 +64,6 @@ def working_precision(
         >>> [working_precision(each, [x], torch.Generator().manual_seed(0)) for each in functions]
         [torch.float64, torch.float32]
     """
-    if known == torch.float32:
-        return known
     fine: list[Tensor] = []
     coarse: list[Tensor] = []
     for _ in range(DRAWS):

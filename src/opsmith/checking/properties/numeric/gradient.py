@@ -31,7 +31,9 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradient,
     RightGradients,
+    approximate,
     by_differences,
+    share_off,
     where_tied,
 )
 from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
@@ -43,7 +45,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
-from opsmith.judging.compare import Difference, largest_magnitude
+from opsmith.judging.compare import Difference
 from opsmith.judging.tensors import CPU
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp
@@ -481,32 +483,6 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
     )
     evidence = {**failure.evidence, "operation": operation}
     return replace(failure, cause="precision", message=message, evidence=evidence)
-
-
-THOUSANDTH = 1e-3
-"""Largest share of the largest element that an approximation is off by, as another formula's derivative."""
-
-
-def approximate(failure: Failure, off: float) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
-    if off > THOUSANDTH:
-        return failure
-    if failure.cause not in (UNKNOWN, "region"):
-        return replace(failure, minor=True)
-    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
-    return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
-
-
-def share_off(got: Tensor, right: Tensor) -> float:
-    """Return the largest error of a gradient as a share of the largest element of the right one.
-
-    Example:
-        >>> share_off(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 5.0]))
-        0.1
-    """
-    known = right.isfinite()
-    off, largest = (got.detach().to(right) - right)[known], largest_magnitude(right)
-    return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
 
 
 RIGHT_WITH_REFERENCE = "right with the reference's"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import computed_in
-from opsmith.checking.causes import CAUSES
+from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results, differentiate, has_gradient, record, vjp, vjp_or_zeros
 from opsmith.checking.numerics.directional import DirectionalFunction
@@ -278,6 +278,32 @@ def _numerical(
 ) -> NumericalGradient:
     plain, elements = subject.plain(sample), subject.effort.moved(sample.elements)
     return numerical_gradient(plain, flat, argnum, grads, elements=elements, generator=subject.generator())
+
+
+THOUSANDTH = 1e-3
+"""Largest share of the largest element that an approximation is off by, as another formula's derivative."""
+
+
+def approximate(failure: Failure, off: float) -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
+    if off > THOUSANDTH:
+        return failure
+    if failure.cause not in (UNKNOWN, "region"):
+        return replace(failure, minor=True)
+    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
+    return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
+
+
+def share_off(got: Tensor, right: Tensor) -> float:
+    """Return the largest error of a gradient as a share of the largest element of the right one.
+
+    Example:
+        >>> share_off(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 5.0]))
+        0.1
+    """
+    known = right.isfinite()
+    off, largest = (got.detach().to(right) - right)[known], largest_magnitude(right)
+    return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
 
 
 APART = 1e-2

@@ -22,8 +22,13 @@ from opsmith import errors
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
-from opsmith.checking.properties.numeric.gradient import approximate, share_off
-from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients, where_tied
+from opsmith.checking.properties.numeric.gradient_truth import (
+    Backward,
+    RightGradients,
+    approximate,
+    share_off,
+    where_tied,
+)
 from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, covered_runs
