@@ -41,6 +41,8 @@ class Effort:
         batched_samples: Samples that are differentiated by several grad_outputs at once.
         elements: Elements of a sample that finite differences move one at a time; in a larger sample, some of
             them and random directions stand for all.
+        spot_checked_after: Samples on which every element is moved; on later ones a few elements and random
+            directions stand for all, as long as these agree with autograd.
         tangent_weights: Random weights of the results by which tangents are held to finite differences.
         fresh: Fresh inputs on which a hypothesis about a cause is tested.
         repeats: Runs of a call that must give the same each time.
@@ -81,6 +83,7 @@ class Effort:
     transform_samples: int = 1
     batched_samples: int = ALL
     elements: int = 2048
+    spot_checked_after: int = ALL
     tangent_weights: int = 2
     fresh: int = 3
     repeats: int = 3
@@ -131,6 +134,7 @@ _QUICK = replace(
     transform_samples=0,
     batched_samples=1,
     elements=64,
+    spot_checked_after=1,
     tangent_weights=1,
     fresh=2,
     repeats=2,

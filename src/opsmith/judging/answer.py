@@ -424,6 +424,11 @@ class Computation:
         """The largest number of any argument."""
         return max((largest_magnitude(value) for value in self.wide if is_inexact(value)), default=0.0)
 
+    def noise(self, dtype: torch.dtype = torch.float64) -> float:
+        """Return the largest rounding error of any element: what is left where right terms all cancel."""
+        found = [largest_magnitude(each) for each in self.moves(dtype) if each is not None]
+        return allowed_roundings(1) * torch.finfo(dtype).eps * max(found, default=0.0)
+
     @cached_property
     def summands(self) -> tuple[int, ...]:
         """For each result the number of input elements that one of its elements depends on, at most."""

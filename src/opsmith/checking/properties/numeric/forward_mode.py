@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.calls import differentiated
+from opsmith.checking.calls import computed_in, differentiated
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.diagnosis import Observation, diagnose
 from opsmith.checking.numerics.autodiff import differentiate, record, vjp
@@ -381,7 +381,9 @@ class Tangents(Derivatives):
 
     def rounding(self, weights: Weights) -> float:
         """Rounding noise of the weighed tangents, whose terms may cancel."""
-        return float(self.weighed_sum(weights).distance)
+        computation = self.weighed_sum(weights).computation
+        assert computation is not None
+        return computation.noise(computed_in(self.subject, self.sample))
 
     def claimed(self, weights: Weights, number: float) -> Claim:
         """A number as the derivative of the weighed results along the direction."""

@@ -166,8 +166,14 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
                 yield Note(f"sample {sample.position} does not differentiate `{name}`, which is {given}")
     if not inputs.argnums:
         return
-    confirmed = bool(sample.origin) and seen.confirmed
-    rights = RightGradients(subject, sample, NAME, by=inputs.argnums, confirmed=confirmed)
+    rights = RightGradients(
+        subject,
+        sample,
+        NAME,
+        by=inputs.argnums,
+        confirmed=bool(sample.origin) and seen.confirmed,
+        spot_checked=seen.samples >= subject.effort.spot_checked_after,
+    )
     seen.samples += 1
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())

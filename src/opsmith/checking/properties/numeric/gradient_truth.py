@@ -41,6 +41,10 @@ from opsmith.judging.tensors import CPU, is_inexact
 Grads = Sequence[Tensor | None]
 
 
+SPOT_CHECK = 8
+"""Number of elements that a spot check moves one at a time."""
+
+
 @dataclass(frozen=True)
 class Backward:
     """Gradients by some inputs, as a function of all arguments of a call, and after them its grad_outputs.
@@ -87,9 +91,12 @@ class RightGradients(Run):
     Args:
         confirmed: True if finite differences have confirmed autograd through the reference on other samples,
             so that they need not be taken again.
+        spot_checked: True if a few elements and random directions stand for all, as long as they confirm
+            autograd through the reference.
     """
 
     confirmed: bool = False
+    spot_checked: bool = False
     _known: dict[tuple[int, str], RightGradient] = field(default_factory=dict)
     _computations: dict[tuple[str, bool], Computation] = field(default_factory=dict)
 
@@ -184,6 +191,14 @@ class RightGradient:
         return _numerical(self.among.subject, self.among.sample, *self._known)
 
     @cached_property
+    def _few(self) -> NumericalGradient | None:
+        """Differences by a few elements, where these may stand for all, and confirm autograd."""
+        if not self.among.spot_checked:
+            return None
+        few = _numerical(self.among.subject, self.among.sample, *self._known, elements=SPOT_CHECK)
+        return few if few.judge(self.through_reference) is None else None
+
+    @cached_property
     def answer(self) -> Answer:
         """Autograd's gradient through the reference in float64, with its bounds."""
         gradients = self.among.computation(self.grad_outputs, by_reference=True)
@@ -199,7 +214,7 @@ class RightGradient:
         """True if finite differences confirm autograd through the reference by the input."""
         if self.among.confirmed or not self.among.recorded:
             return self.among.confirmed
-        return self._agrees_along or self._differs_by_noise()
+        return self._agrees_along or self._few is not None or self._differs_by_noise()
 
     @cached_property
     def _agrees_along(self) -> bool:
@@ -212,14 +227,18 @@ class RightGradient:
         found = self.through_reference
         if self.numerical.judge(found) is None:
             return True
-        noise = largest_magnitude(self.answer.distance)
+        among, flat, grads = self.among, self.among.sample.in_double(), self.grad_outputs.in_double()
+        gradient = Backward(among.alone(self.argnum), among.plain).computation([*flat, *grads])
+        noise = gradient.noise(computed_in(among.subject, among.sample, by_reference=True))
         return noise > 0 and self.numerical.widened(noise).judge(found) is None
 
     @property
     def has_kink(self) -> bool:
         """True if the differences that confirm autograd, or decide in its place, find a kink."""
-        settled = self.among.recorded and self._agrees_along
-        return not settled and bool(self.numerical.kinks.any())
+        if self.among.recorded and self._agrees_along:
+            return False
+        confirming = self._few if self.among.recorded else None
+        return bool((confirming or self.numerical).kinks.any())
 
     @property
     def is_known(self) -> bool:
@@ -274,10 +293,15 @@ def by_differences(
 
 
 def _numerical(
-    subject: Subject, sample: Sample, flat: Sequence[Any], argnum: int, grads: Grads
+    subject: Subject,
+    sample: Sample,
+    flat: Sequence[Any],
+    argnum: int,
+    grads: Grads,
+    elements: int | None = None,
 ) -> NumericalGradient:
-    plain, elements = subject.plain(sample), subject.effort.moved(sample.elements)
-    return numerical_gradient(plain, flat, argnum, grads, elements=elements, generator=subject.generator())
+    plain, most = subject.plain(sample), elements or subject.effort.moved(sample.elements)
+    return numerical_gradient(plain, flat, argnum, grads, elements=most, generator=subject.generator())
 
 
 THOUSANDTH = 1e-3
