@@ -154,15 +154,19 @@ class Run:
         """The results and gradients of a new call."""
         return self.call().values()
 
-    def names(self) -> list[TensorName]:
-        """The name of each tensor of `CallValues.tensors`."""
-        labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
+    def names(self, where: str = "") -> list[TensorName]:
+        """The name of each tensor of `CallValues.tensors`.
+
+        Args:
+            where: `file:line` of what computes them all; by default of the call, and of each gradient's rule.
+        """
+        labels, calls = self.sample.labels, where or self.subject.runs_at(self.sample.flat)
         results = self.subject.results(self.sample)
         gradients = [
-            TensorName(labels[argnum], "gradient", self.backward_location(at))
+            TensorName(labels[argnum], "gradient", where or self.backward_location(at))
             for at, argnum in enumerate(self.argnums)
         ]
-        return [*(TensorName(each.name, "result", where) for each in results), *gradients]
+        return [*(TensorName(each.name, "result", calls) for each in results), *gradients]
 
     def backward_location(self, at: int = 0) -> str:
         """`file:line` of what computes the gradient by one of the arguments."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.properties.torch.forms import Examples, Form
+from opsmith.checking.properties.torch.forms import Examples, compare_outputs
 from opsmith.checking.properties.torch.vmap import SIZE, map_over
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample
-from opsmith.checking.run import TensorName
+from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.run import Run, TensorName, each_run
 from opsmith.checking.samples.batches import batch_of, batched
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -31,42 +32,40 @@ def run(subject: Subject) -> Findings:
     elif subject.draws:
         yield Skipped("it draws random numbers, which one call draws in another order than many")
     else:
-        yield from each_sample(NAME, _sample, subject)
+        yield from each_run(NAME, _batches, subject)
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
+def _batches(run: Run) -> Findings:
+    run, subject, sample = replace(run, dtype=torch.float64), run.subject, run.sample
     specification, wrong = subject.specification, set[str | None]()
     names = [TensorName(each.name, "result", specification.where) for each in subject.every(sample)]
     for argnums in _batched(specification, sample):
-        rows = batch_of(subject, sample, argnums, SIZE, torch.float64)
-        reference = [partial(subject.reference, sample)]
-        right = Examples(subject, sample, rows, argnums, dtype=torch.float64, functions=reference)
-        form = Form(
-            NAME,
-            f"batching={specification.batching!r} is not so: in a batch of "
-            f"{', '.join(f'`{sample.labels[argnum]}`' for argnum in argnums)}, ",
-            "is not what each example gives alone",
-            names,
-            right.fault,
-            {"sample": f"{sample} in float64"},
-        )
+        rows = batch_of(subject, sample, argnums, SIZE, run.dtype)
+        right = Examples(run, rows, argnums, functions=[partial(subject.reference, sample)])
         over = dict.fromkeys(argnums, 0)
         batch = batched(rows, over)
+        found: list[Sequence[Tensor | None]] = []
         dims = [over.get(argnum) for argnum in range(len(batch))]
         whole = batched_call(specification, sample.flattening, batch, dims, SIZE, "error")
         if whole is not None:
-            found = whole.restore(subject.reference(sample, whole.flat), [each.name for each in names])
-            yield from form.failures(found, wrong)
+            found.append(whole.restore(subject.reference(sample, whole.flat), [each.name for each in names]))
         if specification.batching == ELEMENTWISE and len(argnums) == len(tensors_in(rows[0])):
             # Each place stands for itself in any dimension, also in a new last one.
             last = subject.reference(sample, batched(rows, dict.fromkeys(argnums, -1)))
-            yield from form.failures([each.movedim(-1, 0) for each in last], wrong)
+            found.append([each.movedim(-1, 0) for each in last])
         if specification.opaque and not capabilities.on("torch_func"):
             yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
-            continue
-        mapped = map_over(partial(subject.call, sample), batch, over)
-        visible = dict(zip(subject.visible_positions(sample), mapped, strict=True))
-        yield from form.failures([visible.get(at, each) for at, each in enumerate(right.expected)], wrong)
+        else:
+            mapped = map_over(partial(subject.call, sample), batch, over)
+            visible = dict(zip(subject.visible_positions(sample), mapped, strict=True))
+            found.append([visible.get(at, each) for at, each in enumerate(right.expected)])
+        labels = ", ".join(f"`{sample.labels[argnum]}`" for argnum in argnums)
+        words = (
+            f"batching={specification.batching!r} is not so: in a batch of {labels}, {{}} is not what each"
+        )
+        for outputs in found:
+            form = f"{words} example gives alone"
+            yield from compare_outputs(run, form, names, outputs, right.fault, wrong)
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:

@@ -24,7 +24,6 @@ from opsmith.checking.properties.torch.compiled_calls import (
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import replicas
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
@@ -99,7 +98,7 @@ class Compilation(Tracing):
         """Run the compiled code on other sizes: results must be right, without a recompilation."""
         resized = [other_sizes(call) for call in calls]
         others = [call if other is None else other for call, other in zip(calls, resized, strict=True)]
-        plain = attempt(lambda: [other.run(backward=True) for other in others if any(resized)])
+        plain = attempt(lambda: [other.compute(backward=True) for other in others if any(resized)])
         if not plain or isinstance(plain, Raised):
             return  # there are none, or `forward` and `gradient` report it
         found = attempt(partial(_run_in, "fail_on_recompile", step, others))
@@ -107,8 +106,7 @@ class Compilation(Tracing):
             why = _why_anew(found.error)
             if why is not None:
                 message = f"with dynamic=True it is compiled anew for other sizes: {why}"
-                where, evidence = self.subject.specification.where, {"sample": str(others[0].sample)}
-                yield Failure(COMPILING, None, "recompiles", message, where, evidence)
+                yield others[0].failure(None, "recompiles", message)
             found = attempt(partial(_run_in, "default", step, others))
         if isinstance(found, Raised):
             yield from self.refused(others, found.error)
@@ -142,20 +140,18 @@ class Calls(torch.nn.Module):
     def __init__(self, calls: Sequence[PlainCall]) -> None:
         super().__init__()
         self.step: Callable[[Any], Any] = step_of(calls[0].subject)
-        self.calls = calls
+        self.calls, self.rows = calls, [call.flat() for call in calls]
 
     def forward(self, *given: Tensor) -> Any:
         """Results of each call."""
         rest = iter(given)
-        rows = (
-            [next(rest) if isinstance(value, Tensor) else value for value in call.flat] for call in self.calls
-        )
+        rows = ([next(rest) if isinstance(value, Tensor) else value for value in row] for row in self.rows)
         return self.step([call.arguments(row) for call, row in zip(self.calls, rows, strict=True)])
 
 
 def _inputs(calls: Sequence[PlainCall]) -> tuple[Tensor, ...]:
     """Copies of the tensors of several calls, as `Calls` takes them: the program may write into them."""
-    return tuple(tensors_in(replicas([value for call in calls for value in call.flat])))
+    return tuple(tensors_in([value for call in calls for value in call.flat()]))
 
 
 def exported(subject: Subject) -> Findings:

@@ -6,7 +6,7 @@ import itertools
 import time
 import types
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,20 +15,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
-from opsmith.checking.properties.torch.forms import (
-    Examples,
-    Fault,
-    Form,
-    form_fault,
-    gradients_by,
-    results_of,
-)
+from opsmith.checking.properties.torch.forms import Examples, Fault, compare_outputs, form_fault
 from opsmith.checking.property import Finding, Findings, Note, of_exception
-from opsmith.checking.report import Failure
-from opsmith.checking.run import record_copies
+from opsmith.checking.run import Run, record_copies
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -44,27 +35,13 @@ GRAPH = {True: "a graph of autograd", False: "no graph of autograd"}
 
 
 @dataclass(frozen=True)
-class PlainCall:
+class PlainCall(Run):
     """A call to be traced, and what it gives where nothing traces it."""
-
-    subject: Subject
-    sample: Sample
-
-    @cached_property
-    def flat(self) -> list[Any]:
-        """Its flat arguments."""
-        return self.sample.at()
-
-    @cached_property
-    def argnums(self) -> tuple[int, ...]:
-        """The arguments to differentiate by."""
-        return differentiated(self.subject, self.sample).argnums
 
     @cached_property
     def recorded(self) -> list[Any]:
         """The results with their graphs."""
-        found: list[Any] = record_copies(partial(self.subject.call, self.sample), self.flat, self.argnums)[1]
-        return found
+        return self.call().results
 
     @cached_property
     def grads(self) -> list[Tensor | None]:
@@ -75,14 +52,14 @@ class PlainCall:
     @cached_property
     def results(self) -> Examples:
         """The right results."""
-        return Examples(self.subject, self.sample, [self.flat])
+        return Examples(self, [self.flat()])
 
     @cached_property
     def gradients(self) -> Examples:
         """The right gradients."""
-        return Examples(self.subject, self.sample, [[*self.flat, *self.grads]], argnums=self.argnums)
+        return Examples(self, [[*self.flat(), *self.grads]], gradients=True)
 
-    def run(self, *, backward: bool) -> list[Tensor | None]:
+    def compute(self, *, backward: bool) -> list[Tensor | None]:
         """Compute what it gives, once."""
         return [*self.recorded, *self.results.expected, *(self.gradients.expected if backward else ())]
 
@@ -139,15 +116,15 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
 
 def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[TracedCall]:
     """Run a step, compiled or not, and one backward through all its results."""
-    begins = [*itertools.accumulate((len(call.flat) for call in calls), initial=0)]
-    pairs = [*zip(begins, calls, strict=False)]
-    argnums = [begin + argnum for begin, call in pairs for argnum in call.argnums]
+    begins = [*itertools.accumulate((len(call.sample.flat) for call in calls), initial=0)]
+    argnums = [begin + at for begin, call in zip(begins, calls, strict=False) for at in call.argnums]
 
     def every(given: list[Any]) -> Any:
-        return step([call.arguments(given[begin:][: len(call.flat)]) for begin, call in pairs])
+        spans = zip(calls, itertools.pairwise(begins), strict=True)
+        return step([call.arguments(given[begin:end]) for call, (begin, end) in spans])
 
     with calls[0].subject.seeded():
-        leaves, returned = record_copies(every, [value for call in calls for value in call.flat], argnums)
+        leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
     results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
     if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
         return [TracedCall(each) for each in results]
@@ -171,7 +148,7 @@ def other_sizes(call: PlainCall) -> PlainCall | None:
     """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1."""
     for other in call.subject.samples:
         if other.origin.startswith(f"sample {call.sample.position} ") and _resized(call.sample, other):
-            return PlainCall(call.subject, other)
+            return replace(call, sample=other)
     return None
 
 
@@ -226,8 +203,8 @@ class Tracing:
             if any(isinstance(value, torch.Generator) for value in sample.flat):
                 yield Note(f"a sample with a generator was left out: {generators}")
                 continue
-            call = PlainCall(self.subject, sample)
-            raised = attempt(partial(call.run, backward=self.backward))
+            call = PlainCall(self.subject, sample, self.property)
+            raised = attempt(partial(call.compute, backward=self.backward))
             if isinstance(raised, Raised):
                 words = f"{sample} was left out, since it raises without `torch.{self.property}`"
                 see = ": see `gradient`" if self.backward else ""
@@ -256,25 +233,22 @@ class Tracing:
             samples = ", ".join(f"sample {call.sample.position}" for call in calls)
             yield Note(f"{samples} cannot be {self.done}: {reason}")
             return
-        kind, location = type(errors[0]).__name__, self.subject.specification.where
-        message = f"{self} raises where a call does not: {kind}: {reason_of(errors[0])}"
-        evidence = of_exception(errors[0], str(calls[0].sample))
-        yield Failure(self.property, None, "raises", message, location, evidence)
+        message = f"{self} raises where a call does not: {type(errors[0]).__name__}: {reason_of(errors[0])}"
+        yield calls[0].failure(None, "raises", message, evidence=of_exception(errors[0], str(calls[0])))
 
     def judged(self, calls: Sequence[PlainCall], found: Sequence[TracedCall]) -> Findings:
         """Compare results and gradients of traced calls with those of plain ones."""
-        subject, where = self.subject, self.subject.specification.where
+        form = f"{self.words}{{}} is another than without"
         for call, traced in zip(calls, found, strict=True):
             notes: list[Note] = []
-            evidence = {"sample": str(call.sample)}
-            form = partial(Form, self.property, self.words, "is another than without", evidence=evidence)
-            results = form(results_of(subject, call.sample, where), partial(self._fault, call, traced, notes))
-            yield from results.failures(traced.results, set())
+            names, count = call.names(self.subject.specification.where), len(call.recorded)
+            fault = partial(self._fault, call, traced, notes)
+            yield from compare_outputs(call, form, names[:count], traced.results, fault, set())
             yield from notes
             alike = [*map(has_gradient, traced.results)] == [*map(has_gradient, call.recorded)]
-            if alike and traced.gradients and not subject.draws:
-                outputs = gradients_by(subject, call.sample, call.argnums, where)
-                yield from form(outputs, call.gradients.fault).failures(traced.gradients, set())
+            if alike and traced.gradients and not self.subject.draws:
+                right = call.gradients.fault
+                yield from compare_outputs(call, form, names[count:], traced.gradients, right, set())
 
     def _fault(
         self, call: PlainCall, traced: TracedCall, notes: list[Note], position: int, got: Any

@@ -14,40 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, stated
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.promises import of_batches, of_tools
 from opsmith.checking.properties.torch.forms import (
     Examples,
     Fault,
-    Form,
     Function,
+    compare_outputs,
     form_fault,
-    gradients_by,
-    gradients_of,
     reference_of,
-    results_of,
 )
-from opsmith.checking.property import (
-    REFUSED,
-    Coverage,
-    Findings,
-    Note,
-    Property,
-    Skipped,
-    covered_samples,
-    raised,
-)
+from opsmith.checking.property import REFUSED, Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import TensorName, record_copies
-from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
+from opsmith.checking.run import Run, TensorName, covered_runs
+from opsmith.checking.samples.batches import all_finite, batch_of, batched, working_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.judging.compare import all_close, exact_difference, share_of_largest
+from opsmith.judging.compare import exact_difference, within_rounding
 from opsmith.judging.constants import allowed_roundings, unit_roundoff
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
@@ -213,9 +200,8 @@ def run(subject: Subject) -> Findings:
             "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
         )
         return
-    unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    check_sample = partial(_sample, slices=[])
-    for finding in covered_samples(NAME, check_sample, unchecked, subject, noted=noted):
+    unchecked = "no sample has a tensor to batch"
+    for finding in covered_runs(NAME, _mapped, unchecked, subject, noted="a part of it is refused: "):
         yield finding
         # A class that is called by `apply` need not offer it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
@@ -224,22 +210,23 @@ def run(subject: Subject) -> Findings:
             yield Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
-def _sample(subject: Subject, sample: Sample, coverage: Coverage, slices: list[Note]) -> Findings:
+def _mapped(run: Run, coverage: Coverage) -> Findings:
+    subject, sample = run.subject, run.sample
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = subject.rank(sample) < subject.effort.transform_samples
-    mapped = MappedSample(subject, sample, coverage, slices)
+    mapped = MappedSample(replace(run, dtype=working_dtype(subject, sample)), coverage)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from mapped.results(batch_dims)
-    yield from slices
-    if coverage.wrong or slices or not coverage.ran:
+    yield from mapped.slices
+    if coverage.wrong or mapped.slices or not coverage.ran:
         return
     for batch_dims in chosen if every else chosen[:1]:
         yield from mapped.gradients(batch_dims)
@@ -253,36 +240,32 @@ class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
+        run: Run of the sample, in the dtype in which it is mapped.
         coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
         slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
+        loops: Examples that are known, by the arguments in which they differ.
     """
 
-    subject: Subject
-    sample: Sample
+    run: Run
     coverage: Coverage
-    slices: list[Note]
+    slices: list[Note] = field(default_factory=list)
     loops: dict[tuple[Any, ...], Examples] = field(default_factory=dict)
-
-    @cached_property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype in which it is mapped."""
-        return working_dtype(self.subject, self.sample)
 
     @cached_property
     def reference(self) -> Function | None:
         """The reference, if batches are computed by it; None if the operator itself computes them."""
-        return reference_of(self.subject, self.sample)
+        return reference_of(self.run)
 
     def call(self, flat: Sequence[Any]) -> list[Any]:
         """The results of one example."""
-        return self.subject.call(self.sample, flat)
+        return self.run.subject.call(self.run.sample, flat)
 
     def loop(self, batch_dims: BatchDims, size: int = 0) -> Examples:
         """Examples that differ in some arguments, with their results; cached."""
-        key = (*sorted(batch_dims.dims), size or batch_dims.size)
+        run, key = self.run, (*sorted(batch_dims.dims), size or batch_dims.size)
         if key not in self.loops:
-            rows = batch_of(self.subject, self.sample, key[:-1], key[-1], self.dtype)
-            self.loops[key] = Examples(self.subject, self.sample, rows, key[:-1], dtype=self.dtype)
+            rows = batch_of(run.subject, run.sample, key[:-1], key[-1], run.dtype)
+            self.loops[key] = Examples(run, rows, key[:-1])
         return self.loops[key]
 
     def results(self, batch_dims: BatchDims) -> Findings:
@@ -297,8 +280,7 @@ class MappedSample:
             self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
             return None
 
-        form = self._form(batch_dims, "", self._names, fault)
-        yield from self._compare(form, batch_dims, partial(batch_dims.over, self.call, loop.rows))
+        yield from self._compare(batch_dims, "", partial(batch_dims.over, self.call, loop.rows), fault)
 
     def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
@@ -315,15 +297,15 @@ class MappedSample:
 
     def gradients(self, batch_dims: BatchDims) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        loop, subject, sample = self.loop(batch_dims), self.subject, self.sample
+        loop, run = self.loop(batch_dims), self.run
         if loop.varies or not all_finite(loop.expected):
             why = "vary in size" if loop.varies else "are not all finite"
-            yield Note(f"gradients of {sample.brief} were left out: its results {why}")
+            yield Note(f"gradients of {run.sample.brief} were left out: its results {why}")
             return
-        argnums, count = differentiated(subject, sample).argnums, len(sample.flat)
-        generator, rows = subject.generator(), []
+        argnums, count = run.argnums, len(run.sample.flat)
+        generator, rows = run.subject.generator(), []
         for row, results in zip(loop.rows, zip(*loop.columns, strict=True), strict=True):
-            open_ = results_with_gradient(subject, sample, results)
+            open_ = results_with_gradient(run.subject, run.sample, results)
             rows.append([*row, *random_grad_outputs(results, open_, generator)])
         grads = {at: 0 for at, grad in enumerate(rows[0][count:], count) if grad is not None}
         if not argnums or not grads:
@@ -333,8 +315,9 @@ class MappedSample:
 
         def through() -> list[Tensor]:
             """The gradients of the whole batch, by a backward through `vmap`."""
-            mapped = partial(map_over, self.call, dims=batch_dims.dims)
-            found = zip(argnums, gradients_of(mapped, argnums, count, batched(rows, dims)), strict=True)
+            mapped: Function = partial(map_over, self.call, dims=batch_dims.dims)
+            batch = batched(rows, dims)
+            found = zip(argnums, vjp_or_zeros(mapped, batch[:count], argnums, batch[count:]), strict=True)
             return [grad.movedim(dims[argnum], 0) if argnum in dims else grad for argnum, grad in found]
 
         whole = frozenset(at for at, argnum in enumerate(argnums) if argnum not in dims)
@@ -344,10 +327,10 @@ class MappedSample:
         ):
             key = ("gradients", *sorted(dims), *sorted(summed), batch_dims.size)
             if key not in self.loops:
-                self.loops[key] = Examples(subject, sample, rows, [*dims], argnums, self.dtype, summed)
-            outputs = gradients_by(subject, sample, argnums, self._where)
-            form = self._form(batch_dims, words, outputs, self.loops[key].fault)
-            yield from self._compare(form, batch_dims, ask)
+                self.loops[key] = Examples(run, rows, [*dims], gradients=True, summed=summed)
+            yield from self._compare(
+                batch_dims, words, ask, self.loops[key].fault, self._names[-len(argnums) :]
+            )
 
     def nested(self, batch_dims: BatchDims) -> Findings:
         """Nest two `vmap`s, with the batches in different dimensions."""
@@ -358,19 +341,19 @@ class MappedSample:
             found = batch_dims.over(partial(map_over, self.call, dims=last), rows)
             return [None if got is None else got.flatten(0, 1) for got in found]
 
-        form = self._form(batch_dims, "under one `vmap` inside of another, ", self._names, loop.fault)
-        yield from self._compare(form, batch_dims, ask)
+        yield from self._compare(batch_dims, "under one `vmap` inside of another, ", ask, loop.fault)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
         """Map a batch of no examples, if this is accepted."""
-        none, flat = replace(batch_dims, size=0), self.sample.at(self.dtype)
-        right = partial(_fault_of_equal, self.call(self.sample.at(self.dtype)), 0)
+        none, flat = replace(batch_dims, size=0), self.run.flat()
+        right = partial(_fault_of_equal, self.call(self.run.flat()), 0)
         found = attempt(partial(none.over, self.call, [flat]))
         if isinstance(found, Raised):
             yield Note(f"a batch of no examples is refused: {found}")
             return
-        for failure in self._form(none, "", self._names, right).failures(found, set()):
-            if own_rule(self.subject) and not self._torch_loses_form(none, flat):
+        for failure in self._compare(none, "", lambda: found, right, wrong=set()):
+            assert isinstance(failure, Failure)
+            if own_rule(self.run.subject) and not self._torch_loses_form(none, flat):
                 yield failure
             else:
                 got, expected = failure.evidence["got"], failure.evidence["expected"]
@@ -387,28 +370,41 @@ class MappedSample:
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
         """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
-        right = partial(_fault_of_equal, self.call(self.sample.at()), SIZE)
-        batch, dims = batched([self.sample.at()] * SIZE, batch_dims.dims), batch_dims.dims
+        sample, dims = self.run.sample, batch_dims.dims
+        right, batch = (
+            partial(_fault_of_equal, self.call(sample.at()), SIZE),
+            batched([sample.at()] * SIZE, dims),
+        )
         for randomness, words in (("same", "with randomness='same', "), ("different", "")):
-            form = self._form(batch_dims, words, self._names, partial(right, same=bool(words)))
             ask = partial(map_over, self.call, batch, dims, randomness=randomness)
-            yield from self._compare(form, batch_dims, ask)
+            yield from self._compare(batch_dims, words, ask, partial(right, same=bool(words)))
 
     def _compare(
-        self, form: Form, batch_dims: BatchDims, ask: Callable[[], Sequence[Tensor | None]]
+        self,
+        batch_dims: BatchDims,
+        words: str,
+        ask: Callable[[], Sequence[Tensor | None]],
+        fault: Callable[[int, Any], Fault | None],
+        outputs: Sequence[TensorName] = (),
+        wrong: set[str | None] | None = None,
     ) -> Findings:
-        """Hold what a call under `vmap` gives to what is right, if `vmap` is not refused."""
+        """Hold the outputs of a call under `vmap`, by default the results, to right ones, unless refused."""
         found = attempt(ask)
         if isinstance(found, Raised):
             yield from self._raised(batch_dims, found)
             return
         self.coverage.ran += 1
-        yield from form.failures(found, self.coverage.wrong)
+        form = (
+            f"{rule_words(self.run.subject)} is wrong: {words}{{}} is not what a loop over the examples gives"
+        )
+        named = outputs or self._names[: len(self._names) - len(self.run.argnums)]
+        known, over = self.coverage.wrong if wrong is None else wrong, {"mapped over": str(batch_dims)}
+        yield from compare_outputs(self.run, form, named, found, fault, known, **over)
 
     def _raised(self, batch_dims: BatchDims, found: Raised) -> Findings:
         """Note a refusal of `vmap`, and report any other exception once."""
-        subject, error = self.subject, found.error
-        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
+        subject, error = self.run.subject, found.error
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.run.sample.flat)
         reason = refusal(subject, error, empty=empty)
         if reason is None and self._reference_refused(batch_dims):
             reason = f"of the reference, which raises {found}"
@@ -416,41 +412,25 @@ class MappedSample:
             self.coverage.refused[reason] = None
         elif None not in self.coverage.wrong:
             self.coverage.wrong.add(None)
-            failure = raised(NAME, subject, error, str(self.sample))
+            failure = self.run.raised(error)
             words = f"{rule_words(subject)} raises where calls for each example do not"
             if declares_rule(subject) and not inside_own_rule(subject, error) and not stated(error):
                 by = "its own `vmap`" if own_rule(subject) else "`generate_vmap_rule = True`"
                 words = f"by {by} it says that it can be mapped, and torch cannot map it"
             evidence = {**failure.evidence, "mapped over": str(batch_dims)}
-            message = f"{words}: {failure.message}"
-            yield replace(failure, message=message, where=self._where, evidence=evidence)
+            message, where = f"{words}: {failure.message}", subject.specification.where_of("vmap")
+            yield replace(failure, message=message, where=where, evidence=evidence)
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
-        if self.reference is None or own_rule(self.subject):
+        if self.reference is None or own_rule(self.run.subject):
             return False
         rows = self.loop(batch_dims).rows
         return isinstance(attempt(partial(batch_dims.over, self.reference, rows)), Raised)
 
-    @property
-    def _where(self) -> str:
-        return self.subject.specification.where_of("vmap")
-
-    @property
+    @cached_property
     def _names(self) -> list[TensorName]:
-        return results_of(self.subject, self.sample, self._where)
-
-    def _form(
-        self,
-        batch_dims: BatchDims,
-        words: str,
-        outputs: Sequence[TensorName],
-        fault: Callable[[int, Any], Fault | None],
-    ) -> Form:
-        dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
-        evidence = {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims)}
-        than = "is not what a loop over the examples gives"
-        return Form(NAME, f"{rule_words(self.subject)} is wrong: {words}", than, outputs, fault, evidence)
+        return self.run.names(self.run.subject.specification.where_of("vmap"))
 
 
 def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
@@ -490,39 +470,34 @@ def _differs(first: Tensor, other: Tensor) -> bool:
     """
     if not is_inexact(first):
         return exact_difference(first, other) is not None
-    share = allowed_roundings(first.numel()) * unit_roundoff(first.dtype)
-    return not all_close(other, first, share_of_largest(share, first))
+    return not within_rounding(other, first, allowed_roundings(first.numel()) * unit_roundoff(first.dtype))
 
 
-def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _batched_gradients(run: Run, coverage: Coverage) -> Findings:
     """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
-    late = subject.rank(sample) >= subject.effort.batched_samples
-    argnums = () if late else differentiated(subject, sample).argnums
-    if not argnums:
+    subject, sample = run.subject, run.sample
+    if subject.rank(sample) >= subject.effort.batched_samples or not run.argnums:
         return
-    dtype, call = working_dtype(subject, sample), partial(subject.call, sample)
-    flat = sample.at(dtype)
-    results = record_copies(call, flat, argnums)[1]
+    run = replace(run, dtype=working_dtype(subject, sample))
+    flat, results = run.flat(), run.call().results
     open_ = [has_gradient(each) for each in results]
     if not any(open_):
         return
     generator = subject.generator()
     rows = [[*flat, *random_grad_outputs(results, open_, generator)] for _ in range(SIZE)]
     taking = [at for at, takes in enumerate(open_, len(flat)) if takes]
-    right = Examples(subject, sample, rows, taking, argnums, dtype, functions=[call])
+    right = Examples(run, rows, taking, gradients=True, functions=[partial(subject.call, sample)])
 
     def together(transform: Transform) -> list[Tensor]:
         """The gradients of one call for every grad_output, zeros where autograd has none."""
         batch = batched(rows, dict.fromkeys(taking, 0))
-        leaves, results = record_copies(call, batch[: len(flat)], argnums)
-        inputs = [leaves[argnum] for argnum in argnums]
-        found = transform([results[at - len(flat)] for at in taking], inputs, [batch[at] for at in taking])
+        call = run.call(batch[: len(flat)])
+        found = transform(call.outputs, call.inputs, [batch[at] for at in taking])
         return [
             each.new_zeros((SIZE, *each.shape)) if gradient is None else gradient
-            for gradient, each in zip(found, inputs, strict=True)
+            for gradient, each in zip(found, call.inputs, strict=True)
         ]
 
-    outputs, than = gradients_by(subject, sample, argnums), "is not what each grad_output gives alone"
     for words, transform in (
         ("with `vmap` over a backward", _over_backward),
         ("with `is_grads_batched=True`", partial(differentiate, is_grads_batched=True)),
@@ -532,9 +507,8 @@ def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> 
             coverage.refused[f"{words} is refused: {found}"] = None
             return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
         coverage.ran += 1
-        evidence = {"sample": str(sample), "grad_outputs": SIZE}
-        form = Form(GRADIENTS, f"{words}, ", than, outputs, right.fault, evidence)
-        yield from form.failures(found, coverage.wrong)
+        form, outputs = f"{words}, {{}} is not what each grad_output gives alone", run.names()[len(open_) :]
+        yield from compare_outputs(run, form, outputs, found, right.fault, coverage.wrong, grad_outputs=SIZE)
 
 
 Transform = Callable[[list[Tensor], list[Tensor], list[Tensor]], Sequence[Tensor | None]]
@@ -561,7 +535,7 @@ VMAP = Property(
 BATCHED_GRADIENTS = Property(
     GRADIENTS,
     "several grad_outputs at once give what each gives alone",
-    partial(covered_samples, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
+    partial(covered_runs, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
     transforms=True,
     given=of_tools,
     reruns=True,
