@@ -103,6 +103,7 @@ class Run:
         dtype: dtype of floating tensors; their own by default.
         by: Arguments that require a gradient; None for all that have one to check.
         changed: Changes the arguments; None for the sample's own.
+        words: Its name in messages; by default the sample, and its dtype and device if it has a dtype.
     """
 
     subject: Subject
@@ -112,6 +113,7 @@ class Run:
     dtype: torch.dtype | None = None
     by: tuple[int, ...] | None = None
     changed: Callable[[list[Any]], list[Any]] | None = None
+    words: str = ""
 
     @classmethod
     def of(cls, subject: Subject, sample: Sample, name: str = "") -> list[Self]:
@@ -120,8 +122,8 @@ class Run:
         return [cls(subject, sample, name, device, by=by) for device in subject.devices]
 
     def __str__(self) -> str:
-        if self.dtype is None:
-            return str(self.sample)
+        if self.words or self.dtype is None:
+            return self.words or str(self.sample)
         return case_name(self.sample, self.dtype, self.device)
 
     @property

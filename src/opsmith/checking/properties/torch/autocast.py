@@ -43,9 +43,6 @@ class Casting(Run):
     lower: torch.dtype = DTYPES[0]
     coverage: Coverage = field(default_factory=Coverage)
 
-    def __str__(self) -> str:
-        return f"{self.sample} under autocast to {dtype_name(self.lower)} on {self.device.type}"
-
     def region(self) -> torch.autocast:
         """The region under autocast."""
         return torch.autocast(self.device.type, dtype=self.lower)
@@ -104,7 +101,10 @@ def _casts(run: Run, coverage: Coverage) -> Findings:
         return
     for device in subject.devices:
         for lower in DTYPES if subject.effort.exhaustive else DTYPES[:1]:
-            casting = Casting(subject, sample, NAME, device, WIDE, lower=lower, coverage=coverage)
+            words = f"{sample} under autocast to {dtype_name(lower)} on {device.type}"
+            casting = Casting(
+                subject, sample, NAME, device, WIDE, words=words, lower=lower, coverage=coverage
+            )
             plain = attempt(partial(subject.call, sample, casting.flat()))
             if isinstance(plain, Raised):
                 casting.refuse(f"it does not run in float32: {first_line(plain.error)}")
