@@ -15,7 +15,6 @@ from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import (
     PlainCall,
-    TracedCall,
     Tracing,
     other_sizes,
     reason_of,
@@ -24,11 +23,15 @@ from opsmith.checking.properties.torch.compiled_calls import (
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
+from opsmith.checking.run import CallValues
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
 COMPILING, EXPORTING = "compile", "export"
+
+BREAKS = ("Unsupported", "UserError", "ArgsMismatchError")
+"""Exceptions by which dynamo refuses a graph, which no operator raises."""
 
 
 def compiled(subject: Subject) -> Findings:
@@ -75,7 +78,7 @@ class Compilation(Tracing):
         """Compile all samples together; if that fails, each alone, to find the one that fails."""
         broken, step = None, self._compiled(fullgraph=True)
         found = attempt(partial(run_step, step, calls))
-        if isinstance(found, Raised) and _breaks(found.error):
+        if isinstance(found, Raised) and type(found.error).__name__ in BREAKS:
             yield Note(f"it breaks the graph: {reason_of(found.error)}")
             broken = found.error
             found = attempt(partial(run_step, self._compiled(fullgraph=False), calls))
@@ -86,7 +89,7 @@ class Compilation(Tracing):
             if broken is None and self.dynamic and not any(isinstance(each, Failure) for each in judged):
                 yield from self._resized(step, calls)
         elif broken is None:
-            yield from self.alone(self.compare, calls, found.error)
+            yield from self.refused(calls, found.error, alone=self.compare)
         else:
             yield from self.refused(calls, found.error, broken)
 
@@ -114,24 +117,17 @@ class Compilation(Tracing):
             yield from self.judged(others, found)
 
 
-def _run_in(stance: str, step: Any, calls: Sequence[PlainCall]) -> list[TracedCall]:
+def _run_in(stance: str, step: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
     with torch.compiler.set_stance(stance):
         return run_step(step, calls)
 
 
-def _breaks(error: BaseException) -> bool:
-    """True if an exception is a refusal of dynamo, and not raised by the operator."""
-    return type(error).__name__ in ("Unsupported", "UserError", "ArgsMismatchError")
-
-
 def _why_anew(error: BaseException) -> str | None:
     """The guard that failed; None if it is not about sizes."""
-    text = str(error)
     if has_message(error, CHANCE_GUARD):  # on sizes or a layout that were equal by chance
         return None
-    return next(
-        (line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")), reason_of(error)
-    )
+    lines = (line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- "))
+    return next(lines, reason_of(error))
 
 
 class Calls(torch.nn.Module):
@@ -185,33 +181,27 @@ class Exporting(Tracing):
             yield from self._node(program, len(calls))
             yield from self.judged(calls, _results(program, calls))
         else:
-            yield from self.alone(self.static, calls, program.error)
+            yield from self.refused(calls, program.error, alone=self.static)
 
     def dynamic(self, calls: Sequence[PlainCall]) -> Findings:
         """Export a sample whose sizes vary among the derived inputs, and run the program on other sizes."""
-        for call, other in [(call, other_sizes(call)) for call in calls]:
-            if other is None:
-                continue
-            dims = tuple(
-                {
-                    dim: torch.export.Dim.AUTO
-                    for dim, sizes in enumerate(zip(one.shape, two.shape, strict=True))
-                    if sizes[0] != sizes[1]
-                }
-                for one, two in zip(_inputs([call]), _inputs([other]), strict=True)
-            )
-            program = attempt(partial(_program, [call], dynamic_shapes=(dims,)))
-            if isinstance(program, Raised):
-                yield from self.refused([call], program.error)
-                return
-            self.ran = True
-            found = attempt(partial(_results, program, [other]))
-            if isinstance(found, Raised):
-                kind, reason = type(found.error).__name__, reason_of(found.error)
-                yield Note(f"the export is fixed to this size, because of {kind}: {reason}")
-            else:
-                yield from self.judged([other], found)
+        call, other = next(((call, other) for call in calls if (other := other_sizes(call))), (None, None))
+        if call is None or other is None:
             return
+        pairs = zip(_inputs([call]), _inputs([other]), strict=True)
+        sizes = [enumerate(zip(one.shape, two.shape, strict=True)) for one, two in pairs]
+        dims = tuple({dim: torch.export.Dim.AUTO for dim, (a, b) in each if a != b} for each in sizes)
+        program = attempt(partial(_program, [call], dynamic_shapes=(dims,)))
+        if isinstance(program, Raised):
+            yield from self.refused([call], program.error)
+            return
+        self.ran = True
+        found = attempt(partial(_results, program, [other]))
+        if isinstance(found, Raised):
+            kind, reason = type(found.error).__name__, reason_of(found.error)
+            yield Note(f"the export is fixed to this size, because of {kind}: {reason}")
+        else:
+            yield from self.judged([other], found)
 
     def _node(self, program: Any, calls: int) -> Findings:
         """Check that the program contains the operator itself, so that it can get another implementation."""
@@ -233,11 +223,11 @@ def _program(calls: Sequence[PlainCall], **options: Any) -> Any:
         return torch.export.export(Calls(calls), _inputs(calls), strict=False, **options)
 
 
-def _results(program: Any, calls: Sequence[PlainCall]) -> list[TracedCall]:
+def _results(program: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
     """The results of a program for other arguments."""
     with calls[0].subject.seeded(), torch.no_grad():
         returned = program.module()(*_inputs(calls))
-    return [TracedCall(call.results_in(each)) for call, each in zip(calls, returned, strict=True)]
+    return [CallValues(call.results_in(each)) for call, each in zip(calls, returned, strict=True)]
 
 
 COMPILE = Property(

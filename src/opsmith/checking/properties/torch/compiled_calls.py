@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.torch.forms import Examples, Fault, compare_outputs, form_fault
 from opsmith.checking.property import Finding, Findings, Note, of_exception
-from opsmith.checking.run import Run, record_copies
+from opsmith.checking.run import CallValues, Run, record_copies
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -72,23 +72,13 @@ class PlainCall(Run):
         args, kwargs = schema.dispatched(values) if kind.in_library else schema.split(values)
         return tuple(args), dict(kwargs)
 
-    def results_in(self, returned: Any) -> list[Any]:
+    def results_in(self, returned: Any) -> tuple[Any, ...]:
         """The results of the call in another form, None among them where this call gives it."""
         found = [*tensors_inside(returned)]
         present, rest = [each is not None for each in self.recorded], iter(found)
-        return found if len(found) != sum(present) else [next(rest) if each else None for each in present]
-
-
-class TracedCall(NamedTuple):
-    """What a call gives in another form.
-
-    Args:
-        results: Its results.
-        gradients: The gradients by the differentiated arguments; None where no backward was run.
-    """
-
-    results: Sequence[Any]
-    gradients: Sequence[Tensor] | None = None
+        return tuple(
+            found if len(found) != sum(present) else (next(rest) if each else None for each in present)
+        )
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
@@ -114,7 +104,7 @@ def step_of(subject: Subject) -> Callable[[Any], Any]:
     return types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
 
 
-def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[TracedCall]:
+def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[CallValues]:
     """Run a step, compiled or not, and one backward through all its results."""
     begins = [*itertools.accumulate((len(call.sample.flat) for call in calls), initial=0)]
     argnums = [begin + at for begin, call in zip(begins, calls, strict=False) for at in call.argnums]
@@ -127,12 +117,14 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Tra
         leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
     results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
     if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
-        return [TracedCall(each) for each in results]
+        return [*map(CallValues, results)]
     inputs, grads = [leaves[argnum] for argnum in argnums], [grad for call in calls for grad in call.grads]
     found = differentiate([value for each in results for value in each], inputs, grads)
     rest = (torch.zeros_like(one) if grad is None else grad for one, grad in zip(inputs, found, strict=True))
-    gradients = [[*itertools.islice(rest, len(call.argnums))] for call in calls]
-    return [TracedCall(*each) for each in zip(results, gradients, strict=True)]
+    return [
+        CallValues(each, tuple(itertools.islice(rest, len(call.argnums))))
+        for call, each in zip(calls, results, strict=True)
+    ]
 
 
 def tensors_inside(value: Any) -> Iterator[Tensor]:
@@ -153,20 +145,19 @@ def other_sizes(call: PlainCall) -> PlainCall | None:
 
 
 def _resized(sample: Sample, other: Sample) -> bool:
-    def apart_from_sizes(flat: Sequence[Any]) -> list[Any]:
-        return [
-            (value.dim(), value.dtype) if isinstance(value, Tensor) else (type(value), value)
-            for value in flat
-        ]
+    def forms(each: Sample) -> list[Any]:
+        return [(v.dim(), v.dtype) if isinstance(v, Tensor) else (type(v), v) for v in each.flat]
 
-    if other.flattening.lengths != sample.flattening.lengths:
-        return False
-    if apart_from_sizes(sample.flat) != apart_from_sizes(other.flat):
+    if other.flattening.lengths != sample.flattening.lengths or forms(sample) != forms(other):
         return False
     tensors = zip(tensors_in([*sample.flat]), tensors_in([*other.flat]), strict=True)
     pairs = [pair for one, two in tensors for pair in zip(one.shape, two.shape, strict=True)]
     changed = [min(pair) for pair in pairs if pair[0] != pair[1]]
     return bool(changed) and min(changed) > 1  # torch specializes on sizes 0 and 1
+
+
+Check = Callable[[Sequence[PlainCall]], Findings]
+"""Function that checks several calls together."""
 
 
 class Tracing:
@@ -213,21 +204,18 @@ class Tracing:
                 found.append(call)
         return found
 
-    def alone(
-        self,
-        check: Callable[[Sequence[PlainCall]], Findings],
-        calls: Sequence[PlainCall],
-        error: Exception,
-    ) -> Findings:
-        """Check each of several calls alone, to find the one that raises; report that of one alone."""
-        if len(calls) == 1:
-            yield from self.refused(calls, error)
-            return
-        for one in calls:
-            yield from check([one])
+    def refused(self, calls: Sequence[PlainCall], *errors: Exception, alone: Check | None = None) -> Findings:
+        """Note a refusal by torch or opsmith, and report any other exception.
 
-    def refused(self, calls: Sequence[PlainCall], *errors: Exception) -> Findings:
-        """Note a refusal by torch or opsmith, and report any other exception; others may have led to it."""
+        Args:
+            calls: The calls.
+            errors: The exception, and others that may have led to it.
+            alone: Checks each of several calls alone, to find the one that raises.
+        """
+        if alone is not None and len(calls) > 1:
+            for one in calls:
+                yield from alone([one])
+            return
         reason = refused(self.subject, *errors)
         if reason is not None:
             samples = ", ".join(f"sample {call.sample.position}" for call in calls)
@@ -236,7 +224,7 @@ class Tracing:
         message = f"{self} raises where a call does not: {type(errors[0]).__name__}: {reason_of(errors[0])}"
         yield calls[0].failure(None, "raises", message, evidence=of_exception(errors[0], str(calls[0])))
 
-    def judged(self, calls: Sequence[PlainCall], found: Sequence[TracedCall]) -> Findings:
+    def judged(self, calls: Sequence[PlainCall], found: Sequence[CallValues]) -> Findings:
         """Compare results and gradients of traced calls with those of plain ones."""
         form = f"{self.words}{{}} is another than without"
         for call, traced in zip(calls, found, strict=True):
@@ -251,12 +239,12 @@ class Tracing:
                 yield from compare_outputs(call, form, names[count:], traced.gradients, right, set())
 
     def _fault(
-        self, call: PlainCall, traced: TracedCall, notes: list[Note], position: int, got: Any
+        self, call: PlainCall, traced: CallValues, notes: list[Note], position: int, got: Any
     ) -> Fault | None:
         """The fault of a result: of its form alone if it is drawn, or that autograd does not follow it."""
         right = call.recorded[position]
         fault = form_fault(got, right) if self.subject.draws else call.results.fault(position, got)
-        if fault is not None or traced.gradients is None or has_gradient(got) == has_gradient(right):
+        if fault is not None or not traced.gradients or has_gradient(got) == has_gradient(right):
             return fault
         words = GRAPH[has_gradient(got)], GRAPH[has_gradient(right)]
         if not has_gradient(got) and self.subject.torch_operator is not None:
@@ -275,18 +263,14 @@ def refused(subject: Subject, error: BaseException, *before: BaseException) -> s
             return reason_of(each)
         if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):
             return f"{type(each).__name__}: {reason_of(each)}"
-    if _of_symbol(error):  # with symbolic sizes, integer arguments are symbols too
+    # With symbolic sizes, integer arguments are symbols too. A line with a schema may name them as well.
+    if any("SymInt" in line and "::" not in line for line in str(error).splitlines()):
         return f"it does not take a symbol for a whole number: {reason_of(error)}"
     if subject.lacks("fake"):
         return f"there is no fake kernel: {reason_of(error)}"
     if subject.torch_operator is None:  # torch supports compiling few Function classes
         return f"{type(error).__name__}: {reason_of(error)}"
     return None
-
-
-def _of_symbol(error: BaseException) -> bool:
-    """True if the error is about a symbolic integer; lines with a schema, which may name it, are ignored."""
-    return any("SymInt" in line and "::" not in line for line in str(error).splitlines())
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -315,10 +299,6 @@ def load_compiler() -> float:
     """
     start = time.perf_counter()
     with without_warnings(), importing_without_garbage_collection(), forward_ad.dual_level():
-        torch.compiler.disable(_nothing)
+        torch.compiler.disable(lambda: None)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
     return time.perf_counter() - start
-
-
-def _nothing() -> None:
-    """Function that is never compiled."""
