@@ -27,6 +27,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.collector import importing_without_garbage_collection
+from opsmith.core.tensors import nested_tensors
 
 _numbers = itertools.count()
 
@@ -74,7 +75,7 @@ class PlainCall(Run):
 
     def results_in(self, returned: Any) -> tuple[Any, ...]:
         """The results of the call in another form, None among them where this call gives it."""
-        found = [*tensors_inside(returned)]
+        found = [*nested_tensors(returned)]
         present, rest = [each is not None for each in self.recorded], iter(found)
         return tuple(
             found if len(found) != sum(present) else (next(rest) if each else None for each in present)
@@ -125,15 +126,6 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
         CallValues(each, tuple(itertools.islice(rest, len(call.argnums))))
         for call, each in zip(calls, results, strict=True)
     ]
-
-
-def tensors_inside(value: Any) -> Iterator[Tensor]:
-    """The tensors in a returned value, nested in any way."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_inside(each)
 
 
 def other_sizes(call: PlainCall) -> PlainCall | None:

@@ -88,9 +88,7 @@ def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
         sample: The sample.
         every: True to yield all of them; else those that differ most.
     """
-    labels = {
-        argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
-    }
+    labels = {at: sample.labels[at] for at, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     argnums = tuple(labels)
     yield BatchDims(dict.fromkeys(argnums, 0), labels)
     yield BatchDims(dict.fromkeys(argnums, -1), labels, out_dim=-1)
@@ -120,19 +118,15 @@ def map_over(
         out_dim: Dimension in which `vmap` puts the batch.
         randomness: As of `vmap`.
     """
-    tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
     present: list[bool] = []
 
-    def call(*given: Tensor) -> tuple[Tensor, ...]:
-        flat = list(batch)
-        for argnum, value in zip(tensors, given, strict=True):
-            flat[argnum] = value
-        results = list(function(flat))
+    def call(*flat: Any) -> tuple[Tensor, ...]:
+        results = list(function([*flat]))
         present[:] = [result is not None for result in results]
         return tuple(tensors_in(results))
 
-    over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
-    found = iter(over(*(batch[argnum] for argnum in tensors)))
+    over = torch.func.vmap(call, tuple(map(dims.get, range(len(batch)))), out_dim, randomness)
+    found = iter(over(*batch))
     return [next(found).movedim(out_dim, 0) if is_there else None for is_there in present]
 
 
