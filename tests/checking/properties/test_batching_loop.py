@@ -12,9 +12,9 @@ from torch import Tensor
 
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.torch.forms import Examples, compare_outputs
 from opsmith.checking.run import Run, TensorName
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.ways import Examples, compare_outputs
 
 
 def loop_of(*results: Tensor | None) -> Examples:

@@ -15,12 +15,12 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.promises import of_tools
-from opsmith.checking.properties.torch.forms import Examples, Fault, compare_outputs, form_fault
 from opsmith.checking.property import Coverage, Findings, Property, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.run import LiveCall, Run, TensorName, covered_runs
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
+from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
 from opsmith.judging.compare import exact_difference
 from opsmith.judging.tensors import replica
 
@@ -70,7 +70,7 @@ class Casting(Run):
     ) -> Iterator[Failure]:
         """Hold outputs to right ones, to the digits of autocast's dtype."""
 
-        def fault(position: int, got: Any) -> Fault | None:
+        def fault(position: int, got: Any) -> OutputFault | None:
             if not isinstance(got, Tensor) or not got.is_floating_point():
                 return None
             difference = attempt(partial(right.difference, position, got))
@@ -78,7 +78,7 @@ class Casting(Run):
                 left = "the numbers under autocast were left out, for it does not run in float64"
                 self.refuse(f"{left}: {first_line(difference.error)}")
                 return None
-            return None if difference is None else Fault("value", difference=difference)
+            return None if difference is None else OutputFault("value", difference=difference)
 
         form = f"{words} {{}} is further off than rounding to {dtype_name(self.lower)} explains"
         yield from compare_outputs(self, form, outputs, found, fault, set())

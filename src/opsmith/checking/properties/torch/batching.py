@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from opsmith.checking.properties.torch.forms import Examples, compare_outputs
 from opsmith.checking.properties.torch.vmap import SIZE, map_over
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.run import Run, TensorName, each_run
 from opsmith.checking.samples.batches import batch_of, batched
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
+from opsmith.checking.ways import Examples, compare_outputs
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.shapes import ELEMENTWISE, leads
 from opsmith.core.specification import Specification

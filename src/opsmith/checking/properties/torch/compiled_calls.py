@@ -17,13 +17,13 @@ from torch.autograd import forward_ad
 from opsmith import errors
 from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
-from opsmith.checking.properties.torch.forms import Examples, Fault, compare_outputs, form_fault
 from opsmith.checking.property import Finding, Findings, Note, of_exception
 from opsmith.checking.run import CallValues, Run, record_copies
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.collector import importing_without_garbage_collection
@@ -232,7 +232,7 @@ class Tracing:
 
     def _fault(
         self, call: PlainCall, traced: CallValues, notes: list[Note], position: int, got: Any
-    ) -> Fault | None:
+    ) -> OutputFault | None:
         """The fault of a result: of its form alone if it is drawn, or that autograd does not follow it."""
         right = call.recorded[position]
         fault = form_fault(got, right) if self.subject.draws else call.results.fault(position, got)
@@ -240,7 +240,7 @@ class Tracing:
             return fault
         words = GRAPH[has_gradient(got)], GRAPH[has_gradient(right)]
         if not has_gradient(got) and self.subject.torch_operator is not None:
-            return Fault("graph", *words)
+            return OutputFault("graph", *words)
         name = self.subject.results(call.sample)[position].name
         notes.append(Note(f"{self.done}, `{name}` has {words[0]}; without, it has {words[1]}"))
         return None

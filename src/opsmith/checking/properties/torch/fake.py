@@ -13,7 +13,6 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Raised, WrongCountError, WrongFormError, attempt, first_line
-from opsmith.checking.properties.torch.forms import Fault, form_fault
 from opsmith.checking.property import Finding, Findings, Note, Property, innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
@@ -21,6 +20,7 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
+from opsmith.checking.ways import OutputFault, form_fault
 from opsmith.core.location import where
 from opsmith.core.source import file_tree
 from opsmith.torch_library import capabilities
@@ -161,16 +161,16 @@ def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
 
 def _fault(
     fake: Tensor | None, real: Tensor | None, sizes: Sequence[int | None], *, on_meta: bool
-) -> Fault | None:
+) -> OutputFault | None:
     """The fault of a fake result; sizes that depend on data are None, may be any, and strides follow them."""
     if fake is None or real is None:
         return form_fault(fake, real)
     if not _fits(sizes, real):
-        return Fault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
+        return OutputFault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
     if None not in sizes:
         return form_fault(fake, real.to("meta") if on_meta else real, strides=True)
     if fake.device.type != real.device.type:
-        return Fault("device", str(fake.device), str(real.device))
+        return OutputFault("device", str(fake.device), str(real.device))
     return form_fault(torch.empty(real.shape, dtype=fake.dtype, device="meta"), real.to("meta"))
 
 

@@ -17,14 +17,6 @@ from torch import Tensor
 from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.promises import of_batches, of_tools
-from opsmith.checking.properties.torch.forms import (
-    Examples,
-    Fault,
-    Function,
-    compare_outputs,
-    form_fault,
-    reference_of,
-)
 from opsmith.checking.property import REFUSED, Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, TensorName, covered_runs
@@ -32,6 +24,14 @@ from opsmith.checking.samples.batches import all_finite, batch_of, batched, work
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.checking.ways import (
+    Examples,
+    Function,
+    OutputFault,
+    compare_outputs,
+    form_fault,
+    reference_of,
+)
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.compare import exact_difference, within_rounding
@@ -266,7 +266,7 @@ class MappedSample:
         """Map the sample in one way, and compare every result with the loop's."""
         loop = self.loop(batch_dims)
 
-        def fault(position: int, got: Tensor | None) -> Fault | None:
+        def fault(position: int, got: Tensor | None) -> OutputFault | None:
             found = loop.fault(position, got)
             if found is None or not self._wrong_for_slices(batch_dims, position):
                 return found
@@ -378,7 +378,7 @@ class MappedSample:
         batch_dims: BatchDims,
         words: str,
         ask: Callable[[], Sequence[Tensor | None]],
-        fault: Callable[[int, Any], Fault | None],
+        fault: Callable[[int, Any], OutputFault | None],
         outputs: Sequence[TensorName] = (),
         wrong: set[str | None] | None = None,
     ) -> Findings:
@@ -449,11 +449,11 @@ def _repeated(result: Tensor | None, count: int) -> Tensor | None:
 
 def _fault_of_equal(
     results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
-) -> Fault | None:
+) -> OutputFault | None:
     """The fault of a batch of equal examples: of its form, or where they differ and must be the same."""
     fault = form_fault(got, _repeated(results[position], count))
     if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
-        return Fault("result", "another one for equal examples", "the same one")
+        return OutputFault("result", "another one for equal examples", "the same one")
     return fault
 
 
