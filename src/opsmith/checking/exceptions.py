@@ -61,12 +61,23 @@ def named_by(error: BaseException) -> NamedFault:
         return NamedFault("mutates-grad-output" if written.startswith("grad") else "mutates-input")
     if isinstance(error, errors.GradientShapeError):
         return NamedFault(_shape_cause(str(error.got or ""), str(error.expected or "")))
-    text = str(error)
-    for pattern, name in _TORCHS.items():
-        found = re.search(pattern, text)
+    for pattern, (cause, reason) in _TORCHS.items():
+        found = re.search(pattern, str(error))
         if found is not None:
-            return name(found)
+            return _of_torch(found, cause, reason)
     return NamedFault("raises")
+
+
+def _of_torch(found: re.Match[str], cause: str, reason: str) -> NamedFault:
+    parts: dict[str, Any] = found.groupdict()
+    if cause == "gradient-count":
+        parts |= {f"{name}_s": "s" * (parts[name] != "1") for name in ("got", "expected")}
+    elif cause == "shape":
+        cause = _shape_cause(parts["got"], parts["expected"])
+        if cause == "unreduced-broadcast":
+            reason += ": sum it over the dimensions along which the input was repeated"
+    position = parts.get("index")
+    return NamedFault(cause, reason.format(**parts), None if position is None else int(position))
 
 
 _OURS: dict[type[errors.OpsmithError], str] = {
@@ -80,47 +91,33 @@ _OURS: dict[type[errors.OpsmithError], str] = {
 """Errors of ours that each stand for one fault."""
 
 
-def _count(found: re.Match[str]) -> NamedFault:
-    expected, got = int(found["expected"]), int(found["got"])
-    reason = (
-        f"the backward returns {got} gradient{'s' * (got != 1)}, and the forward takes {expected} "
-        f"argument{'s' * (expected != 1)}: return one for each, in their order, and None for what has none"
-    )
-    return NamedFault("gradient-count", reason)
-
-
-def _invalid(found: re.Match[str]) -> NamedFault:
-    got, expected, position = found["got"], found["expected"], int(found["index"])
-    cause = _shape_cause(got, expected)
-    reason = f"the gradient has the shape {got}, and the input {expected}"
-    if cause == "unreduced-broadcast":
-        reason += ": sum it over the dimensions along which the input was repeated"
-    return NamedFault(cause, reason, position)
-
-
-def _invalid_dtype(found: re.Match[str]) -> NamedFault:
-    return NamedFault(
-        "dtype", f"the gradient is {found['got']}, and the input {found['expected']}", int(found["index"])
-    )
-
-
-_TORCHS: dict[str, Callable[[re.Match[str]], NamedFault]] = {
-    r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": _count,
+_TORCHS = {
+    r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": (
+        "gradient-count",
+        "the backward returns {got} gradient{got_s}, and the forward takes {expected} argument{expected_s}: "
+        "return one for each, in their order, and None for what has none",
+    ),
     r"returned an invalid gradient at index (?P<index>\d+) - got (?P<got>\[[^\]]*\]) but expected shape "
-    r"compatible with (?P<expected>\[[^\]]*\])": _invalid,
+    r"compatible with (?P<expected>\[[^\]]*\])": (
+        "shape",
+        "the gradient has the shape {got}, and the input {expected}",
+    ),
     r"returned an invalid gradient at index (?P<index>\d+) - expected (?:type|dtype) (?P<expected>\S+) but "
-    r"got (?P<got>\S+)": _invalid_dtype,
-    r"modified by an inplace operation": lambda found: NamedFault(
-        "mutates-saved", "something that was saved for the backward was written into after it was saved"
+    r"got (?P<got>\S+)": ("dtype", "the gradient is {got}, and the input {expected}"),
+    r"modified by an inplace operation": (
+        "mutates-saved",
+        "something that was saved for the backward was written into after it was saved",
     ),
-    r"a leaf Variable that requires grad is being used in an in-place operation": lambda found: NamedFault(
-        "mutates-input", "it writes into an argument"
+    r"a leaf Variable that requires grad is being used in an in-place operation": (
+        "mutates-input",
+        "it writes into an argument",
     ),
-    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": lambda found: NamedFault(
-        "layout", "it takes a view of a tensor that is not contiguous"
+    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": (
+        "layout",
+        "it takes a view of a tensor that is not contiguous",
     ),
 }
-"""Messages of torch's engine, and the fault that each names."""
+"""Messages of torch's engine, with the cause of the fault that each names, and its words."""
 
 
 def _shape_cause(got: str, expected: str) -> str:

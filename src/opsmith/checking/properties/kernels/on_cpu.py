@@ -23,8 +23,9 @@ from opsmith.checking.processes.fork import announce
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.kernels.unverified import unverified_too, unwritable
 from opsmith.checking.properties.numeric.forward import compare_results
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, not_run, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, not_run, raised
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
@@ -165,15 +166,16 @@ class KernelOnCpu(ABC):
         )
         taken = self.kernel.dtypes or DTYPES
 
-        def check(subject: Subject, sample: Sample) -> Findings:
+        def check(run: Run) -> Findings:
             if self.over:
                 return
+            sample = run.sample
             for case, flat in kernel_calls(alone, sample.on_cpu(), taken, in_layouts=sample in laid):
                 self.waiting.append(CpuCall(case, resolved(sample.flattening.pack(flat))))
             if not self.compiles:
                 yield from self._run()
 
-        yield from each_sample(self.name, check, more)
+        yield from each_run(self.name, check, more)
         if not self.over:
             yield from self._run()
         if not self.over:

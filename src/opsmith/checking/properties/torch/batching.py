@@ -60,25 +60,24 @@ def _batches(run: Run) -> Findings:
             visible = dict(zip(subject.visible_positions(sample), mapped, strict=True))
             found.append([visible.get(at, each) for at, each in enumerate(right.expected)])
         labels = ", ".join(f"`{sample.labels[argnum]}`" for argnum in argnums)
-        words = (
-            f"batching={specification.batching!r} is not so: in a batch of {labels}, {{}} is not what each"
+        form = (
+            f"batching={specification.batching!r} is not so: in a batch of {labels}, {{}} is not what each "
         )
         for outputs in found:
-            form = f"{words} example gives alone"
-            yield from compare_outputs(run, form, names, outputs, right.fault, wrong)
+            yield from compare_outputs(run, f"{form}example gives alone", names, outputs, right.fault, wrong)
 
 
 def _batched(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
     """Yield the arguments to batch: all that can be, together and each alone."""
     batching, shapes = specification.batching, specification.shapes
+
+    def leading(name: str) -> bool:
+        return shapes is not None and batching is not None and leads(batching, shapes, name)
+
     argnums = tuple(
         argnum
         for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
-        if isinstance(value, Tensor)
-        and (
-            batching == ELEMENTWISE
-            or (shapes is not None and batching is not None and leads(batching, shapes, name))
-        )
+        if isinstance(value, Tensor) and (batching == ELEMENTWISE or leading(name))
     )
     yield argnums
     if len(argnums) > 1:

@@ -11,7 +11,7 @@ from opsmith import errors
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import first_line
 from opsmith.checking.promises import of_tools
-from opsmith.checking.properties.torch.compiled_calls import chain
+from opsmith.checking.properties.torch.compile import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
 from opsmith.checking.property import Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.run import Run, each_run
