@@ -389,34 +389,19 @@ def _is_known_module(name: str | None) -> bool:
     return root in ("torch", "numpy") or root in sys.stdlib_module_names
 
 
-class WrongCountError(AboutOperatorError):
-    """A list has another length than the reference's, so that its tensors cannot be compared.
+class WrongFormError(AboutOperatorError):
+    """A call returned another structure than is right, so that its tensors cannot be compared.
 
     Args:
         result: Name of the result.
-        got: Length of its list.
-        expected: Length of the reference's.
-        where: `file:line` of what returned it.
-    """
-
-    def __init__(self, result: str, got: int, expected: int, where: str) -> None:
-        tensors = f"{got} tensor{'s' * (got != 1)}"
-        super().__init__(f"it returns {tensors} for `{result}`, and the reference {expected}")
-        self.result, self.where = result, where
-
-
-class WrongFormError(AboutOperatorError):
-    """A class returned another structure than in the run that determined its results.
-
-    Args:
-        result: Name of its first result.
         got: Description of the returned value.
-        expected: Description of the value in that run.
+        expected: Words for what is right: a list of the reference's length, or the structure that a class
+            returned in the run that determined its results.
         where: `file:line` of what returned it.
     """
 
     def __init__(self, result: str, got: str, expected: str, where: str) -> None:
-        super().__init__(f"it returns {got}, and in an earlier call returned {expected} in its place")
+        super().__init__(f"it returns {got}, and {expected}")
         self.result, self.where = result, where
 
 

@@ -12,7 +12,6 @@ import torch
 
 from opsmith import errors
 from opsmith.checking.exceptions import (
-    WrongCountError,
     WrongFormError,
     by_statement,
     named_by,
@@ -237,7 +236,7 @@ def raised_at(
         when: Action in which it was raised, for the message.
         input: The tested argument.
     """
-    if isinstance(error, WrongCountError | WrongFormError):
+    if isinstance(error, WrongFormError):
         return Failure(property, error.result, "shape", str(error), error.where, {"sample": when})
     where = error.where if isinstance(error, errors.OpsmithError) else None
     if isinstance(error, errors.OpsmithError):

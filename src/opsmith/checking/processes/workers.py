@@ -77,16 +77,15 @@ def refuse_workers() -> None:
     Raises:
         UsageError: On a system without fork, once an accelerator has been used, or once autograd has threads.
     """
-    reason = hint = None
     if not hasattr(os, "fork"):
         reason, hint = f"the platform {sys.platform}, where processes cannot be forked", "leave `-j` out"
     elif torch.cuda.is_initialized():
         reason = "CUDA has been used, and a forked process cannot use it again"
         hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
-    if reason is not None:
-        raise errors.UsageError(
-            "operators cannot be checked in several processes here", argument="-j", got=reason, hint=hint
-        )
+    else:
+        return
+    problem = "operators cannot be checked in several processes here"
+    raise errors.UsageError(problem, argument="-j", got=reason, hint=hint)
 
 
 def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered | None]:

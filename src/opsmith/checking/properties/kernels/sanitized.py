@@ -210,16 +210,17 @@ class KernelFindings:
         for report in run.reports:
             yield self._reported(report, run, call)
         if run.late and not run.reports:
-            yield self._late(call, self.job.source.where)
-        elif run.status is not None and not run.reports:
-            yield self._died(run.status, run.lines, call)
+            yield self._late(call, (self.job.source.where, ""))
+        elif run.status is not None and not run.reports:  # a crash without a report of the sanitizers
+            how, evidence = describe_exit(run.status)
+            yield self._failure(call, None, "raises", how, self._innermost_line(run.lines), **evidence)
         for depends in run.depends:
             yield self._depending(depends, call)
 
     def _reported(self, report: SanitizerReport, run: CallOutcome, call: SanitizedCall) -> Failure:
-        where, line = self._innermost_line(report.lines)
+        at = self._innermost_line(report.lines)
         if run.late and report.kind == "ABRT":
-            return self._late(call, where, line)
+            return self._late(call, at)
         size = f" {report.size} bytes" if report.size else ""
         verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.access, "uses memory")
         label, cause = None, "out-of-bounds"
@@ -235,7 +236,8 @@ class KernelFindings:
             message = MISUSED[report.kind]
         else:
             cause, message = "raises", f"{ENDS.get(report.kind, 'the process dies')}, and the process dies"
-        return Failure(NAME, label, cause, message, where, self._evidence(call, line, report.text))
+        by = report.text if report.text.startswith("AddressSanitizer") else ""
+        return self._failure(call, label, cause, message, at, **{"found by": by})
 
     def _beside(self, report: SanitizerReport, spans: Sequence[MemorySpan]) -> tuple[str | None, str]:
         """Return the argument or result nearest to an access, and a description of the access."""
@@ -248,12 +250,9 @@ class KernelFindings:
             known = report.region is not None and report.region[0] == span.start
             low, high = span.start - span.fence, span.start + span.size + span.fence
             if known or low <= address < high:
-                past = address - span.start - span.size
-                far = (
-                    f"{past} bytes after its end" if past >= 0 else f"{span.start - address} bytes before it"
-                )
-                if not past:
-                    far = "just after its end"
+                past, before = address - span.start - span.size, span.start - address
+                far = f"{past} bytes after its end" if past > 0 else f"{before} bytes before it"
+                far = far if past else "just after its end"
                 return span.label, f"outside of `{span.label}`, which has {span.size} bytes: {far}"
         if report.kind in ("SEGV", "BUS"):
             null = address < 4096
@@ -261,21 +260,13 @@ class KernelFindings:
         if report.region is None:
             return None, f"outside of its memory, more than {REDZONE} bytes from any argument"
         _, far_, size, side = report.region
-        what = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}.get(
-            side, "inside"
-        )
-        return None, f"outside of its memory: {what} a piece of {size} bytes"
+        words = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}
+        return None, f"outside of its memory: {words.get(side, 'inside')} a piece of {size} bytes"
 
-    def _late(self, call: SanitizedCall, where: str, line: str = "") -> Failure:
-        evidence = {**self._evidence(call, line), "limit": f"{self.limit_s:g} s"}
-        message = f"a call did not finish within {self.limit_s:g} s" + "; it was in this line" * bool(line)
-        return Failure(NAME, None, "raises", message, where, evidence)
-
-    def _died(self, status: int, lines: Sequence[Line], call: SanitizedCall) -> Failure:
-        """Make the failure of a crash without a report of the sanitizers."""
-        where, line = self._innermost_line(lines)
-        how, evidence = describe_exit(status)
-        return Failure(NAME, None, "raises", how, where, {**self._evidence(call, line), **evidence})
+    def _late(self, call: SanitizedCall, at: tuple[str, str]) -> Failure:
+        limit = f"{self.limit_s:g} s"
+        message = f"a call did not finish within {limit}" + "; it was in this line" * bool(at[1])
+        return self._failure(call, None, "raises", message, at, limit=limit)
 
     def _depending(self, found: Any, call: SanitizedCall) -> Failure:
         name = found["result"]
@@ -287,12 +278,12 @@ class KernelFindings:
                 f"`{name}` depends on what a variable holds before something is written to it: {count}, "
                 "differ with that"
             )
-        where, line = self.job.source.where, ""
+        lines: list[Line] = []
         if not found["unwritten"] and self.unset:
             number, words = self.unset[0]
-            where, line = f"{self.job.source.path}:{number}", self.job.source.quoted(number).strip()
+            lines = [Line("", self.job.source.path, number)]
             message += f"; the compiler warns: {words}"
-        return Failure(NAME, name, "uninitialized", message, where, self._evidence(call, line))
+        return self._failure(call, name, "uninitialized", message, self._innermost_line(lines))
 
     @cached_property
     def unset(self) -> list[tuple[int, str]]:
@@ -305,7 +296,15 @@ class KernelFindings:
         own = next((line.number for line in lines if line.is_of(source.path)), None)
         return (source.where, "") if own is None else (f"{source.path}:{own}", source.quoted(own).strip())
 
-    def _evidence(self, call: SanitizedCall, line: str, tool: str = "") -> dict[str, Any]:
-        by = tool if tool.startswith("AddressSanitizer") else ""
-        told = {"sample": call.description, "layout": call.odd, "line": line, "found by": by}
-        return {what: words for what, words in told.items() if words}
+    def _failure(
+        self,
+        call: SanitizedCall,
+        label: str | None,
+        cause: str,
+        message: str,
+        at: tuple[str, str],
+        **more: Any,
+    ) -> Failure:
+        told = {"sample": call.description, "layout": call.odd, "line": at[1], **more}
+        evidence = {what: words for what, words in told.items() if words != ""}
+        return Failure(NAME, label, cause, message, at[0], evidence)

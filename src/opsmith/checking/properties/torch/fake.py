@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import Raised, WrongCountError, WrongFormError, attempt, first_line
+from opsmith.checking.exceptions import Raised, WrongFormError, attempt, first_line
 from opsmith.checking.property import Finding, Findings, Note, Property, innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
@@ -136,7 +136,7 @@ def compare_fake(run: Run, results: Sequence[Tensor | None]) -> Findings:
 def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
     """The finding for an exception on fake tensors."""
     subject, error = run.subject, raised.error
-    if isinstance(error, WrongCountError | WrongFormError):
+    if isinstance(error, WrongFormError):
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
         return run.failure(error.result, "fake-mismatch", message, fake_location(subject))
     if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device

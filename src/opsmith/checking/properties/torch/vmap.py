@@ -24,14 +24,7 @@ from opsmith.checking.samples.batches import all_finite, batch_of, batched, work
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.checking.ways import (
-    Examples,
-    Function,
-    OutputFault,
-    compare_outputs,
-    form_fault,
-    reference_of,
-)
+from opsmith.checking.ways import Examples, Function, OutputFault, compare_outputs, form_fault, reference_of
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.compare import exact_difference, within_rounding
