@@ -146,16 +146,21 @@ def packed(answer: Outcome | Report | None = None, error: BaseException | None =
         pickle.loads(found)
         return found
     except Exception:
-        plain_error = None if error is None else RuntimeError(f"{type(error).__name__}: {error}")
-        if plain_error is not None:
-            plain_error.__notes__ = getattr(error, "__notes__", [])
-        return pickle.dumps((_sendable(answer), plain_error))
+        return pickle.dumps((_sendable(answer), None if error is None else _as_text(error)))
+
+
+def _as_text(error: BaseException) -> RuntimeError:
+    """Return an exception that every process can unpickle, with the words of another."""
+    plain_error = RuntimeError(f"{type(error).__name__}: {error}")
+    plain_error.__notes__ = getattr(error, "__notes__", [])
+    return plain_error
 
 
 def _sendable(answer: Outcome | Report | None) -> Any:
     """Return an outcome or a report with the JSON form of its evidence."""
+    if answer is None:
+        return None
     if isinstance(answer, Report):
         return replace(answer, outcomes=tuple(map(_sendable, answer.outcomes)))
-    failures = () if answer is None else answer.failures
-    plain_failures = tuple(replace(each, evidence=plain(each.evidence)) for each in failures)
-    return answer and replace(answer, failures=plain_failures)
+    failures = tuple(replace(each, evidence=plain(each.evidence)) for each in answer.failures)
+    return replace(answer, failures=failures)

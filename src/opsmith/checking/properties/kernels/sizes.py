@@ -245,11 +245,14 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
     reported: set[str | None] = set()
     subject = authored(subject)
     for sample in forms(subject):
-        kernel, dtype = _served(subject, sample) or (None, None)
-        for refused in refused_calls(subject, sample, dtype) if kernel else ():
+        served = _served(subject, sample)
+        if served is None:
+            continue
+        kernel, dtype = served
+        for refused in refused_calls(subject, sample, dtype):
             known = refused.argument in reported
             result = None if known else _called(subject, sample, dtype, refused, taking)
-            if kernel is None or result is None:
+            if result is None:
                 continue
             reported.add(refused.argument)
             message = (

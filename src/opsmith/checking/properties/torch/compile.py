@@ -85,11 +85,11 @@ class PlainCall(Run):
 
     def results_in(self, returned: Any) -> tuple[Any, ...]:
         """The results of the call in another form, None among them where this call gives it."""
-        found = [*nested_tensors(returned)]
+        found: list[Tensor | None] = [*nested_tensors(returned)]
         present, rest = [each is not None for each in self.recorded], iter(found)
-        return tuple(
-            found if len(found) != sum(present) else (next(rest) if each else None for each in present)
-        )
+        if len(found) == sum(present):
+            found = [next(rest) if each else None for each in present]
+        return tuple(found)
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
