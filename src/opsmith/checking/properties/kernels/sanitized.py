@@ -236,7 +236,7 @@ class KernelFindings:
             message = MISUSED[report.kind]
         else:
             cause, message = "raises", f"{ENDS.get(report.kind, 'the process dies')}, and the process dies"
-        by = report.text if report.text.startswith("AddressSanitizer") else ""
+        by = "" if report.kind == "undefined" else report.text
         return self._failure(call, label, cause, message, at, **{"found by": by})
 
     def _beside(self, report: SanitizerReport, spans: Sequence[MemorySpan]) -> tuple[str | None, str]:
