@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import opsmith
 from opsmith import errors
-from opsmith.checking.properties.torch.compiled_calls import load_compiler
+from opsmith.checking.properties.torch.compile import load_compiler
 
 DATABASES = {
     "op_db": "torch.testing._internal.common_methods_invocations",

@@ -15,7 +15,7 @@ import opsmith
 from opsmith import errors
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.first_calls import sample_subset
-from opsmith.checking.properties.torch.compiled_calls import load_compiler
+from opsmith.checking.properties.torch.compile import load_compiler
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
 

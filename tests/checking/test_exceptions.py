@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith import errors
-from opsmith.checking.exceptions import Overlooking, WrongCountError, refuse_own
+from opsmith.checking.exceptions import Overlooking, WrongFormError, refuse_own
 from opsmith.checking.run import LiveCall
 from opsmith.checking.side_effects.interleavings import InterruptedOperationError
 from opsmith.checking.subject import Subject
@@ -105,7 +105,12 @@ def test_a_mistake_is_known_by_where_it_is_raised(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [WrongCountError("y", 1, 2, "here"), errors.UsageError("no"), InterruptedOperationError("add")]
+    "error",
+    [
+        WrongFormError("y", "1 tensor", "the reference 2", "here"),
+        errors.UsageError("no"),
+        InterruptedOperationError("add"),
+    ],
 )
 def test_what_is_raised_about_the_operator_is_no_mistake(error: Exception) -> None:
     space: dict[str, Any] = {"error": error}

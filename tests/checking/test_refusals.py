@@ -16,7 +16,7 @@ import opsmith
 from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.exceptions import raised_within, stated
-from opsmith.checking.properties.torch.compiled_calls import refused
+from opsmith.checking.properties.torch.compile import refused
 from opsmith.checking.properties.torch.vmap import refusal
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject

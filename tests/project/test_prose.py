@@ -61,7 +61,6 @@ OTHERS: dict[tuple[str, str], str] = {
     ("kernels/cuda/launch.py", "rule.name.endswith('grid')"): "a name in generated code",
     ("kernels/triton/compiler.py", "line.lstrip().startswith('def ')"): "Python",
     ("checking/exceptions.py", "written.startswith('grad')"): "an argument of a formula",
-    ("checking/properties/kernels/sanitized.py", "tool.startswith('AddressSanitizer')"): "a tool",
 }
 """Words of others, which stand in messages of ours by chance."""
 

@@ -28,7 +28,7 @@ from opsmith.checking.processes.fork import limit_of, refuse_isolation
 from opsmith.checking.processes.watchdog import forget_calls
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import fixed_size_remarks
-from opsmith.checking.properties.torch.compiled_calls import load_compiler
+from opsmith.checking.properties.torch.compile import load_compiler
 from opsmith.checking.property import missing_here
 from opsmith.checking.report import Outcome, Report, unverified_kernels
 from opsmith.checking.root_causes import name_roots

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,11 @@ from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
 from opsmith.checking.processes.watchdog import EndlessCallError, OutOfTimeError, Watchdog
+from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.judging.attribution import CALLS, AboutOperatorError, is_own
 from opsmith.torch_library import capabilities
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,23 @@ def named_by(error: BaseException) -> NamedFault:
         return NamedFault("mutates-grad-output" if written.startswith("grad") else "mutates-input")
     if isinstance(error, errors.GradientShapeError):
         return NamedFault(_shape_cause(str(error.got or ""), str(error.expected or "")))
-    text = str(error)
-    for pattern, name in _TORCHS.items():
-        found = re.search(pattern, text)
+    for pattern, (cause, reason) in _TORCHS.items():
+        found = re.search(pattern, str(error))
         if found is not None:
-            return name(found)
+            return _of_torch(found, cause, reason)
     return NamedFault("raises")
+
+
+def _of_torch(found: re.Match[str], cause: str, reason: str) -> NamedFault:
+    parts: dict[str, Any] = found.groupdict()
+    if cause == "gradient-count":
+        parts |= {f"{name}_s": "s" * (parts[name] != "1") for name in ("got", "expected")}
+    elif cause == "shape":
+        cause = _shape_cause(parts["got"], parts["expected"])
+        if cause == "unreduced-broadcast":
+            reason += ": sum it over the dimensions along which the input was repeated"
+    position = parts.get("index")
+    return NamedFault(cause, reason.format(**parts), None if position is None else int(position))
 
 
 _OURS: dict[type[errors.OpsmithError], str] = {
@@ -77,47 +91,33 @@ _OURS: dict[type[errors.OpsmithError], str] = {
 """Errors of ours that each stand for one fault."""
 
 
-def _count(found: re.Match[str]) -> NamedFault:
-    expected, got = int(found["expected"]), int(found["got"])
-    reason = (
-        f"the backward returns {got} gradient{'s' * (got != 1)}, and the forward takes {expected} "
-        f"argument{'s' * (expected != 1)}: return one for each, in their order, and None for what has none"
-    )
-    return NamedFault("gradient-count", reason)
-
-
-def _invalid(found: re.Match[str]) -> NamedFault:
-    got, expected, position = found["got"], found["expected"], int(found["index"])
-    cause = _shape_cause(got, expected)
-    reason = f"the gradient has the shape {got}, and the input {expected}"
-    if cause == "unreduced-broadcast":
-        reason += ": sum it over the dimensions along which the input was repeated"
-    return NamedFault(cause, reason, position)
-
-
-def _invalid_dtype(found: re.Match[str]) -> NamedFault:
-    return NamedFault(
-        "dtype", f"the gradient is {found['got']}, and the input {found['expected']}", int(found["index"])
-    )
-
-
-_TORCHS: dict[str, Callable[[re.Match[str]], NamedFault]] = {
-    r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": _count,
+_TORCHS = {
+    r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": (
+        "gradient-count",
+        "the backward returns {got} gradient{got_s}, and the forward takes {expected} argument{expected_s}: "
+        "return one for each, in their order, and None for what has none",
+    ),
     r"returned an invalid gradient at index (?P<index>\d+) - got (?P<got>\[[^\]]*\]) but expected shape "
-    r"compatible with (?P<expected>\[[^\]]*\])": _invalid,
+    r"compatible with (?P<expected>\[[^\]]*\])": (
+        "shape",
+        "the gradient has the shape {got}, and the input {expected}",
+    ),
     r"returned an invalid gradient at index (?P<index>\d+) - expected (?:type|dtype) (?P<expected>\S+) but "
-    r"got (?P<got>\S+)": _invalid_dtype,
-    r"modified by an inplace operation": lambda found: NamedFault(
-        "mutates-saved", "something that was saved for the backward was written into after it was saved"
+    r"got (?P<got>\S+)": ("dtype", "the gradient is {got}, and the input {expected}"),
+    r"modified by an inplace operation": (
+        "mutates-saved",
+        "something that was saved for the backward was written into after it was saved",
     ),
-    r"a leaf Variable that requires grad is being used in an in-place operation": lambda found: NamedFault(
-        "mutates-input", "it writes into an argument"
+    r"a leaf Variable that requires grad is being used in an in-place operation": (
+        "mutates-input",
+        "it writes into an argument",
     ),
-    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": lambda found: NamedFault(
-        "layout", "it takes a view of a tensor that is not contiguous"
+    r"view size is not compatible|use \.reshape\(\.\.\.\) instead": (
+        "layout",
+        "it takes a view of a tensor that is not contiguous",
     ),
 }
-"""Messages of torch's engine, and the fault that each names."""
+"""Messages of torch's engine, with the cause of the fault that each names, and its words."""
 
 
 def _shape_cause(got: str, expected: str) -> str:
@@ -172,6 +172,50 @@ def _is_the_operators(error: BaseException) -> bool:
     raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
     leaves = isinstance(error, GeneratorExit | EndlessCallError | OutOfTimeError | UncheckableError)
     return (raised or (in_child() and not leaves)) and not is_own(error)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the operator, or of the tool of torch that runs it."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return error_words(self.error)
+
+
+def attempt(call: Callable[[], T]) -> T | Raised:
+    """The result of a call in silence, or what it raises; an exception of the checker itself goes on.
+
+    Example:
+        >>> str(attempt(lambda: torch.ones(2).view(3)))
+        "RuntimeError: shape '[3]' is invalid for input of size 2"
+    """
+    try:
+        with without_warnings(), without_logs():
+            return call()
+    except Exception as error:
+        refuse_own(error)
+        return Raised(error)
+
+
+def error_words(error: BaseException) -> str:
+    """The name of an exception, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an exception's message, without addresses.
+
+    Example:
+        >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
+        'no room in <object object>'
+    """
+    # Addresses differ between processes, and the same seed must give the same report.
+    return _ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Overlooking:
@@ -345,34 +389,19 @@ def _is_known_module(name: str | None) -> bool:
     return root in ("torch", "numpy") or root in sys.stdlib_module_names
 
 
-class WrongCountError(AboutOperatorError):
-    """A list has another length than the reference's, so that its tensors cannot be compared.
+class WrongFormError(AboutOperatorError):
+    """A call returned another structure than is right, so that its tensors cannot be compared.
 
     Args:
         result: Name of the result.
-        got: Length of its list.
-        expected: Length of the reference's.
-        where: `file:line` of what returned it.
-    """
-
-    def __init__(self, result: str, got: int, expected: int, where: str) -> None:
-        tensors = f"{got} tensor{'s' * (got != 1)}"
-        super().__init__(f"it returns {tensors} for `{result}`, and the reference {expected}")
-        self.result, self.where = result, where
-
-
-class WrongFormError(AboutOperatorError):
-    """A class returned another structure than in the run that determined its results.
-
-    Args:
-        result: Name of its first result.
         got: Description of the returned value.
-        expected: Description of the value in that run.
+        expected: Words for what is right: a list of the reference's length, or the structure that a class
+            returned in the run that determined its results.
         where: `file:line` of what returned it.
     """
 
     def __init__(self, result: str, got: str, expected: str, where: str) -> None:
-        super().__init__(f"it returns {got}, and in an earlier call returned {expected} in its place")
+        super().__init__(f"it returns {got}, and {expected}")
         self.result, self.where = result, where
 
 

@@ -13,17 +13,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import first_line, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
-from opsmith.checking.property import (
-    Coverage,
-    Findings,
-    Note,
-    covered_samples,
-    each_sample,
-    first_line,
-    raised,
-)
+from opsmith.checking.property import Coverage, Findings, Note, covered_samples, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_output
@@ -113,6 +105,7 @@ class Run:
         dtype: dtype of floating tensors; their own by default.
         by: Arguments that require a gradient; None for all that have one to check.
         changed: Changes the arguments; None for the sample's own.
+        words: Its name in messages; by default the sample, and its dtype and device if it has a dtype.
     """
 
     subject: Subject
@@ -122,6 +115,7 @@ class Run:
     dtype: torch.dtype | None = None
     by: tuple[int, ...] | None = None
     changed: Callable[[list[Any]], list[Any]] | None = None
+    words: str = ""
 
     @classmethod
     def of(cls, subject: Subject, sample: Sample, name: str = "") -> list[Self]:
@@ -130,8 +124,8 @@ class Run:
         return [cls(subject, sample, name, device, by=by) for device in subject.devices]
 
     def __str__(self) -> str:
-        if self.dtype is None:
-            return str(self.sample)
+        if self.words or self.dtype is None:
+            return self.words or str(self.sample)
         return case_name(self.sample, self.dtype, self.device)
 
     @property
@@ -168,15 +162,19 @@ class Run:
         """The results and gradients of a new call."""
         return self.call().values()
 
-    def names(self) -> list[TensorName]:
-        """The name of each tensor of `CallValues.tensors`."""
-        labels, where = self.sample.labels, self.subject.runs_at(self.sample.flat)
+    def names(self, where: str = "") -> list[TensorName]:
+        """The name of each tensor of `CallValues.tensors`.
+
+        Args:
+            where: `file:line` of what computes them all; by default of the call, and of each gradient's rule.
+        """
+        labels, calls = self.sample.labels, where or self.subject.runs_at(self.sample.flat)
         results = self.subject.results(self.sample)
         gradients = [
-            TensorName(labels[argnum], "gradient", self.backward_location(at))
+            TensorName(labels[argnum], "gradient", where or self.backward_location(at))
             for at, argnum in enumerate(self.argnums)
         ]
-        return [*(TensorName(each.name, "result", where) for each in results), *gradients]
+        return [*(TensorName(each.name, "result", calls) for each in results), *gradients]
 
     def backward_location(self, at: int = 0) -> str:
         """`file:line` of what computes the gradient by one of the arguments."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
-from opsmith.checking.exceptions import Overlooking, WrongCountError, WrongFormError, structure_of
+from opsmith.checking.exceptions import Overlooking, WrongFormError, structure_of
 from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import Sample
@@ -293,8 +293,8 @@ class Subject:
             by: Makes the call with given arguments; by default `called`.
 
         Raises:
-            WrongCountError: If it returns a list of another length than the reference.
-            WrongFormError: If a class returns another structure than it did before.
+            WrongFormError: If it returns a list of another length than the reference, or a class another
+                structure than it did before.
         """
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat, on)))
@@ -364,7 +364,7 @@ class Subject:
         """All results of a kernel, hidden ones too, held to the contract of kernels.
 
         Raises:
-            WrongCountError: If it returns a list of another length than the reference.
+            WrongFormError: If it returns a list of another length than the reference.
         """
         values = sample.flattening.pack(self._own(sample, flat))
         self.ran.note(values)
@@ -386,20 +386,22 @@ class Subject:
         for result, each in zip(described, results, strict=True):
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
-                raise WrongCountError(result.name, len(each), span.stop - span.start, location())
+                got = f"{len(each)} tensor{'s' * (len(each) != 1)} for `{result.name}`"
+                raise WrongFormError(result.name, got, f"the reference {span.stop - span.start}", location())
 
     def _parts(self, outputs: Outputs, returned: Any, flat: Sequence[Any]) -> list[Any]:
         """The results of a class, out of the structure that it returns them in."""
         name = self.specification.schema.results[0].name
+        before = "in an earlier call returned {} in its place"
         try:
             found = {at: each for at, each in leaves(outputs, returned) if at is not None}
             parts = [found[at] for at in range(len(found))]
         except StructureMismatchError as error:
-            words = structure_of(error.value), structure_of(error.outputs)
-            raise WrongFormError(name, *words, self.runs_at(flat)) from error
+            got, right = structure_of(error.value), before.format(structure_of(error.outputs))
+            raise WrongFormError(name, got, right, self.runs_at(flat)) from error
         for each in parts:
             if each is not None and not isinstance(each, Tensor):
-                raise WrongFormError(name, structure_of(each), "a tensor", self.runs_at(flat))
+                raise WrongFormError(name, structure_of(each), before.format("a tensor"), self.runs_at(flat))
         return parts
 
     def _listed(self, returned: Any, *, packed: bool = False) -> list[Any]:

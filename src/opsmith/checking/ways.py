@@ -1,24 +1,27 @@
 """Ways to ask for the same outputs, and one driver that compares what each gives with what is right.
 
 An output is a result or a gradient. It may be asked for in another layout of memory, by another method of
-autograd, or with other parameters frozen: it must stay the same.
+autograd, with other parameters frozen, or in another form: mapped, compiled, under autocast. It must stay the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.property import Findings, first_line, innermost
+from opsmith.checking.calls import computed_in
+from opsmith.checking.exceptions import Overlooking, Raised, attempt, error_words
+from opsmith.checking.numerics.autodiff import vjp_or_zeros
+from opsmith.checking.property import Findings, innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, TensorName
-from opsmith.checking.samples.batches import replicas
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.samples.batches import batched, own_dtype, replicas
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
@@ -28,6 +31,7 @@ from opsmith.judging.compare import (
     differ_beyond_rounding,
     exact_difference,
     form_difference,
+    metadata_difference,
 )
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact, perturbed, replica
@@ -64,14 +68,10 @@ class Way:
     @cached_property
     def faults(self) -> list[Fault] | None:
         """All that is wrong; None where there are no outputs to compare."""
-        try:
-            with without_warnings():
-                outputs = self.ask()
-        except Exception as error:
-            refuse_own(error)
-            if self.excused(error):
-                return None
-            return [Fault(self, self.blamed(error), error=error)]
+        outputs = attempt(self.ask)
+        if isinstance(outputs, Raised):
+            error = outputs.error
+            return None if self.excused(error) else [Fault(self, self.blamed(error), error=error)]
         if outputs is None:
             return None
         found: list[Fault] = []
@@ -107,11 +107,6 @@ class Fault:
 
     def __str__(self) -> str:
         return str(self.difference) if self.error is None else error_words(self.error)
-
-
-def error_words(error: Exception) -> str:
-    """The name of an exception, and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def compare(ways: Iterable[Way]) -> Findings:
@@ -160,15 +155,12 @@ def another_output(
         error: Cause of an exception.
         hint: End of the message.
     """
-    named, evidence = fault.named, {"sample": str(run.sample)}
+    run, named = replace(run, name=property), fault.named
     if fault.error is None:
-        message = f"{named} {differs} {when}: {fault}{hint}"
-        return Failure(property, named.name, cause, message, named.where, evidence)
-    where = innermost(
-        fault.error, run.backward_location() if run.argnums else run.subject.specification.where
-    )
+        return run.failure(named.name, cause, f"{named} {differs} {when}: {fault}{hint}", named.where)
+    where = run.backward_location() if run.argnums else run.subject.specification.where
     message = f"{when}{raises} {fault}; else it does not{hint}"
-    return Failure(property, None, error, message, where, evidence)
+    return run.failure(None, error, message, innermost(fault.error, where))
 
 
 def differs_from(right: Outputs, position: int, got: Tensor | None) -> Difference | None:
@@ -208,11 +200,11 @@ class RightOutputs:
     def __post_init__(self) -> None:
         own = (each.dtype.to_real() for each in self.values if is_inexact(each))
         self.dtype = next(own, torch.float64)
-        try:
-            self.outputs = self.function(replicas(self.values))
-        except Exception as error:
-            refuse_own(error)
-            self.error = error
+        found = attempt(lambda: self.function(replicas(self.values)))
+        if isinstance(found, Raised):
+            self.error = found.error
+        else:
+            self.outputs = found
 
     def fault(self, position: int, got: Tensor | None) -> Difference | None:
         """The difference of an output from the right one; None where it is right."""
@@ -225,8 +217,7 @@ class RightOutputs:
         if form is not None or exact_difference(got, expected) is None:
             return form
         difference = judge(got, self._answer(position)).difference
-        decided = difference is not None and self._is_settled(position) and self._is_steady(position)
-        return difference if decided else None
+        return difference if difference is not None and self._is_steady(position, expected) else None
 
     def _answer(self, position: int) -> Answer:
         """The output as the right one; other properties judge it."""
@@ -240,45 +231,239 @@ class RightOutputs:
     @cached_property
     def _computation(self) -> Computation | None:
         """The operator's own run in float64, which measures rounding; None where it does not run there."""
-        subject = self.subject
-        try:
-            return Computation.of(
-                self.function, self.values, subject.generator(), has_truth=subject.has_truth
-            )
-        except (RuntimeError, TypeError) as error:  # as of a class that takes one dtype alone
-            refuse_own(error)
-            return None
+        own, truth = self.subject.generator(), self.subject.has_truth
+        made = attempt(lambda: Computation.of(self.function, self.values, own, has_truth=truth))
+        return None if isinstance(made, Raised) else made  # as of a class that takes one dtype alone
 
-    def _is_settled(self, position: int) -> bool:
-        """True if the output stays under perturbed inputs: at a tie, each of several outputs is right."""
+    def _is_steady(self, position: int, expected: Tensor) -> bool:
+        """True if an output stays in repeated runs, and under perturbed inputs.
+
+        Otherwise what was changed is not the reason; at a tie, each of several outputs is right.
+        """
         step = PERTURBATION if self.dtype == torch.float64 else 2.0**-14
-        expected, other = self.outputs[position], self._again(position, step)
-        if expected is None or other is None:
+        moved, *repeated = (self._again(position, each) for each in (step, *[0.0] * REPEATS))
+        if moved is None or not all(
+            each is not None
+            and (exact_difference(each, expected) is None or not judge(each, self._answer(position)).wrong)
+            for each in repeated
+        ):
             return False
         if not is_inexact(expected):
-            return torch.equal(other, expected)
-        finite = expected.isfinite() & other.isfinite()
-        return agree_to_share(
-            torch.where(finite, other, 0), torch.where(finite, expected, 0), step**0.5
-        ) and torch.equal(expected.isfinite(), other.isfinite())
-
-    def _is_steady(self, position: int) -> bool:
-        """True if repeated runs agree; otherwise what was changed is not the reason."""
-        expected = self.outputs[position]
-        others = [self._again(position) for _ in range(REPEATS)]
-        return expected is not None and all(
-            other is not None
-            and (exact_difference(other, expected) is None or not judge(other, self._answer(position)).wrong)
-            for other in others
-        )
+            return torch.equal(moved, expected)
+        finite = expected.isfinite() & moved.isfinite()
+        one, other = (torch.where(finite, each, 0) for each in (moved, expected))
+        return torch.equal(expected.isfinite(), moved.isfinite()) and agree_to_share(one, other, step**0.5)
 
     def _again(self, position: int, step: float = 0.0) -> Tensor | None:
         """The output of one more run, at perturbed values; None if it raises, or has another shape."""
         generator, expected = self.subject.generator(PERTURBATIONS), self.outputs[position]
         with Overlooking():
-            other = self.function([perturbed(each, step, generator) for each in replicas(self.values)])[
-                position
-            ]
+            values = [perturbed(each, step, generator) for each in replicas(self.values)]
+            other = self.function(values)[position]
             alike = other is not None and expected is not None and other.shape == expected.shape
             return other if alike else None
         return None
+
+
+@dataclass(frozen=True)
+class OutputFault:
+    """OutputFault of one output.
+
+    Args:
+        aspect: `shape`, `dtype`, `device`, `layout` or `stride`; `form` where one of both is None; `value`;
+            of all outputs their `count`; `graph`, where autograd follows one of both alone; `result`, where
+            numbers are drawn.
+        got: The aspect of the output.
+        expected: The right aspect.
+        difference: Difference of the values.
+    """
+
+    aspect: str
+    got: str = ""
+    expected: str = ""
+    difference: Difference | None = None
+
+    @property
+    def cause(self) -> str:
+        """Cause of the fault."""
+        known = {"shape": "shape", "dtype": "dtype", "graph": "missing-gradient"}
+        return known.get(self.aspect, "kernel-mismatch")
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            return f"{self.difference}"
+        prefix = {"form": "it is", "graph": "it has"}.get(self.aspect, f"it has the {self.aspect}")
+        return f"{prefix} {self.got}, where {self.expected} is right"
+
+    def evidence(self) -> dict[str, Any]:
+        """Evidence for a report."""
+        if self.difference is not None:
+            return self.difference.evidence()
+        return {"got": self.got, "expected": self.expected}
+
+
+def form_fault(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> OutputFault | None:
+    """The fault of an output apart from its values: it is None or not, its shape, its dtype, its device."""
+    if got is None or right is None:
+        actual, wanted = ("None" if each is None else "a tensor" for each in (got, right))
+        return None if got is right else OutputFault("form", actual, wanted)
+    found = metadata_difference(got, right, strides=strides)
+    return None if found is None else OutputFault(*found)
+
+
+def compare_outputs(
+    run: Run,
+    words: str,
+    outputs: Sequence[TensorName],
+    found: Sequence[Tensor | None],
+    fault: Callable[[int, Any], OutputFault | None],
+    wrong: set[str | None],
+    **evidence: Any,
+) -> Iterator[Failure]:
+    """Yield the failure of each output of another form that has a fault.
+
+    Args:
+        run: The run.
+        words: The form, and what an output of it is held to, around `{}` for its name.
+        outputs: Names of the outputs.
+        found: The outputs.
+        fault: Gives the fault of an output, by its position.
+        wrong: Names of outputs that are known to be wrong, which are left out; it gets the new ones.
+        evidence: Evidence of every failure.
+    """
+    faults: list[tuple[TensorName, OutputFault | None]]
+    if len(found) != len(outputs):
+        faults = [(outputs[0], OutputFault("count", str(len(found)), str(len(outputs))))]
+    else:
+        pairs = enumerate(zip(outputs, found, strict=True))
+        faults = [(each, None if each.name in wrong else fault(at, got)) for at, (each, got) in pairs]
+    for output, each in faults:
+        if each is not None:
+            wrong.add(output.name)
+            message = f"{words.format(output)}: {each}"
+            shown = {**evidence, **each.evidence()}
+            yield run.failure(output.name, each.cause, message, output.where, shown)
+
+
+Function = Callable[[Any], Sequence[Any]]
+"""Function from the flat arguments of one example to its results."""
+
+
+def reference_of(run: Run) -> Function | None:
+    """The reference, if it computes other forms of the call; None if the operator itself does."""
+    itself = run.subject.apply is not None or run.subject.specification.opaque
+    return None if itself else run.subject.plain(run.sample)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The right results, or gradients, of some examples: those of plain calls, one after the other.
+
+    Args:
+        run: Run of the sample that the examples are made of.
+        rows: The flat arguments of each example; behind them, for gradients, a grad_output for each result.
+        differing: Positions at which the rows differ; the results of a row that differs in none have no
+            dimension for examples.
+        gradients: True for the gradients by the arguments of the run, zeros where autograd has none.
+        dtype: dtype that floating outputs are held to; that of the run by default.
+        summed: Positions of outputs that are added up over the examples, and not stacked.
+        functions: The function whose results are right, and others that may compute all examples instead, and
+            round as they do. By default the operator, and the reference where that computes other forms.
+    """
+
+    run: Run
+    rows: Sequence[list[Any]]
+    differing: Sequence[int] = ()
+    gradients: bool = False
+    dtype: torch.dtype | None = None
+    summed: frozenset[int] = frozenset()
+    functions: Sequence[Function] = ()
+
+    @cached_property
+    def expected(self) -> list[Tensor | None]:
+        """The right outputs of all examples together."""
+        return self._stacked(self.columns)
+
+    @cached_property
+    def columns(self) -> list[tuple[Tensor | None, ...]]:
+        """For each output, those of all examples."""
+        return self._one_by_one(self._functions[0], self._batch)
+
+    @cached_property
+    def varies(self) -> bool:
+        """True if outputs of the examples have several shapes, as of `x[x > 0]`: no tensor holds them all."""
+        shapes = ({one.shape for one in column if one is not None} for column in self.columns)
+        return any(len(found) > 1 for found in shapes)
+
+    @cached_property
+    def _batch(self) -> list[Any]:
+        return batched(self.rows, dict.fromkeys(self.differing, 0))
+
+    @cached_property
+    def _functions(self) -> list[Function]:
+        run, given = self.run, [*self.functions]
+        if not given:
+            surrogate = self.gradients and run.subject.specification.gradients.surrogate
+            instead = None if surrogate else reference_of(run)
+            given = [each for each in (partial(run.subject.call, run.sample), instead) if each is not None]
+        return [partial(self._gradients, each) for each in given] if self.gradients else given
+
+    def _gradients(self, function: Function, values: Sequence[Any]) -> list[Tensor]:
+        count = len(self.run.sample.flat)
+        return vjp_or_zeros(function, values[:count], self.run.argnums, values[count:])
+
+    def _one_by_one(self, function: Function, batch: Sequence[Any]) -> list[tuple[Tensor | None, ...]]:
+        def copied(argnum: int, value: Any, row: int) -> Any:  # it may write into it
+            if argnum in self.differing:
+                return value[row].clone()
+            # To count what an element depends on, autograd follows it.
+            return value.clone() if isinstance(value, Tensor) and value.requires_grad else replica(value)
+
+        rows = range(len(self.rows))
+        examples = ([copied(argnum, value, row) for argnum, value in enumerate(batch)] for row in rows)
+        return list(zip(*map(function, examples), strict=True))
+
+    def _together(self, function: Function, batch: Sequence[Any]) -> list[Tensor | None]:
+        return self._stacked(self._one_by_one(function, batch))
+
+    def _stacked(self, columns: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+        if not self.differing:
+            return [column[0] for column in columns]
+        present = [[each for each in column if each is not None] for column in columns]
+        stacked = [torch.stack(column) if column else None for column in present]
+        return [
+            each.sum(0) if each is not None and position in self.summed else each
+            for position, each in enumerate(stacked)
+        ]
+
+    def fault(self, position: int, got: Tensor | None) -> OutputFault | None:
+        """The fault of an output of all examples; None where it is right, to rounding."""
+        right = self.expected[position]
+        fault = form_fault(got, right)
+        if fault is not None or got is None or right is None or exact_difference(got, right) is None:
+            return fault
+        difference = self.difference(position, got)
+        return None if difference is None else OutputFault("value", difference=difference)
+
+    def difference(self, position: int, got: Tensor) -> Difference | None:
+        """The worst element of an output; None where rounding explains all, or changes the right shape."""
+        dtype = self.dtype or self.run.dtype or own_dtype(self.run.sample)
+        answers = (each.at(self._batch, dtype)[position] for each in self._computations)
+        alike = (each for each in answers if each.value is not None and each.value.shape == got.shape)
+        verdicts = [judge(got, answer) for answer in alike]
+        return verdicts[0].difference if verdicts and all(verdict.wrong for verdict in verdicts) else None
+
+    @cached_property
+    def _computations(self) -> list[Computation]:
+        """What gives the right outputs, measured only if some bits differ."""
+        subject = self.run.subject
+        return [
+            Computation.of(
+                partial(self._together, function),
+                self._batch,
+                subject.generator(),
+                has_truth=subject.has_truth,
+                computed_in=partial(computed_in, subject, self.run.sample),
+            )
+            for function in self._functions
+        ]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.torch.forms import Examples, Form
-from opsmith.checking.run import TensorName
+from opsmith.checking.run import Run, TensorName
 from opsmith.checking.subject_kinds import subject_of
+from opsmith.checking.ways import Examples, compare_outputs
 
 
 def loop_of(*results: Tensor | None) -> Examples:
@@ -23,7 +23,8 @@ def loop_of(*results: Tensor | None) -> Examples:
 
     rows = [[torch.ones(2)], [torch.ones(2)]]
     subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
-    return Examples(subject, subject.samples[0], rows, (0,), dtype=torch.float32, functions=[function])
+    run = Run(subject, subject.samples[0], "vmap", dtype=torch.float32)
+    return Examples(run, rows, (0,), functions=[function])
 
 
 @pytest.mark.parametrize("got", [torch.zeros(1), torch.ones(2, 3)], ids=["one zero", "several"])
@@ -43,8 +44,8 @@ def test_none_where_none_is_right_is_no_fault() -> None:
 
 def test_another_number_of_outputs_is_a_fault() -> None:
     output = TensorName("result", "result", "here")
-    form = Form("vmap", "mapped, ", "is not what a loop gives", [output], loop_of(None).fault)
-    (failure,) = form.failures([None, None], set())
+    loop, form = loop_of(None), "mapped, {} is not what a loop gives"
+    (failure,) = compare_outputs(loop.run, form, [output], [None, None], loop.fault, set())
     message = "mapped, `result` is not what a loop gives: it has the count 2, where 1 is right"
     assert (failure.input, failure.message) == ("result", message)
 

@@ -16,6 +16,7 @@ from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.properties.torch.vmap import BatchDims, MappedSample
 from opsmith.checking.property import Coverage
+from opsmith.checking.run import Run
 from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
@@ -418,7 +419,7 @@ def test_an_input_may_be_called_raises() -> None:
 def test_a_reference_that_refuses_an_empty_batch_is_not_called_again() -> None:
     subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
     sample = subject.samples[0]
-    mapped = MappedSample(subject, sample, Coverage(), [])
+    mapped = MappedSample(Run(subject, sample, "vmap"), Coverage())
     called: list[int] = []
 
     def refusing(flat: Any) -> list[Tensor]:
@@ -433,7 +434,7 @@ def test_a_reference_that_refuses_an_empty_batch_is_not_called_again() -> None:
 def test_a_reference_must_return_as_many_results_under_vmap() -> None:
     subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
     sample = subject.samples[0]
-    mapped = MappedSample(subject, sample, Coverage(), [])
+    mapped = MappedSample(Run(subject, sample, "vmap"), Coverage())
     counts = iter((2, 1))
     mapped.__dict__["reference"] = lambda flat: [flat[0]] * next(counts)
     with pytest.raises(ValueError, match="zip"):

@@ -27,6 +27,7 @@ from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.report import Outcome
 from opsmith.kernels.cpp import compiler as compiling
 from opsmith.kernels.cpp import sanitizer
+from opsmith.kernels.cpp.source import CppSource
 from opsmith.ops import add, exp, involution, linear, mul
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
@@ -261,10 +262,11 @@ def test_a_compile_error_is_told_as_ever() -> None:
 def test_variables_of_a_function_that_returned_are_watched_but_in_kernels_with_vectors(
     tmp_path: Path,
 ) -> None:
-    job = SanitizerJob("a::b", (), ("y",), "void b() {}", "b", str(tmp_path), None, (), ())
+    source = CppSource("void b() {}", "b", False, "<cpp of a::b>", 1, 1, folder=str(tmp_path))
+    job = SanitizerJob("a::b", (), ("y",), source, None, ())
     assert "detect_stack_use_after_return=1" in sanitizer_parent.options(job)["ASAN_OPTIONS"]
     (tmp_path / "wide.h").write_text("using Wide __attribute__((vector_size(64))) = float;")
     for text in ('#include "wide.h"', "__m512d x;", "_mm256_setzero_ps();", "__m128i x;"):
-        held = sanitizer_parent.options(replace(job, text=text))
+        held = sanitizer_parent.options(replace(job, source=replace(source, text=text)))
         assert "detect_stack_use_after_return=0" in held["ASAN_OPTIONS"]
         assert held["UBSAN_OPTIONS"] == sanitizer_parent.options(job)["UBSAN_OPTIONS"]

@@ -16,9 +16,9 @@ from opsmith.torch_library.torch_messages import LEAF_WRITTEN, has_message
 Results = Callable[[Sequence[Any]], Sequence[Tensor]]
 
 
-def has_gradient(result: Tensor) -> bool:
+def has_gradient(result: Tensor | None) -> bool:
     """Return True if autograd computes a gradient for a result."""
-    return is_inexact(result) and result.requires_grad
+    return result is not None and is_inexact(result) and result.requires_grad
 
 
 def vjp(

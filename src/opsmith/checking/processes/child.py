@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.checking.report import Outcome, plain
+from opsmith.checking.report import Outcome, Report, plain
 from opsmith.core.forked_child import end_with_parent
 
 SIGNALS = {
@@ -136,28 +136,31 @@ def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
     return None
 
 
-def packed(*answers: Callable[[], Any]) -> bytes:
-    """Pickle the first of several forms of an answer that another process can unpickle."""
-    *first, last = answers
-    for answer in first:
-        try:
-            found = pickle.dumps(answer())
-            pickle.loads(found)
-            return found
-        except Exception:  # evidence may be any object, and some exceptions cannot be made again
-            continue
-    return pickle.dumps(last())
+def packed(answer: Outcome | Report | None = None, error: BaseException | None = None) -> bytes:
+    """Pickle what a child has found, and what it has raised, as every process can unpickle it.
+
+    Evidence may be any object, and some exceptions cannot be made again: they become JSON and text then.
+    """
+    try:
+        found = pickle.dumps((answer, error))
+        pickle.loads(found)
+        return found
+    except Exception:
+        return pickle.dumps((_sendable(answer), None if error is None else _as_text(error)))
 
 
-def as_text(error: BaseException) -> RuntimeError:
+def _as_text(error: BaseException) -> RuntimeError:
     """Return an exception that every process can unpickle, with the words of another."""
     plain_error = RuntimeError(f"{type(error).__name__}: {error}")
     plain_error.__notes__ = getattr(error, "__notes__", [])
     return plain_error
 
 
-def sendable(outcome: Outcome) -> Outcome:
-    """Return an outcome with the JSON form of its evidence, which every process can unpickle."""
-    return replace(
-        outcome, failures=tuple(replace(each, evidence=plain(each.evidence)) for each in outcome.failures)
-    )
+def _sendable(answer: Outcome | Report | None) -> Any:
+    """Return an outcome or a report with the JSON form of its evidence."""
+    if answer is None:
+        return None
+    if isinstance(answer, Report):
+        return replace(answer, outcomes=tuple(map(_sendable, answer.outcomes)))
+    failures = tuple(replace(each, evidence=plain(each.evidence)) for each in answer.failures)
+    return replace(answer, failures=failures)

@@ -28,14 +28,7 @@ from typing import Any, BinaryIO
 import torch
 
 from opsmith import errors
-from opsmith.checking.processes.child import (
-    Child,
-    as_text,
-    backward_refusal,
-    describe_exit,
-    packed,
-    sendable,
-)
+from opsmith.checking.processes.child import Child, backward_refusal, describe_exit, packed
 from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
@@ -189,7 +182,11 @@ def run_isolated(
         words = stderr_file.read().decode(errors="replace")
     if answer:
         sys.stderr.write(words)
-        return _received(answer)
+        outcome, error = pickle.loads(answer)
+        if error is not None:
+            raise error
+        assert isinstance(outcome, Outcome)
+        return outcome
     seconds = time.perf_counter() - start
     sample = bytes(room[4 : 4 + int.from_bytes(room[:4], "little")]).decode(errors="replace")
     limit = f"{float(room[HUNG]) or limit_s:g} s"
@@ -209,21 +206,18 @@ def _answer(
     gc.freeze()
     try:
         _settle(room, stderr_file)
-        refusal = backward_refusal(
-            "isolate", "check in a fresh process, as `opsmith check FILE --isolate` does"
-        )
+        fresh = "check in a fresh process, as `opsmith check FILE --isolate` does"
+        refusal = backward_refusal("isolate", fresh)
         if refusal is not None:
-            return packed(lambda: (None, refusal))
+            return packed(error=refusal)
         if crash_tracer is not None:
             trace(crash_tracer, stderr_file.fileno())
-        outcome = run()
-        return packed(lambda: (outcome, None), lambda: (sendable(outcome), None))
+        return packed(run())
     except SystemExit as error:
         os._exit(error.code if isinstance(error.code, int) else 1)
     except BaseException as error:
-        raised = error
-        raised.add_note("".join(traceback.format_exception(error)).rstrip())
-        return packed(lambda: (None, raised), lambda: (None, as_text(raised)))
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
+        return packed(error=error)
     finally:
         sys.stderr.flush()
 
@@ -241,14 +235,6 @@ def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
     faulthandler.register(signal.SIGUSR1, stderr_file)
     torch.set_num_threads(1)
     _room = room
-
-
-def _received(answer: bytes) -> Outcome:
-    outcome, error = pickle.loads(answer)
-    if error is not None:
-        raise error
-    assert isinstance(outcome, Outcome)
-    return outcome
 
 
 def _read(child: Child, end: float, room: mmap.mmap, processor_limit_s: float) -> bytes | None:

@@ -8,7 +8,6 @@ the others.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import mmap
 import os
 import pickle
@@ -22,13 +21,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.processes.sanitizer_parent import (
-    REDZONE,
-    MemorySpan,
-    SampleArguments,
-    SanitizedCall,
-    SanitizerJob,
-)
+from opsmith.checking.processes.sanitizer_parent import REDZONE, MemorySpan, SanitizedCall, SanitizerJob
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_child import end_with_parent
 from opsmith.judging.compare import as_bytes, same_bits, unravel
@@ -41,11 +34,9 @@ from opsmith.torch_library.result_layouts import ResultLayout
 
 DEATHS = 5
 """Number of crashes after which no more calls are run."""
+THREADS = 2
+"""Number of threads of torch."""
 FILLS: tuple[Fill, Fill] = ("pattern", "zero")
-
-
-class NotTakenError(Exception):
-    """Raised where the kernel rejects the call, which the reference would get."""
 
 
 class SanitizerChild:
@@ -63,21 +54,20 @@ class SanitizerChild:
         self.sanitizer = ctypes.CDLL(None)
         self.forms: tuple[ResultLayout, ...] = ()
         self.before: list[tuple[str, Tensor, Tensor]] = []
-        self.at = mmap.mmap(-1, 8)
+        self.reached = mmap.mmap(-1, 8)  # shared with the forks
 
     def work(self) -> None:
         """Build the kernel, and run all calls."""
-        stand_ins = {}
+        self.stand_ins = {}
         for fill in FILLS:
             with sanitized(fill):
-                stand_ins[fill] = self._declared(fill)
-        self.stand_ins = stand_ins
+                self.stand_ins[fill] = self._declared(fill)
         self.tracer = tracer()
         self.send({"built": True})
         start = deaths = 0
         while start < len(self.job.calls) and deaths < DEATHS:
             status = self._forked(start)
-            reached = int.from_bytes(self.at[:8], "little")
+            reached = int.from_bytes(self.reached[:8], "little")
             if reached == len(self.job.calls):
                 return
             self.send({"died": reached, "status": status})
@@ -86,23 +76,23 @@ class SanitizerChild:
     def _declared(self, fill: Fill) -> Any:
         """Declare an operator of this signature with the kernel alone, and build it."""
         job = self.job
-        scope: dict[str, Any] = {"Tensor": Tensor, "NotTakenError": NotTakenError}
+        scope: dict[str, Any] = {"Tensor": Tensor}
         taken = ", ".join(f"{name}: {hint}" for name, hint in job.arguments)
         given = "Tensor" if len(job.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(job.results))}]"
         given = given if job.results else "None"
-        exec(f"def stand_in({taken}) -> {given}:\n    raise NotTakenError", scope)
+        # The kernel rejects the call that the reference would get.
+        exec(f"def stand_in({taken}) -> {given}:\n    raise RuntimeError('not taken')", scope)
         name = job.operator if fill == FILLS[0] else f"{job.operator}_{fill}"
         operator = opsmith.operator(name, opaque=True, mutates=job.written)(scope["stand_in"])
         operator.fake(self._fake)
         # The parent has chosen the calls that the kernel takes.
         copies: dict[str, Any] = {"copies": "allowed"} if job.written else {}
-        operator.kernel("cpu", cpp=job.text, entry=job.entry, dtypes=job.dtypes, strict=True, **copies)
-        built = operator.specification.kernels[0].function
-        assert isinstance(built, CppKernel)
-        built.source = dataclasses.replace(built.source, folder=job.folder, options=job.options)
-        if job.calls:
-            values = self._values(job.samples[job.calls[0].sample], job.calls[0])[0]
-            operator.specification.kernels[0].consider(values)
+        source = job.source
+        operator.kernel("cpu", cpp=source.text, entry=source.entry, dtypes=job.dtypes, strict=True, **copies)
+        (kernel,) = operator.specification.kernels
+        assert isinstance(kernel.function, CppKernel)
+        kernel.function.source = source
+        kernel.consider(self._values(job.calls[0])[0])
         return operator
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,26 +117,24 @@ class SanitizerChild:
             if self.tracer is not None:
                 trace_exit(self.tracer, 2)
             self.send({"fork": os.getpid()})
-            torch.set_num_threads(self.job.threads)
+            torch.set_num_threads(THREADS)
             for at in range(start, len(self.job.calls)):
-                self.at[:8] = at.to_bytes(8, "little")
+                self.reached[:8] = at.to_bytes(8, "little")
                 self._try(at, self.job.calls[at])
-            self.at[:8] = len(self.job.calls).to_bytes(8, "little")
+            self.reached[:8] = len(self.job.calls).to_bytes(8, "little")
         except BaseException as error:
             self.send({"failed": f"{type(error).__name__}: {error}"})
         os._exit(0)
 
     def _try(self, at: int, call: SanitizedCall) -> None:
         self.forms = call.forms
-        values, spans = self._values(self.job.samples[call.sample], call)
+        values, spans = self._values(call)
         self.before = [(label, tensor, tensor.clone()) for label, tensor in self._written(values)]
         self.send({"call": at, "memory": spans})
         raised = None
         found: dict[str, Any] = {}
         try:
             results = self._called("pattern", values, nan=True)
-        except NotTakenError:
-            raised = "not taken"
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
         else:
@@ -182,7 +170,7 @@ class SanitizerChild:
                     "unwritten": unwritten,
                     "count": int(rows.sum()),
                     "of": rows.numel(),
-                    "first": unravel(int(rows.nonzero()[0]), results[at].shape),
+                    "first": [*unravel(int(rows.nonzero()[0]), results[at].shape)],
                 }
             )
         return found
@@ -209,19 +197,19 @@ class SanitizerChild:
             for position, tensor in enumerate(tensors_in([value] if name in self.job.written else [])):
                 yield f"{name}[{position}]" if isinstance(value, list) else name, tensor
 
-    def _values(self, sample: SampleArguments, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
+    def _values(self, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
         """Make the arguments, each tensor between redzones."""
-        flat = [replica(value, call.dtype) for value in sample.flat]
-        for argnum, layout in call.layouts:
+        flat = [replica(value, call.dtype) for value in call.flat]
+        if call.laid is not None:
+            argnum, layout = call.laid
             flat[argnum] = layout.of(flat[argnum].contiguous())
         spans: list[MemorySpan] = []
         for argnum, value in enumerate(flat):
             if isinstance(value, Tensor):
-                flat[argnum], span = with_redzones(sample.labels[argnum], value, self.sanitizer)
+                flat[argnum], span = with_redzones(call.labels[argnum], value, self.sanitizer)
                 spans += [] if span is None else [span]
         values = [
-            [flat[at] for at in packed] if isinstance(packed, list | tuple) else flat[packed]
-            for packed in sample.packing
+            [flat[at] for at in each] if isinstance(each, list) else flat[each] for each in call.packing
         ]
         return values, spans
 

@@ -13,14 +13,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from opsmith import errors
-from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import includes_of
 from opsmith.build.symbols import Line
 from opsmith.build.toolchain import find_toolchain, processors
@@ -28,6 +27,7 @@ from opsmith.checking.exceptions import UncheckableError
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.kernels.cpp.crash_trace import lines_in
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, preloaded, reports
+from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library.result_layouts import ResultLayout
 
 REDZONE = 1024
@@ -45,36 +45,25 @@ class MemorySpan:
 
 
 @dataclass(frozen=True)
-class SampleArguments:
-    """Arguments of a sample.
+class SanitizedCall:
+    """A call of the kernel.
 
     Args:
-        flat: Values, lists of tensors spread out.
+        flat: Its values, lists of tensors spread out.
         labels: Name of each in messages.
         packing: For each argument the position of its value, or the positions of its list's items.
+        dtype: dtype of floating tensors; None keeps their own.
+        laid: Position and layout of a tensor that is not contiguous; None if all are as they are given.
+        forms: Shapes, strides and dtypes of the results.
+        description: Description of the call.
+        odd: Description of the layout; empty for contiguous tensors.
     """
 
     flat: tuple[Any, ...]
     labels: tuple[str, ...]
     packing: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class SanitizedCall:
-    """A call of the kernel.
-
-    Args:
-        sample: Index of the sample.
-        dtype: dtype of floating tensors; None keeps their own.
-        layouts: Position and layout of each tensor that is not contiguous.
-        forms: Shapes, strides and dtypes of the results.
-        description: Description of the call.
-        odd: Description of the layouts; empty for contiguous ones.
-    """
-
-    sample: int
     dtype: torch.dtype | None
-    layouts: tuple[tuple[int, Layout], ...]
+    laid: tuple[int, Layout] | None
     forms: tuple[ResultLayout, ...]
     description: str
     odd: str = ""
@@ -88,29 +77,19 @@ class SanitizerJob:
         operator: Name of the operator.
         arguments: Name and annotation of each argument.
         results: Names of the results, hidden ones too.
-        text: Source text of the kernel.
-        entry: Name of its function.
-        folder: Folder of its own headers; None if unknown.
+        source: Source of the kernel.
         dtypes: dtypes that a template is instantiated for; None for the usual ones.
-        samples: Arguments.
         calls: Calls.
         written: Names of the arguments that it writes into.
-        threads: Number of threads.
-        options: Options of its author for the compiler and the linker.
     """
 
     operator: str
     arguments: tuple[tuple[str, str], ...]
     results: tuple[str, ...]
-    text: str
-    entry: str
-    folder: str | None
+    source: CppSource
     dtypes: tuple[torch.dtype, ...] | None
-    samples: tuple[SampleArguments, ...]
     calls: tuple[SanitizedCall, ...]
     written: tuple[str, ...] = ()
-    threads: int = 2
-    options: CompilerOptions = NO_OPTIONS
 
 
 START_S = 600.0
@@ -141,7 +120,7 @@ def options(job: SanitizerJob) -> dict[str, str]:
     Sanitizers move variables to memory of their own, to detect uses after the function returned. g++ before
     13.3 does not align vectors there, and kernels with vectors crash (GCC bug 110027).
     """
-    own = (job.text, *includes_of(job.text, job.folder).values())
+    own = (job.source.text, *includes_of(job.source.text, job.source.folder).values())
     found = {variable: dict(values) for variable, values in _OPTIONS.items()}
     if any(_VECTORS.search(text) for text in own):
         found["ASAN_OPTIONS"]["detect_stack_use_after_return"] = 0
@@ -179,21 +158,8 @@ class CallOutcome:
     lines: list[Line] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class JobOutcome:
-    """Outcome of a job.
-
-    Args:
-        runs: Outcomes of its calls.
-        left: Number of calls that were not run.
-    """
-
-    runs: list[CallOutcome]
-    left: int = 0
-
-
-def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[JobOutcome]:
-    """Run each job in a process under sanitizers, and yield the outcomes in order.
+def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[list[CallOutcome]]:
+    """Run each job in a process under sanitizers, and yield the outcomes of its calls, in order.
 
     As many processes run as there are cores: most of a job's time goes to the start and the compiler.
 
@@ -212,20 +178,27 @@ def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[JobOutcom
     with ExitStack() as running:
         processes: deque[_SanitizerProcess] = deque()
         for job in jobs:
-            processes.append(running.enter_context(_SanitizerProcess(job, libraries)))
+            processes.append(running.enter_context(_SanitizerProcess(job, libraries, limit_s)))
             if len(processes) == processors():
-                yield processes.popleft().outcome(limit_s)
+                yield processes.popleft().outcomes()
         while processes:
-            yield processes.popleft().outcome(limit_s)
+            yield processes.popleft().outcomes()
+
+
+PROGRAM = """\
+import sys
+sys.path[:] = {path!r}
+from opsmith.checking.processes.sanitizer_child import main
+main({folder!r}, {writing})
+"""
 
 
 class _SanitizerProcess:
     """Process that runs a job under sanitizers. As a context manager, it ends with the context."""
 
-    def __init__(self, job: SanitizerJob, libraries: Iterable[Path]) -> None:
-        self.job = job
+    def __init__(self, job: SanitizerJob, libraries: Iterable[Path], limit_s: float) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="opsmith-sanitized-")
-        self.folder = Path(self.directory.name)
+        self.folder, self.limit_s = Path(self.directory.name), limit_s
         (self.folder / "job").write_bytes(pickle.dumps(job))
         self.events, theirs = Pipe(duplex=False)
         program = PROGRAM.format(path=sys.path, folder=self.directory.name, writing=theirs.fileno())
@@ -240,6 +213,8 @@ class _SanitizerProcess:
                 start_new_session=True,
             )
         theirs.close()
+        self.runs: list[CallOutcome] = []
+        self.built, self.forks, self.read = False, list[int](), 0
 
     def __enter__(self) -> _SanitizerProcess:
         return self
@@ -253,57 +228,34 @@ class _SanitizerProcess:
         self.process.wait()
         self.directory.cleanup()
 
-    def outcome(self, limit_s: float) -> JobOutcome:
+    def outcomes(self) -> list[CallOutcome]:
         """Read the events until the job ends; end the process."""
         with self:
-            runs = _ChildEvents(self.folder, limit_s).of(self.events)
-        return JobOutcome(runs, len(self.job.calls) - (1 + runs[-1].call if runs else 0))
+            late = False
+            for event in self._events():
+                if event is None:
+                    if late or not self.built or not self.forks or not self.runs:
+                        break  # it does not respond to the signal
+                    late = self.runs[-1].late = True
+                    with suppress(ProcessLookupError):  # it has just ended
+                        os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer reports its stack
+                    self.limit_s = GRACE_S
+                    continue
+                self._take(event)
+                if late and "died" in event:
+                    break
+            if not self.built:
+                raise UncheckableError(self._never_ran())
+            return self.runs
 
-
-PROGRAM = """\
-import sys
-sys.path[:] = {path!r}
-from opsmith.checking.processes.sanitizer_child import main
-main({folder!r}, {writing})
-"""
-
-
-class _ChildEvents:
-    """Events of the child process, read until it ends."""
-
-    def __init__(self, folder: Path, limit_s: float) -> None:
-        self.folder, self.limit_s = folder, limit_s
-        self.runs: list[CallOutcome] = []
-        self.built = False
-        self.forks: list[int] = []
-        self.read = 0
-
-    def of(self, connection: Connection) -> list[CallOutcome]:
-        late = False
-        for event in self._events(connection):
-            if event is None:
-                if late or not self.built or not self.forks or not self.runs:
-                    break  # it does not respond to the signal
-                late = self.runs[-1].late = True
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(self.forks[-1], signal.SIGABRT)  # the sanitizer reports its stack
-                self.limit_s = GRACE_S
-                continue
-            self._take(event)
-            if late and "died" in event:
-                break
-        if not self.built:
-            raise UncheckableError(self._never_ran())
-        return self.runs
-
-    def _events(self, connection: Connection) -> Iterator[dict[str, Any] | None]:
+    def _events(self) -> Iterator[dict[str, Any] | None]:
         """Yield each event; None after a time limit."""
         while True:
-            if not connection.poll(self.limit_s if self.built else START_S):
+            if not self.events.poll(self.limit_s if self.built else START_S):
                 yield None
                 continue
             try:
-                event = connection.recv()
+                event = self.events.recv()
             except EOFError:
                 return
             yield event
@@ -328,10 +280,9 @@ class _ChildEvents:
         elif "died" in event:
             if not self.runs or self.runs[-1].call != event["died"]:
                 self.runs.append(CallOutcome(event["died"]))
-            self.runs[-1].status = event["status"]
             words = self._written(None)
+            self.runs[-1].status, self.runs[-1].lines = event["status"], lines_in(words)
             self.runs[-1].reports += reports(words)
-            self.runs[-1].lines = lines_in(words)
 
     def _written(self, size: int | None) -> str:
         """Read the sanitizers' new output, up to a size; to the end for None."""

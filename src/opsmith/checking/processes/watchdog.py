@@ -181,9 +181,7 @@ class Watchdog:
 
     def words(self) -> str:
         """Describe the call that did not return, for a message."""
-        if self.recursion:
-            return f"`{self.recursion}` calls itself without end"
-        return "a call does not return"
+        return f"`{self.recursion}` calls itself without end" if self.recursion else "a call does not return"
 
     def _run(self) -> None:
         began, poll, since = 0.0, POLL_S, 0.0
@@ -198,7 +196,9 @@ class Watchdog:
                 continue
             stacks = self._stacks()
             every = [code for codes in stacks.values() for code in codes]
-            if _is_building(every) or not self._is_calling(every):
+            is_building = any(part in code.co_filename for code in every for part in BUILDING)
+            is_calling = any(each in self._calls or each.co_filename in _BACKWARD for each in every)
+            if is_building or not is_calling:
                 beat()
                 continue
             self.recursion = self.recursion or recursion(every)
@@ -220,10 +220,6 @@ class Watchdog:
         stacks = {at: [*_stack(top)] for at, top in frames.items() if at not in left_out}
         frames.clear()  # a frame that outlives its call would keep its tensors alive
         return stacks
-
-    def _is_calling(self, codes: Sequence[CodeType]) -> bool:
-        """True if a call of the operator, or a backward, is running."""
-        return any(code in self._calls or code.co_filename in _BACKWARD for code in codes)
 
     def _stop(self, now: float) -> None:
         """Raise in threads that run Python, not in those that wait for a backward inside of theirs."""
@@ -308,17 +304,11 @@ def _stack(frame: FrameType | None) -> Iterator[CodeType]:
         frame = frame.f_back
 
 
-def _is_building(codes: Sequence[CodeType]) -> bool:
-    return any(part in code.co_filename for code in codes for part in BUILDING)
-
-
 def recursion(codes: Sequence[CodeType]) -> str:
     """Name of the function of the operator that runs inside of itself without end; empty if none does."""
     own = (each for each in codes if not Path(each.co_filename).is_relative_to(_TORCH))
-    counted = Counter(own).most_common(1)
-    if not counted or counted[0][1] < DEEP:
-        return ""
-    return counted[0][0].co_qualname
+    deep = (code.co_qualname for code, count in Counter(own).most_common(1) if count >= DEEP)
+    return next(deep, "")
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:

@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import NoReturn
@@ -22,14 +22,7 @@ from typing import NoReturn
 import torch
 
 from opsmith import errors
-from opsmith.checking.processes.child import (
-    Child,
-    as_text,
-    backward_refusal,
-    describe_exit,
-    packed,
-    sendable,
-)
+from opsmith.checking.processes.child import Child, backward_refusal, describe_exit, packed
 from opsmith.checking.processes.watchdog import POLL_S
 from opsmith.checking.report import Report
 
@@ -84,16 +77,15 @@ def refuse_workers() -> None:
     Raises:
         UsageError: On a system without fork, once an accelerator has been used, or once autograd has threads.
     """
-    reason = hint = None
     if not hasattr(os, "fork"):
         reason, hint = f"the platform {sys.platform}, where processes cannot be forked", "leave `-j` out"
     elif torch.cuda.is_initialized():
         reason = "CUDA has been used, and a forked process cannot use it again"
         hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
-    if reason is not None:
-        raise errors.UsageError(
-            "operators cannot be checked in several processes here", argument="-j", got=reason, hint=hint
-        )
+    else:
+        return
+    problem = "operators cannot be checked in several processes here"
+    raise errors.UsageError(problem, argument="-j", got=reason, hint=hint)
 
 
 def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered | None]:
@@ -141,8 +133,10 @@ def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answer
     try:
         while heard and worker.task is not None and child.connection.poll():
             event = pickle.loads(child.connection.recv_bytes())
-            events.append(event)
-            if isinstance(event, Answered):
+            if isinstance(event, Progressed):
+                events.append(event)
+            else:
+                events.append(Answered(worker.task, *event))
                 worker.task = None
         if heard or not child.has_ended():
             return events, True
@@ -184,24 +178,15 @@ def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
             def advance(activity: str, done: int, total: int, at: int = at) -> None:
                 connection.send_bytes(pickle.dumps(Progressed(at, activity, done, total)))
 
-            connection.send_bytes(_answer(tasks[at], at, advance, refusal))
+            try:
+                if refusal is not None:
+                    raise refusal
+                answer = packed(tasks[at](advance))
+            except BaseException as error:
+                answer = packed(error=error)
+            connection.send_bytes(answer)
     except (EOFError, OSError):
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-def _answer(task: Task, at: int, advance: Advance, refusal: errors.UsageError | None) -> bytes:
-    """Pickle the report, or the exception."""
-    try:
-        if refusal is not None:
-            raise refusal
-        report = task(advance)
-    except BaseException as error:
-        raised = error
-        return packed(lambda: Answered(at, error=raised), lambda: Answered(at, error=as_text(raised)))
-    return packed(
-        lambda: Answered(at, report),
-        lambda: Answered(at, replace(report, outcomes=tuple(map(sendable, report.outcomes)))),
-    )

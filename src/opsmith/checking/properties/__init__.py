@@ -22,11 +22,10 @@ from opsmith.checking.properties.numeric.second_order import SECOND_ORDER
 from opsmith.checking.properties.numeric.surrogate import SURROGATE
 from opsmith.checking.properties.numeric.values import VALUES
 from opsmith.checking.properties.torch.autocast import AUTOCAST
-from opsmith.checking.properties.torch.batching import BATCHING
 from opsmith.checking.properties.torch.compile import COMPILE, EXPORT
 from opsmith.checking.properties.torch.fake import FAKE
 from opsmith.checking.properties.torch.opcheck import OPCHECK
-from opsmith.checking.properties.torch.vmap import BATCHED_GRADIENTS, VMAP
+from opsmith.checking.properties.torch.vmap import BATCHED_GRADIENTS, BATCHING, VMAP
 from opsmith.checking.property import Property
 
 __all__ = ["GROUPS", "PROPERTIES", "USUAL"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.calls import rule_location
+from opsmith.checking.exceptions import error_words
 from opsmith.checking.processes.fork import in_child
 from opsmith.checking.properties.behaviour.layouts import is_stated, layout_cases, samples_of_each_form
 from opsmith.checking.properties.behaviour.write_runs import (
@@ -40,7 +41,6 @@ from opsmith.checking.property import (
     Property,
     Skipped,
     covered_samples,
-    first_line,
     raised,
 )
 from opsmith.checking.report import Failure
@@ -163,7 +163,7 @@ class CaseCheck:
         run = self.case.run(place, mode)
         if run.error is None:
             return self._holds(self._faults(run, place, mode), place, mode)
-        label, text = self._label(place), f"{type(run.error).__name__}: {first_line(run.error)}"
+        label, text = self._label(place), error_words(run.error)
         if replace(self.case, referred=True).run(place, mode).error is not None:
             where = f", `{label}` {place.name}," if place.name else ""
             yield Note(f"a call {mode.name}{where} was left out, since the reference raises, too: {text}")
@@ -415,7 +415,7 @@ def _half_written_by(
     if run.error is None:
         return
     for at in sorted(run.changed):
-        label, text = sample.labels[at], f"{type(run.error).__name__}: {first_line(run.error)}"
+        label, text = sample.labels[at], error_words(run.error)
         message = (
             f"a call that raises ({text}) has written into `{label}` before, and the reference has not: look "
             "at shapes, dtypes and devices before the first write"

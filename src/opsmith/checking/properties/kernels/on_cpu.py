@@ -17,33 +17,36 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce
-from opsmith.checking.properties.kernels.equal_indices import keeps_one
 from opsmith.checking.properties.kernels.sizes import forms, kernel_sizes
 from opsmith.checking.properties.kernels.unverified import unverified_too, unwritable
 from opsmith.checking.properties.numeric.forward import compare_results
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, not_run, raised
+from opsmith.checking.property import Findings, Note, Property, Skipped, not_run, raised
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Case, Run, cases
+from opsmith.checking.run import Case, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.functional_form import copies_of_written, on_copies
+from opsmith.core.generate_like import WHOLE
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.tensors import resolved
 from opsmith.judging.answer import Computation
 from opsmith.judging.compare import SavedBits
-from opsmith.judging.tensors import CPU
+from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.kernels.triton.interpreter import missing_interpreter
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.emulation.call import EmulatedCall
     from opsmith.kernels.cuda.emulation.launch import EmulatedRun
     from opsmith.kernels.cuda.emulation.messages import EmulationFinding
+
+
+DTYPES = (*ALWAYS_CHECKED, *LOW_PRECISION)
 
 
 @dataclass
@@ -161,17 +164,18 @@ class KernelOnCpu(ABC):
             samples=tuple(each.on_cpu() for each in more.samples),
             specification=replace(more.specification, kernels=()),
         )
-        taken = self.kernel.dtypes or (*ALWAYS_CHECKED, *LOW_PRECISION)
+        taken = self.kernel.dtypes or DTYPES
 
-        def check(subject: Subject, sample: Sample) -> Findings:
+        def check(run: Run) -> Findings:
             if self.over:
                 return
+            sample = run.sample
             for case, flat in kernel_calls(alone, sample.on_cpu(), taken, in_layouts=sample in laid):
                 self.waiting.append(CpuCall(case, resolved(sample.flattening.pack(flat))))
             if not self.compiles:
                 yield from self._run()
 
-        yield from each_sample(self.name, check, more)
+        yield from each_run(self.name, check, more)
         if not self.over:
             yield from self._run()
         if not self.over:
@@ -201,12 +205,11 @@ class KernelOnCpu(ABC):
 
     def _prepare(self, call: CpuCall, batch: list[CpuCall]) -> Findings:
         """Add a call to a batch, if the kernel takes it and the effort allows it."""
-        try:
-            cost = unwritable(self.kernel.operator.specification, call.values) or self.prepare(call)
-        except Exception as error:
-            yield from self._raised(call, error)
-            return
-        if isinstance(cost, str):
+        specification = self.kernel.operator.specification
+        cost = attempt(lambda: unwritable(specification, call.values) or self.prepare(call))
+        if isinstance(cost, Raised):
+            yield from self._raised(call, cost.error)
+        elif isinstance(cost, str):
             self.unfit[cost] = None
         elif cost > min(self.left, getattr(self.subject.effort, f"call_{self.parts}")):
             self.others[self._too_many] += 1
@@ -222,10 +225,9 @@ class KernelOnCpu(ABC):
         """Count a call that raises: a limit if the CPU cannot run it, else a fault."""
         if isinstance(error, errors.ToolchainError):
             self.limits[f"{error.problem}: {error.got} at {error.where}"] += 1
-            return
-        refuse_own(error)
-        self.ran[call.case.dtype] += 1
-        yield raised(self.name, self.subject, error, str(call.case))
+        else:
+            self.ran[call.case.dtype] += 1
+            yield raised(self.name, self.subject, error, str(call.case))
 
     def _judge(self, calls: Sequence[CpuCall]) -> Findings:
         """Launch calls, and yield the faults of each, or compare its results where there are none."""
@@ -234,24 +236,18 @@ class KernelOnCpu(ABC):
         for call, runs in zip(calls, self.launch(calls), strict=True):
             sample, found = call.case.sample, [(run, each) for run in runs for each in run.found]
             flat = [*sample.flattening.flatten(call.values)]
-            if {each.cause for _, each in found} - {NOTE} == {"race"} and keeps_one(
-                self.subject, sample, flat
-            ):
+            faults = [(run, each) for run, each in found if each.cause not in (NOTE, SKIPPED)]
+            limits = [f"{each.message}, at {each.where}" for _, each in found if each.cause == SKIPPED]
+            races = not limits and {each.cause for _, each in faults} == {"race"}
+            if races and keeps_one(self.subject, sample, flat):
                 self.others[UNORDERED] += 1
                 continue
-            limits: dict[str, None] = {}
-            faulty = False
-            for run, each in found:
-                words = f"{each.message}, at {each.where}"
-                if each.cause == NOTE:
-                    self.doubtful[f"{words}: {each.hint}"] = None
-                elif each.cause == SKIPPED:
-                    limits[words] = None
-                else:
-                    faulty = True
-                    yield from self._reported(call, run, each)
-            self.limits.update([*limits])
-            if faulty:
+            notes = [each for _, each in found if each.cause == NOTE]
+            self.doubtful.update({f"{each.message}, at {each.where}: {each.hint}": None for each in notes})
+            self.limits.update(dict.fromkeys(limits, 1))
+            for run, each in faults:
+                yield from self._reported(call, run, each)
+            if faults:
                 self.ran[call.case.dtype] += 1
             elif not limits:
                 yield from self._compare(call, flat, runs)
@@ -263,10 +259,10 @@ class KernelOnCpu(ABC):
         labelled = zip(case.sample.labels, flat, strict=True)
         before = [(label, SavedBits.of(each)) for label, each in labelled if isinstance(each, Tensor)]
         for run in runs:
-            try:
-                results = self.subject.kernel(case.sample, flat, self._function(run.compute))
-            except Exception as error:
-                yield from self._raised(call, error)
+            function = self._function(run.compute)
+            results = attempt(functools.partial(self.subject.kernel, case.sample, flat, function))
+            if isinstance(results, Raised):
+                yield from self._raised(call, results.error)
                 return
             if not run.launched:
                 self.others[EMPTY] += 1
@@ -297,10 +293,10 @@ class KernelOnCpu(ABC):
         if key in self.reported:
             return
         self.reported.add(key)
-        evidence: dict[str, Any] = {"sample": str(call.case), "order of threads": run.order}
-        evidence |= {"line": found.line} if found.line else {}
-        evidence |= {"other line": f"{found.other_where}: {found.other_line}"} if found.other_line else {}
-        evidence |= {"times": found.count} if found.count > 1 else {}
+        other = f"{found.other_where}: {found.other_line}" if found.other_line else ""
+        shown: dict[str, Any] = {"sample": str(call.case), "order of threads": run.order, "line": found.line}
+        shown |= {"other line": other, "times": found.count if found.count > 1 else None}
+        evidence = {name: value for name, value in shown.items() if value}
         message = f"{found.message}; {found.hint}" if found.hint else found.message
         again = check_again(self.subject, self.name)
         yield Failure(self.name, found.label, found.cause, message, found.where, evidence, again)
@@ -344,44 +340,95 @@ def kernel_calls(
         taken: The dtypes of floating tensors that the kernel takes.
         in_layouts: True to try each tensor in other layouts too, as many as the effort allows.
     """
-    dtypes = (*ALWAYS_CHECKED, *LOW_PRECISION)
-    tried = tuple(dtype for dtype in dtypes if dtype in taken) if sample.inexact else ALWAYS_CHECKED
+    tried = tuple(dtype for dtype in DTYPES if dtype in taken) if sample.inexact else ALWAYS_CHECKED
     if not tried:
         return
+    right, reference = None, functools.partial(subject.reference, sample)
     of_layouts = islice(layouts_of([*map(plain, sample.flat)]), subject.effort.layouts if in_layouts else 0)
-    right, has_truth = None, subject.has_truth
-    reference = functools.partial(subject.reference, sample)
-    for argnum, layout in (None, None), *of_layouts:
-        arguments = functools.partial(_laid, sample, argnum, layout)
-        in_layout = right
-        if in_layout is None or (layout is not None and layout.repeats):  # the numbers change
-            try:
-                flat = arguments(None if layout is None else torch.float64, CPU)
-                in_layout = Computation.of(reference, flat, subject.generator(), has_truth=has_truth)
-            except Exception as error:
-                if layout is None:
-                    raise
-                refuse_own(error)
+    for laid in (None, *of_layouts):
+        arguments, of_laid = functools.partial(_laid, sample, laid), right
+        if right is None or (laid is not None and laid[1].repeats):  # the numbers change
+            flat = arguments(None if laid is None else torch.float64, CPU)
+            of = functools.partial(Computation.of, has_truth=subject.has_truth)
+            made = attempt(functools.partial(of, reference, flat, subject.generator()))
+            if isinstance(made, Raised):
+                if laid is None:
+                    raise made.error
                 continue  # numbers that the reference does not take
-        right = right or in_layout
-        for case in cases(Run(subject, sample), in_layout, tried, arguments):
+            of_laid = made
+            right = right or made
+        assert of_laid is not None
+        for case in cases(Run(subject, sample), of_laid, tried, arguments):
             if isinstance(case, Case) and case.device == CPU:
                 yield case, arguments(case.dtype, case.device)
 
 
 def _laid(
-    sample: Sample, argnum: int | None, layout: Layout | None, dtype: torch.dtype | None, device: torch.device
+    sample: Sample, laid: tuple[int, Layout] | None, dtype: torch.dtype | None, device: torch.device
 ) -> list[Any]:
     """Return the flat arguments of a sample, one of them in a layout."""
     flat = sample.at(dtype, device)
-    if argnum is not None and layout is not None:
-        flat[argnum] = layout.of(plain(flat[argnum]))
+    if laid is not None:
+        flat[laid[0]] = laid[1].of(plain(flat[laid[0]]))
     return flat
 
 
 def copy_with_strides(tensor: Tensor) -> Tensor:
     """Copy a tensor with its strides, which a kernel that writes into it takes."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+ELEMENTS = 64
+"""Most elements of a tensor of which it is tried whether a result depends on them."""
+
+
+def keeps_one(subject: Subject, sample: Sample, flat: Sequence[Any]) -> bool:
+    """Return True if a call has equal indices, as no sample has, and the reference keeps one of their values.
+
+    The order of the writes decides then, and an author may exclude such calls, as for the slots of a cache.
+    The values that are lost change no result; where a reference adds them up, none is lost.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample, maybe one that is derived.
+        flat: Flat arguments of the call.
+    """
+
+    def repeats(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dtype in WHOLE and len(value.unique()) < value.numel()
+
+    shapes = [getattr(value, "shape", None) for value in flat]
+    authors = (each for each in subject.samples if not each.origin)
+    own = next((each for each in authors if [getattr(v, "shape", None) for v in each.flat] == shapes), None)
+    if own is None or not any(
+        repeats(here) and not repeats(given) for here, given in zip(flat, own.flat, strict=True)
+    ):
+        return False
+    wide = [each.double() if is_inexact(each) and not each.is_complex() else each for each in flat]
+    lost, before = (
+        attempt(functools.partial(_lost, subject, sample, each)) for each in (wide, own.in_double())
+    )
+    if isinstance(lost, Raised) or isinstance(before, Raised):
+        return False  # nothing is known
+    return any(now > once for now, once in zip(lost, before, strict=True))
+
+
+def _lost(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[int]:
+    """Return for each floating tensor how many of some of its elements change no result."""
+
+    def results(argnum: int = 0, at: int | None = None) -> list[Any]:
+        copies = [each.contiguous().clone() if isinstance(each, Tensor) else each for each in flat]
+        if at is not None:
+            copies[argnum].view(-1)[at] += 1
+        return subject.reference(sample, copies)
+
+    right, found = results(), []
+    for argnum in sample.inexact:
+        tried = range(0, flat[argnum].numel(), -(-flat[argnum].numel() // ELEMENTS) or 1)
+        pairs = (zip(results(argnum, at), right, strict=True) for at in tried)
+        same = (all(not isinstance(a, Tensor) or torch.equal(a, b) for a, b in pair) for pair in pairs)
+        found.append(sum(same))
+    return found
 
 
 class Emulated(KernelOnCpu):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.build.symbols import Line
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.child import describe_exit
 from opsmith.checking.processes.sanitizer_parent import (
     REDZONE,
     CallOutcome,
-    JobOutcome,
     MemorySpan,
-    SampleArguments,
     SanitizedCall,
     SanitizerJob,
     run_jobs,
@@ -38,7 +36,6 @@ from opsmith.core.kernels import Kernel, Rejected
 from opsmith.judging.tensors import CPU
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.sanitizer import SanitizerReport, unset_lines
-from opsmith.kernels.cpp.source import CppSource
 from opsmith.torch_library.result_layouts import ResultLayout
 
 NAME = "sanitized"
@@ -67,94 +64,74 @@ def run(subject: Subject) -> Findings:
             continue
         subject.ran.kernels.add(kernel)
         for finding in _kernel(kernel, job, next(outcomes), subject.limit_s):
-            if isinstance(finding, Failure):
-                finding = replace(finding, replay=check_again(subject, NAME))
-            yield finding
+            again = check_again(subject, NAME)
+            yield replace(finding, replay=again) if isinstance(finding, Failure) else finding
 
 
-def _kernel(kernel: Kernel, job: SanitizerJob, outcome: JobOutcome, limit_s: float) -> Findings:
+def _kernel(kernel: Kernel, job: SanitizerJob, runs: Sequence[CallOutcome], limit_s: float) -> Findings:
     """Yield what the calls of one kernel showed."""
-    findings = KernelFindings(job, _built(kernel).source, limit_s)
-    failures = without_duplicates([failure for each in outcome.runs for failure in findings.of(each)])
+    findings = KernelFindings(job, limit_s)
+    failures = without_duplicates([failure for each in runs for failure in findings.of(each)])
     yield from failures
-    raised = [each.raised for each in outcome.runs if each.raised is not None]
+    left = len(job.calls) - (1 + runs[-1].call if runs else 0)
+    raised = [each.raised for each in runs if each.raised is not None]
     what = f"of the {len(job.calls)} calls of the kernel at {kernel.where}"
-    if outcome.left and failures:
-        yield Note(f"{outcome.left} {what} were left out, after so many deaths")
-    elif outcome.left:
-        yield Skipped(f"{outcome.left} {what} were not made: their process ended without a report")
+    if left and failures:
+        yield Note(f"{left} {what} were left out, after so many deaths")
+    elif left:
+        yield Skipped(f"{left} {what} were not made: their process ended without a report")
     if raised:
         words = f"{len(raised)} {what} raised: {raised[0].splitlines()[0]}"
-        yield Note(words) if len(raised) < len(outcome.runs) else Skipped(words)
-
-
-def _built(kernel: Kernel) -> CppKernel:
-    assert isinstance(kernel.given, CppKernel)
-    return kernel.given
+        yield Note(words) if len(raised) < len(runs) else Skipped(words)
 
 
 def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
-    built = _built(kernel)
+    built = kernel.given
+    assert isinstance(built, CppKernel)
     schema = built.operator.specification.schema  # of what writes in place, not of its functional form
-    samples, calls = [], []
-    for sample in subject.samples:
-        packing = tuple(sample.flattening.pack(list(range(len(sample.flat)))))
-        samples.append(SampleArguments(sample.flat, sample.labels, packing))
-        calls += list(_calls(subject, kernel, sample, len(samples) - 1))
     return SanitizerJob(
         subject.specification.name,
         tuple((each.name, each.kind.annotation()) for each in schema.arguments),
         tuple(each.name for each in schema.results),
-        built.source.text,
-        built.source.entry,
-        built.source.folder,
+        built.source,
         built.dtypes,
-        tuple(samples),
-        tuple(calls),
+        tuple(call for at in range(len(subject.samples)) for call in _calls(subject, kernel, built, at)),
         schema.written,
-        options=built.source.options,
     )
 
 
-def _calls(subject: Subject, kernel: Kernel, sample: Sample, at: int) -> Iterator[SanitizedCall]:
-    """The calls of a sample: in every dtype, then in every layout of every tensor."""
+def _calls(subject: Subject, kernel: Kernel, built: CppKernel, at: int) -> Iterator[SanitizedCall]:
+    """The calls of a sample that kernel and reference take: in every dtype, then in every layout."""
+    sample, specification = subject.samples[at], built.operator.specification
+    packing = tuple(sample.flattening.pack([*range(len(sample.flat))]))
+    many = at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS
     seen: set[Any] = set()
     for dtype in (None, *ALWAYS_CHECKED, *LOW_PRECISION):
-        if dtype is not None and not sample.takes(dtype):
-            continue
-        flat = sample.at(dtype, CPU)
-        form = tuple(value.dtype if isinstance(value, Tensor) else None for value in flat)
-        if form in seen:
+        flat = sample.at(dtype, CPU) if dtype is None or sample.takes(dtype) else None
+        form = None if flat is None else tuple(getattr(value, "dtype", None) for value in flat)
+        if flat is None or form in seen:
             continue
         seen.add(form)
         words = f"{sample}" if dtype is None else f"{sample} in {dtype_name(dtype)}"
-        yield from _accepted(subject, kernel, sample, flat, SanitizedCall(at, dtype, (), (), words))
-        if at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS:
-            for argnum, layout in layouts_of(flat):
-                if layout.name in BITS:
-                    continue
-                laid = list(flat)
-                laid[argnum] = layout.of(flat[argnum].contiguous())
-                odd = f"`{sample.labels[argnum]}` {layout.name}"
-                call = SanitizedCall(at, dtype, ((argnum, layout),), (), words, odd)
-                yield from _accepted(subject, kernel, sample, laid, call)
+        for laid in (None, *(layouts_of(flat) if many else ())):
+            if laid is not None and laid[1].name in BITS:
+                continue
+            values, odd = [*flat], "" if laid is None else f"`{sample.labels[laid[0]]}` {laid[1].name}"
+            if laid is not None:
+                values[laid[0]] = laid[1].of(flat[laid[0]].contiguous())
+            packed = sample.flattening.pack(values)
+            if isinstance(kernel.consider(packed), Rejected) or unwritable(specification, packed) is not None:
+                continue
+            results = attempt(partial(_plainly, subject, sample, values))
+            if not isinstance(results, Raised):  # else the reference does not take it; others report it
+                returned = results[len(results) - len(specification.schema.results) :]  # after the new values
+                forms = tuple(map(ResultLayout.of, returned))
+                yield SanitizedCall(sample.flat, sample.labels, packing, dtype, laid, forms, words, odd)
 
 
-def _accepted(
-    subject: Subject, kernel: Kernel, sample: Sample, flat: list[Any], call: SanitizedCall
-) -> Iterator[SanitizedCall]:
-    """The call with the result layouts; nothing if the kernel or the reference does not take it."""
-    values, specification = sample.flattening.pack(flat), _built(kernel).operator.specification
-    if isinstance(kernel.consider(values), Rejected) or unwritable(specification, values) is not None:
-        return
-    try:
-        with torch.no_grad():
-            results = subject.reference(sample, flat)
-    except Exception as error:
-        refuse_own(error)
-        return  # not an input that the reference takes; other properties report it
-    returned = results[len(results) - len(specification.schema.results) :]  # after the new values
-    yield replace(call, forms=tuple(map(ResultLayout.of, returned)))
+@torch.no_grad()
+def _plainly(subject: Subject, sample: Sample, flat: list[Any]) -> list[Tensor]:
+    return subject.reference(sample, flat)
 
 
 SANITIZED = Property(
@@ -197,9 +174,6 @@ ENDS = {
 }
 """AddressSanitizer's kinds of errors that end a process, with descriptions."""
 
-OWN = re.compile(r"<cpp of [^>]*>$")
-"""Name of a source text in the process that is not a file."""
-
 
 def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
     """Drop failures that another failure of the same line describes better.
@@ -208,25 +182,18 @@ def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
     pointer, an index outside of an array, and a division by zero.
     """
     outside = [each for each in failures if each.cause == "out-of-bounds"]
+    undefined = {each.where: each.message for each in failures if each.cause == "undefined"}
     named = {each.where for each in outside if each.input is not None}
     outside_lines = {each.where for each in outside}
-    undefined = {each.where for each in failures if each.cause == "undefined"}
-    also = {
-        each.where: each.message
-        for each in failures
-        if each.cause == "undefined" and each.where in outside_lines
-    }
     kept = []
     for failure in failures:
-        if failure.cause == "out-of-bounds" and failure.input is None and failure.where in named:
-            continue
-        if failure.cause == "undefined" and failure.where in outside_lines:
-            continue
-        if failure.message.startswith(ENDS["FPE"]) and failure.where in undefined:
-            continue
-        if failure.cause == "out-of-bounds" and failure.where in also:
-            failure = replace(failure, evidence={**failure.evidence, "also": also[failure.where]})
-        kept.append(failure)
+        is_outside = failure.cause == "out-of-bounds"
+        twice = is_outside and failure.input is None and failure.where in named
+        twice |= failure.cause == "undefined" and failure.where in outside_lines
+        twice |= failure.message.startswith(ENDS["FPE"]) and failure.where in undefined
+        if is_outside and failure.where in undefined:
+            failure = replace(failure, evidence={**failure.evidence, "also": undefined[failure.where]})
+        kept += [] if twice else [failure]
     return kept
 
 
@@ -235,7 +202,6 @@ class KernelFindings:
     """Failures of one kernel, of which a call may take so many seconds."""
 
     job: SanitizerJob
-    source: CppSource
     limit_s: float
 
     def of(self, run: CallOutcome) -> Iterator[Failure]:
@@ -244,16 +210,17 @@ class KernelFindings:
         for report in run.reports:
             yield self._reported(report, run, call)
         if run.late and not run.reports:
-            yield self._late(call, self.source.where)
-        elif run.status is not None and not run.reports:
-            yield self._died(run.status, run.lines, call)
+            yield self._late(call, (self.job.source.where, ""))
+        elif run.status is not None and not run.reports:  # a crash without a report of the sanitizers
+            how, evidence = describe_exit(run.status)
+            yield self._failure(call, None, "raises", how, self._innermost_line(run.lines), **evidence)
         for depends in run.depends:
             yield self._depending(depends, call)
 
     def _reported(self, report: SanitizerReport, run: CallOutcome, call: SanitizedCall) -> Failure:
-        where, line = self._innermost_line(report.lines)
+        at = self._innermost_line(report.lines)
         if run.late and report.kind == "ABRT":
-            return self._late(call, where, line)
+            return self._late(call, at)
         size = f" {report.size} bytes" if report.size else ""
         verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.access, "uses memory")
         label, cause = None, "out-of-bounds"
@@ -269,7 +236,8 @@ class KernelFindings:
             message = MISUSED[report.kind]
         else:
             cause, message = "raises", f"{ENDS.get(report.kind, 'the process dies')}, and the process dies"
-        return Failure(NAME, label, cause, message, where, self._evidence(call, line, report.text))
+        by = "" if report.kind == "undefined" else report.text
+        return self._failure(call, label, cause, message, at, **{"found by": by})
 
     def _beside(self, report: SanitizerReport, spans: Sequence[MemorySpan]) -> tuple[str | None, str]:
         """Return the argument or result nearest to an access, and a description of the access."""
@@ -282,12 +250,9 @@ class KernelFindings:
             known = report.region is not None and report.region[0] == span.start
             low, high = span.start - span.fence, span.start + span.size + span.fence
             if known or low <= address < high:
-                past = address - span.start - span.size
-                far = (
-                    f"{past} bytes after its end" if past >= 0 else f"{span.start - address} bytes before it"
-                )
-                if not past:
-                    far = "just after its end"
+                past, before = address - span.start - span.size, span.start - address
+                far = f"{past} bytes after its end" if past > 0 else f"{before} bytes before it"
+                far = far if past else "just after its end"
                 return span.label, f"outside of `{span.label}`, which has {span.size} bytes: {far}"
         if report.kind in ("SEGV", "BUS"):
             null = address < 4096
@@ -295,21 +260,13 @@ class KernelFindings:
         if report.region is None:
             return None, f"outside of its memory, more than {REDZONE} bytes from any argument"
         _, far_, size, side = report.region
-        what = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}.get(
-            side, "inside"
-        )
-        return None, f"outside of its memory: {what} a piece of {size} bytes"
+        words = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}
+        return None, f"outside of its memory: {words.get(side, 'inside')} a piece of {size} bytes"
 
-    def _late(self, call: SanitizedCall, where: str, line: str = "") -> Failure:
-        evidence = {**self._evidence(call, line), "limit": f"{self.limit_s:g} s"}
-        message = f"a call did not finish within {self.limit_s:g} s" + "; it was in this line" * bool(line)
-        return Failure(NAME, None, "raises", message, where, evidence)
-
-    def _died(self, status: int, lines: Sequence[Line], call: SanitizedCall) -> Failure:
-        """Make the failure of a crash without a report of the sanitizers."""
-        where, line = self._innermost_line(lines)
-        how, evidence = describe_exit(status)
-        return Failure(NAME, None, "raises", how, where, {**self._evidence(call, line), **evidence})
+    def _late(self, call: SanitizedCall, at: tuple[str, str]) -> Failure:
+        limit = f"{self.limit_s:g} s"
+        message = f"a call did not finish within {limit}" + "; it was in this line" * bool(at[1])
+        return self._failure(call, None, "raises", message, at, limit=limit)
 
     def _depending(self, found: Any, call: SanitizedCall) -> Failure:
         name = found["result"]
@@ -321,28 +278,33 @@ class KernelFindings:
                 f"`{name}` depends on what a variable holds before something is written to it: {count}, "
                 "differ with that"
             )
-        where, line = self.source.where, ""
+        lines: list[Line] = []
         if not found["unwritten"] and self.unset:
             number, words = self.unset[0]
-            where, line = f"{self.source.path}:{number}", self.source.quoted(number).strip()
+            lines = [Line("", self.job.source.path, number)]
             message += f"; the compiler warns: {words}"
-        return Failure(NAME, name, "uninitialized", message, where, self._evidence(call, line))
+        return self._failure(call, name, "uninitialized", message, self._innermost_line(lines))
 
     @cached_property
     def unset(self) -> list[tuple[int, str]]:
         """Lines that use a variable before it is set, by the compiler's warnings."""
-        return unset_lines(self.source, self.job.operator, self.job.dtypes)
+        return unset_lines(self.job.source, self.job.operator, self.job.dtypes)
 
     def _innermost_line(self, lines: Sequence[Line]) -> tuple[str, str]:
         """Return location and text of the author's innermost line; the function's where it is unknown."""
-        for line in lines:
-            # In the process, lines of a text were counted from 1.
-            if OWN.search(line.file):
-                number = line.number + self.source.line - 1
-                return f"{self.source.path}:{number}", self.source.quoted(number).strip()
-        return self.source.where, ""
+        source = self.job.source
+        own = next((line.number for line in lines if line.is_of(source.path)), None)
+        return (source.where, "") if own is None else (f"{source.path}:{own}", source.quoted(own).strip())
 
-    def _evidence(self, call: SanitizedCall, line: str, tool: str = "") -> dict[str, Any]:
-        by = tool if tool.startswith("AddressSanitizer") else ""
-        told = {"sample": call.description, "layout": call.odd, "line": line, "found by": by}
-        return {what: words for what, words in told.items() if words}
+    def _failure(
+        self,
+        call: SanitizedCall,
+        label: str | None,
+        cause: str,
+        message: str,
+        at: tuple[str, str],
+        **more: Any,
+    ) -> Failure:
+        told = {"sample": call.description, "layout": call.odd, "line": at[1], **more}
+        evidence = {what: words for what, words in told.items() if words != ""}
+        return Failure(NAME, label, cause, message, at[0], evidence)

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking, Raised, attempt
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
-from opsmith.checking.property import UNCOMPILED, Findings, Note, first_line
+from opsmith.checking.property import UNCOMPILED, Findings, Note
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run import Run
 from opsmith.checking.samples.linked_sizes import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
 from opsmith.checking.samples.variations import form_of, refusal
-from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
 from opsmith.core.kernels import BuiltKernel, Kernel, choose
@@ -77,23 +76,22 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
     if not kernels or subject.effort.variations < LEAST_VARIATIONS:
         return ()
     lists = {each.name for each in subject.specification.schema.arguments if each.kind.sequence}
-    seen: dict[tuple[str, int], set[int]] = {}
     authors = {each.dims for each in subject.samples if not each.origin}
+    seen: dict[tuple[str, int], set[int]] = {}
     for sample in (each for each in subject.samples if each.dims in authors):
         for name, value in zip(sample.names, sample.flat, strict=True):
-            for axis, size in (
-                enumerate(value.shape) if isinstance(value, Tensor) and name not in lists else ()
-            ):
-                seen.setdefault((name, axis - value.dim()), set()).add(size)
+            shape = value.shape if isinstance(value, Tensor) and name not in lists else ()
+            for axis, size in enumerate(shape, -len(shape)):
+                seen.setdefault((name, axis), set()).add(size)
     fixed = {
         f"`{name}.shape[{axis}]` at {max(sizes)}"
         for (name, axis), sizes in seen.items()
         if len(sizes - {0}) == 1 and max(sizes) > 1
     }
-    if not fixed:
-        return ()
     shown = ", ".join(sorted(fixed))
-    return (f"kernels ran with {shown} alone: give samples of two sizes, or declare `shapes=`",)
+    return (
+        (f"kernels ran with {shown} alone: give samples of two sizes, or declare `shapes=`",) if fixed else ()
+    )
 
 
 LEAST_VARIATIONS = 12
@@ -118,16 +116,14 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
     """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
     sizes = sizes_of(subject, sample)
     names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
-    generator = subject.generator()
+    change = partial(resized, sizes, generator=subject.generator())
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
-    together = [*resized(sizes, large, generator, most=MOST_ELEMENTS)] if names else []
-    if together:
-        yield from together
-    else:
-        for name, size in large.items():
-            yield from resized(sizes, {name: size}, generator, most=MOST_ELEMENTS)
+    together = [*change(large, most=MOST_ELEMENTS)] if names else []
+    yield from together
+    for name, size in large.items() if not together else ():
+        yield from change({name: size}, most=MOST_ELEMENTS)
     for name in names:
-        yield from resized(sizes, {name: 1}, generator)
+        yield from change({name: 1})
 
 
 CAUSE = "not-refused"
@@ -254,9 +250,8 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             continue
         kernel, dtype = served
         for refused in refused_calls(subject, sample, dtype):
-            if refused.argument in reported:
-                continue
-            result = _called(subject, sample, dtype, refused, taking)
+            known = refused.argument in reported
+            result = None if known else _called(subject, sample, dtype, refused, taking)
             if result is None:
                 continue
             reported.add(refused.argument)
@@ -295,13 +290,9 @@ def refused_calls(
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
     """The reference's error for a sample that it refuses; None where it takes it."""
-    try:
-        with torch.no_grad():
-            subject.reference(sample, sample.at(dtype, CPU))
-    except Exception as error:
-        refuse_own(error)
-        return f"{type(error).__name__}: {first_line(error)}"
-    return None
+    with torch.no_grad():
+        found = attempt(lambda: subject.reference(sample, sample.at(dtype, CPU)))
+    return str(found) if isinstance(found, Raised) else None
 
 
 def _repeated(sample: Sample, changed: Sample) -> Sample:
@@ -345,15 +336,17 @@ def _called(
 ) -> str | None:
     """Results of the operator for a call that the reference refuses; None where it refuses it too."""
     before = taking[0]
-    try:
-        with torch.no_grad(), without_logs():
-            for _ in range(2):  # the first validates the sizes in C++ by the reference
-                subject.call(sample, sample.at(dtype, CPU))
-            announce(partial(str, refused.sample))
-            taking[0] = 1
-            results = subject.call(refused.sample, refused.flat)
-    except Exception as error:  # an error of the sample's own call is reported elsewhere
-        refuse_own(error)
+
+    def call() -> list[Any]:
+        for _ in range(2):  # the first validates the sizes in C++ by the reference
+            subject.call(sample, sample.at(dtype, CPU))
+        announce(partial(str, refused.sample))
+        taking[0] = 1
+        return subject.call(refused.sample, refused.flat)
+
+    with torch.no_grad():
+        results = attempt(call)
+    if isinstance(results, Raised):  # an error of the sample's own call is reported elsewhere
         taking[0] = before
         return None
     return " and ".join(f"a result of the shape {list(each.shape)}" for each in results if each is not None)
@@ -406,17 +399,17 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
     deadly: set[str] = set()
     note = ""
     while tried:
+        run = partial(_call_all, subject, tuple(tried))
         try:
-            found = watched_in_child(
-                property, subject, partial(_call_all, subject, tuple(tried)), EMPTY_LIMIT_S
-            )
+            found = watched_in_child(property, subject, run, EMPTY_LIMIT_S)
         except errors.UsageError as error:
             note = f"sizes of 0 were not tried in a process of their own: {error.problem}"
             break
         if not found.failures:
             break
         (death,) = found.failures
-        fatal = next((at for at, sample in enumerate(tried) if _named(sample, death)), None)
+        shown = str(death.evidence.get("sample", ""))
+        fatal = next((at for at, sample in enumerate(tried) if shown.startswith(str(sample))), None)
         if fatal is None:
             note = f"not all sizes of 0 were tried: {death.message}"
             break
@@ -425,10 +418,6 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
         tried = tried[fatal + 1 :]
     survived = tuple(each for each in derived if str(each) not in deadly)
     return DeadlySizes(survived, tuple(deaths), note)
-
-
-def _named(sample: Sample, death: Failure) -> bool:
-    return str(death.evidence.get("sample", "")).startswith(str(sample))
 
 
 def _call_all(subject: Subject, samples: Sequence[Sample]) -> tuple[Failure, ...]:

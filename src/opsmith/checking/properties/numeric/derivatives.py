@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import computed_in, differentiated
-from opsmith.checking.exceptions import raised_within
+from opsmith.checking.exceptions import first_line, raised_within
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.numerics.finite_differences import Claim
-from opsmith.checking.property import Coverage, Findings, Skipped, first_line
+from opsmith.checking.property import Coverage, Findings, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, covered_runs
 from opsmith.checking.subject import Subject

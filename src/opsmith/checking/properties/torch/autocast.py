@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.promises import of_tools
-from opsmith.checking.properties.torch.forms import (
-    Examples,
-    Fault,
-    Form,
-    Raised,
-    attempt,
-    form_fault,
-    gradients_by,
-    results_of,
-)
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
+from opsmith.checking.property import Coverage, Findings, Property, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.run import TensorName, record_copies
+from opsmith.checking.run import LiveCall, Run, TensorName, covered_runs
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
 from opsmith.judging.compare import exact_difference
 from opsmith.judging.tensors import replica
 
@@ -43,29 +32,20 @@ WIDE = torch.float32
 
 
 @dataclass(frozen=True)
-class Casting:
-    """A sample in float32 on a device, to be run under autocast, which lowers to a dtype."""
+class Casting(Run):
+    """A run in float32, under autocast, which lowers to another dtype.
 
-    subject: Subject
-    sample: Sample
-    device: torch.device
-    dtype: torch.dtype
-    coverage: Coverage
+    Args:
+        lower: That dtype.
+        coverage: Progress of the property.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.sample} under autocast to {dtype_name(self.dtype)} on {self.device.type}"
-
-    def flat(self) -> list[Any]:
-        """The arguments in float32."""
-        return self.sample.at(WIDE, self.device)
-
-    def call(self, flat: Sequence[Any]) -> list[Any]:
-        """The results, as users get them."""
-        return self.subject.call(self.sample, flat)
+    lower: torch.dtype = DTYPES[0]
+    coverage: Coverage = field(default_factory=Coverage)
 
     def region(self) -> torch.autocast:
         """The region under autocast."""
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return torch.autocast(self.device.type, dtype=self.lower)
 
     @property
     def promised(self) -> bool:
@@ -77,7 +57,7 @@ class Casting:
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
         """The arguments as the operator's rule for autocast casts them."""
-        dtype = self.dtype if self.subject.specification.autocast == "lower" else WIDE
+        dtype = self.lower if self.subject.specification.autocast == "lower" else WIDE
         return [
             value.to(dtype)
             if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
@@ -85,23 +65,23 @@ class Casting:
             for value in flat
         ]
 
-    def held_to(self, right: Examples, words: str, outputs: Sequence[TensorName]) -> Form:
-        """Outputs, held to right ones and to the digits of autocast's dtype."""
+    def compare(
+        self, words: str, outputs: Sequence[TensorName], found: Sequence[Any], right: Examples
+    ) -> Iterator[Failure]:
+        """Hold outputs to right ones, to the digits of autocast's dtype."""
 
-        def fault(position: int, got: Any) -> Fault | None:
+        def fault(position: int, got: Any) -> OutputFault | None:
             if not isinstance(got, Tensor) or not got.is_floating_point():
                 return None
-            found = attempt(partial(right.difference, position, got))
-            if isinstance(found, Raised):
-                reason = first_line(found.error)
-                self.refuse(
-                    f"the numbers under autocast were left out, for it does not run in float64: {reason}"
-                )
+            difference = attempt(partial(right.difference, position, got))
+            if isinstance(difference, Raised):
+                left = "the numbers under autocast were left out, for it does not run in float64"
+                self.refuse(f"{left}: {first_line(difference.error)}")
                 return None
-            return None if found is None else Fault("value", difference=found)
+            return None if difference is None else OutputFault("value", difference=difference)
 
-        than = f"is further off than rounding to {dtype_name(self.dtype)} explains"
-        return Form(NAME, words, than, outputs, fault, {"sample": str(self)})
+        form = f"{words} {{}} is further off than rounding to {dtype_name(self.lower)} explains"
+        yield from compare_outputs(self, form, outputs, found, fault, set())
 
     def refuse(self, reason: str) -> None:
         """Note a part that was not checked."""
@@ -114,53 +94,55 @@ def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
     return enabled, dtype, torch.is_autocast_cache_enabled()
 
 
-def _sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _casts(run: Run, coverage: Coverage) -> Findings:
     """Run every sample in float32 under autocast, and its backward outside."""
+    subject, sample = run.subject, run.sample
     if not sample.inexact or subject.rank(sample) >= subject.effort.samples:
         return
     for device in subject.devices:
-        for dtype in DTYPES if subject.effort.exhaustive else DTYPES[:1]:
-            casting = Casting(subject, sample, device, dtype, coverage)
-            plain = attempt(partial(casting.call, casting.flat()))
+        for lower in DTYPES if subject.effort.exhaustive else DTYPES[:1]:
+            words = f"{sample} under autocast to {dtype_name(lower)} on {device.type}"
+            casting = Casting(
+                subject, sample, NAME, device, WIDE, words=words, lower=lower, coverage=coverage
+            )
+            plain = attempt(partial(subject.call, sample, casting.flat()))
             if isinstance(plain, Raised):
                 casting.refuse(f"it does not run in float32: {first_line(plain.error)}")
                 continue
             yield from _cast(casting)
-            if not subject.rank(sample) and coverage.ran and dtype == DTYPES[0]:
+            if not subject.rank(sample) and coverage.ran and lower == DTYPES[0]:
                 yield from _mixed(casting)
 
 
 def _cast(casting: Casting) -> Findings:
     """One forward under autocast, and its backward outside of it."""
-    kind, argnums = casting.device.type, differentiated(casting.subject, casting.sample).argnums
-    outside = autocast_state(kind)
+    outside = autocast_state(casting.device.type)
 
-    def under() -> tuple[list[Any], Any, list[Failure]]:
+    def under() -> tuple[LiveCall, list[Failure]]:
         with casting.region():
-            inside = autocast_state(kind)
-            leaves, results = record_copies(casting.call, casting.flat(), argnums)
-            return leaves, results, [*_restored(casting, inside, "a call")]
+            inside = autocast_state(casting.device.type)
+            return casting.call(), [*_restored(casting, inside, "a call")]
 
     found = attempt(under)
     if isinstance(found, Raised):
         casting.refuse(f"under autocast it raises {found}")
     else:
-        leaves, results, leaked = found
+        call, leaked = found
         casting.coverage.ran += 1
         yield from leaked
-        wrong = [*_results(casting, results)]
+        wrong = [*_results(casting, call.results)]
         yield from wrong
         if not wrong:
-            yield from _backward(casting, [leaves[argnum] for argnum in argnums], results, argnums)
+            yield from _backward(casting, call)
     yield from _restored(casting, outside, "a call and its backward")
 
 
 def _results(casting: Casting, results: Sequence[Any]) -> Findings:
     """Hold the results to the dtypes that are promised, and to the rounding of autocast's dtype."""
-    subject, sample = casting.subject, casting.sample
+    subject, call, left = casting.subject, partial(casting.subject.call, casting.sample), [*results]
     # What the promised call raises is reported for the call under autocast.
-    promised = attempt(lambda: casting.call(casting.cast(casting.flat()))) if casting.promised else None
-    outputs, left = results_of(subject, sample, subject.specification.where), [*results]
+    promised = attempt(lambda: call(casting.cast(casting.flat()))) if casting.promised else None
+    outputs = casting.names(subject.specification.where)[: len(results)]
     if promised is not None and not isinstance(promised, Raised):
         for position, (output, got, right) in enumerate(zip(outputs, results, promised, strict=True)):
             fault = None if got is None else form_fault(got, right)
@@ -168,84 +150,81 @@ def _results(casting: Casting, results: Sequence[Any]) -> Findings:
                 words = f"under autocast {output} has the {fault.aspect} {fault.got}, and autocast="
                 message = f"{words}{subject.specification.autocast!r} promises {fault.expected}"
                 cause = fault.aspect if fault.aspect in ("shape", "dtype") else "dtype"
-                evidence = {"sample": str(casting), **fault.evidence()}
-                yield Failure(NAME, output.name, cause, message, output.where, evidence)
+                yield casting.failure(output.name, cause, message, output.where, fault.evidence())
             if got is None or fault is not None or exact_difference(got, right) is None:
                 left[position] = None
     if subject.has_truth:
-        function = casting.call if subject.apply is not None else subject.plain(sample)
-        right = Examples(subject, sample, [casting.flat()], dtype=casting.dtype, functions=[function])
-        yield from casting.held_to(right, "under autocast ", outputs).failures(left, set())
+        function = call if subject.apply is not None else subject.plain(casting.sample)
+        right = Examples(casting, [casting.flat()], dtype=casting.lower, functions=[function])
+        yield from casting.compare("under autocast", outputs, left, right)
 
 
 _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
 """Words in torch's errors about dtypes that do not fit."""
 
 
-def _backward(
-    casting: Casting, inputs: Sequence[Tensor], results: Sequence[Any], argnums: Sequence[int]
-) -> Findings:
+def _backward(casting: Casting, under: LiveCall) -> Findings:
     """Run the backward outside of autocast, and hold the gradients to the rounding of autocast's dtype."""
-    subject, sample = casting.subject, casting.sample
-    drawn = random_grad_outputs(results, [*map(has_gradient, results)], subject.generator())
+    subject, call = casting.subject, partial(casting.subject.call, casting.sample)
+    drawn = random_grad_outputs(under.results, [*map(has_gradient, under.results)], subject.generator())
     # Their numbers are exact in autocast's dtype.
-    grads = [g if g is None or g.is_complex() else g.to(casting.dtype).to(g.dtype) for g in drawn]
+    grads = [g if g is None or g.is_complex() else g.to(casting.lower).to(g.dtype) for g in drawn]
     plain = [None if grad is None else replica(grad, WIDE) for grad in grads]
-    if not argnums or all(grad is None for grad in grads):
+    if not casting.argnums or all(grad is None for grad in grads):
         return
-    if isinstance(attempt(partial(vjp, casting.call, casting.flat(), argnums, plain)), Raised):
+    if isinstance(attempt(partial(vjp, call, casting.flat(), casting.argnums, plain)), Raised):
         return  # it is wrong without autocast too, which `gradient` reports
-    found = attempt(partial(differentiate, results, inputs, grads))
+    found = attempt(partial(differentiate, under.results, under.inputs, grads))
     if isinstance(found, Raised):
-        yield from _backward_raised(casting, argnums, found)
+        yield from _backward_raised(casting, found)
     elif subject.has_truth:
         rows = [[*casting.flat(), *plain]]
-        right = Examples(subject, sample, rows, (), argnums, casting.dtype, functions=[casting.call])
-        words, outputs = "after a forward under autocast, ", gradients_by(subject, sample, argnums)
-        full = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found, strict=True)]
-        for failure in casting.held_to(right, words, outputs).failures(full, set()):
+        right = Examples(casting, rows, gradients=True, dtype=casting.lower, functions=[call])
+        pairs = zip(under.inputs, found, strict=True)
+        full = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]
+        outputs = casting.names()[len(grads) :]
+        for failure in casting.compare("after a forward under autocast,", outputs, full, right):
             yield replace(failure, cause=UNKNOWN)
 
 
-def _backward_raised(casting: Casting, argnums: Sequence[int], found: Raised) -> Findings:
+def _backward_raised(casting: Casting, found: Raised) -> Findings:
     """Report a backward that raises after a forward under autocast alone, where that is claimed to work."""
-    subject, sample, error = casting.subject, casting.sample, found.error
     message = (
-        f"after a forward under autocast to {dtype_name(casting.dtype)}, the backward raises {found}; in "
+        f"after a forward under autocast to {dtype_name(casting.lower)}, the backward raises {found}; in "
         "float32 it does not. "
     )
-    if isinstance(error, NotImplementedError):
-        casting.refuse(first_line(error))
-    elif not casting.promised and subject.specification.origin.own("autocast") is None:
+    if isinstance(found.error, NotImplementedError):
+        casting.refuse(first_line(found.error))
+    elif not casting.promised and casting.subject.specification.origin.own("autocast") is None:
         casting.refuse(f"{message}`torch.amp.custom_fwd` and `custom_bwd` over both make them fit")
     else:
-        labels = ", ".join(sample.labels[argnum] for argnum in argnums)
-        cause = "dtype" if re.search(_DTYPE, str(error)) else "raises"
+        labels = ", ".join(casting.sample.labels[argnum] for argnum in casting.argnums)
+        cause = "dtype" if re.search(_DTYPE, str(found.error)) else "raises"
         message += "The dtypes that the forward saves and that come in are not the same there"
-        where = rule_location(subject, sample.names[argnums[0]])
-        yield Failure(NAME, labels, cause, message, where, of_exception(error, str(casting)))
+        evidence = of_exception(found.error, str(casting))
+        yield casting.failure(labels, cause, message, casting.backward_location(), evidence)
 
 
 def _mixed(casting: Casting) -> Findings:
     """Arguments of several dtypes, as layers under autocast hand them on."""
-    subject, sample = casting.subject, casting.sample
+    sample = casting.sample
     if len(sample.inexact) < 2 or any(sample.flat[argnum].is_complex() for argnum in sample.inexact):
         return
     for argnum in sample.inexact:
         flat = casting.flat()
-        flat[argnum] = replica(flat[argnum], casting.dtype)
+        flat[argnum] = replica(flat[argnum], casting.lower)
 
         def under(flat: list[Any] = flat) -> list[Any]:
             with torch.no_grad(), casting.region():
-                return casting.call(flat)
+                return casting.subject.call(sample, flat)
 
         found, label = attempt(under), sample.labels[argnum]
         if not isinstance(found, Raised):
             continue
-        message = f"under autocast, with `{label}` alone in {dtype_name(casting.dtype)}, it raises {found}"
+        message = f"under autocast, with `{label}` alone in {dtype_name(casting.lower)}, it raises {found}"
         if casting.promised and not isinstance(found.error, NotImplementedError):
             evidence = of_exception(found.error, str(casting))
-            yield Failure(NAME, label, "raises", message, subject.specification.where, evidence)
+            yield casting.failure(label, "raises", message, evidence=evidence)
         else:
             casting.refuse(message)
 
@@ -260,8 +239,7 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: st
         f"{what} under autocast leaves autocast in another state: on, dtype and cache were {before}, and are "
         f"{after}"
     )
-    location = casting.subject.specification.where
-    yield Failure(NAME, None, "side-effect", message, location, {"sample": str(casting)})
+    yield casting.failure(None, "side-effect", message)
     torch.set_autocast_enabled(kind, before[0])
     torch.set_autocast_dtype(kind, before[1])
     torch.set_autocast_cache_enabled(before[2])
@@ -270,7 +248,7 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: st
 AUTOCAST = Property(
     NAME,
     "under autocast, dtypes are as promised, and forward and backward fit",
-    partial(covered_samples, NAME, _sample, "no sample has a floating tensor, which autocast casts"),
+    partial(covered_runs, NAME, _casts, "no sample has a floating tensor, which autocast casts"),
     subset=True,
     transforms=True,
     given=of_tools,

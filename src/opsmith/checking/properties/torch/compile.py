@@ -2,34 +2,291 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import time
+import types
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from opsmith import errors
+from opsmith.checking.exceptions import Raised, attempt
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.promises import of_tools
-from opsmith.checking.properties.torch.compiled_calls import (
-    PlainCall,
-    TracedCall,
-    Tracing,
-    other_sizes,
-    reason_of,
-    run_step,
-    step_of,
-)
-from opsmith.checking.properties.torch.forms import Raised, attempt
-from opsmith.checking.property import Findings, Note, Property, Skipped
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.batches import replicas
+from opsmith.checking.run import CallValues, Run, record_copies
+from opsmith.checking.samples.grad_outputs import random_grad_outputs
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.collector import importing_without_garbage_collection
+from opsmith.core.tensors import nested_tensors
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
 COMPILING, EXPORTING = "compile", "export"
+
+BREAKS = ("Unsupported", "UserError", "ArgsMismatchError")
+"""Exceptions by which dynamo refuses a graph, which no operator raises."""
+
+_numbers = itertools.count()
+
+GRAPH = {True: "a graph of autograd", False: "no graph of autograd"}
+"""Words for a result that autograd follows, and for one that it does not."""
+
+
+@dataclass(frozen=True)
+class PlainCall(Run):
+    """A call to be traced, and what it gives where nothing traces it."""
+
+    @cached_property
+    def recorded(self) -> list[Any]:
+        """The results with their graphs."""
+        return self.call().results
+
+    @cached_property
+    def grads(self) -> list[Tensor | None]:
+        """A random gradient for each result that autograd follows."""
+        follows = [*map(has_gradient, self.recorded)]
+        return random_grad_outputs(self.recorded, follows, self.subject.generator())
+
+    @cached_property
+    def results(self) -> Examples:
+        """The right results."""
+        return Examples(self, [self.flat()])
+
+    @cached_property
+    def gradients(self) -> Examples:
+        """The right gradients."""
+        return Examples(self, [[*self.flat(), *self.grads]], gradients=True)
+
+    def compute(self, *, backward: bool) -> list[Tensor | None]:
+        """Compute what it gives, once."""
+        return [*self.recorded, *self.results.expected, *(self.gradients.expected if backward else ())]
+
+    def arguments(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the call, as `step_of` makes it."""
+        kind, schema = self.subject.kind, self.sample.flattening.schema
+        values = self.sample.flattening.pack(flat)
+        if kind.applied:
+            return tuple(self.subject.specification.origin.spread(values)), {}
+        args, kwargs = schema.dispatched(values) if kind.in_library else schema.split(values)
+        return tuple(args), dict(kwargs)
+
+    def results_in(self, returned: Any) -> tuple[Any, ...]:
+        """The results of the call in another form, None among them where this call gives it."""
+        found: list[Tensor | None] = [*nested_tensors(returned)]
+        present, rest = [each is not None for each in self.recorded], iter(found)
+        if len(found) == sum(present):
+            found = [next(rest) if each else None for each in present]
+        return tuple(found)
+
+
+def step_of(subject: Subject) -> Callable[[Any], Any]:
+    """A function that makes several calls: it takes their arguments, and returns the results of each.
+
+    Its code object is new each time, since torch limits the number of times that it compiles one.
+    """
+    own = subject.kind.applied or subject.kind.in_library
+    target: Any = subject.specification.origin.subject if own else subject.operator
+    if subject.kind.applied:
+
+        def step(calls: Any) -> Any:
+            return [target.apply(*args) for args, _ in calls]
+
+    else:
+        if subject.kind.in_library and subject.in_place is not None:
+            target = subject.apply  # on copies
+
+        def step(calls: Any) -> Any:
+            return [target(*args, **kwargs) for args, kwargs in calls]
+
+    code = step.__code__.replace(co_name=f"step_{next(_numbers)}")
+    return types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
+
+
+def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[CallValues]:
+    """Run a step, compiled or not, and one backward through all its results."""
+    begins = [*itertools.accumulate((len(call.sample.flat) for call in calls), initial=0)]
+    argnums = [begin + at for begin, call in zip(begins, calls, strict=False) for at in call.argnums]
+
+    def every(given: list[Any]) -> Any:
+        spans = zip(calls, itertools.pairwise(begins), strict=True)
+        return step([call.arguments(given[begin:end]) for call, (begin, end) in spans])
+
+    with calls[0].subject.seeded():
+        leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
+    results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
+    if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
+        return [*map(CallValues, results)]
+    inputs, grads = [leaves[argnum] for argnum in argnums], [grad for call in calls for grad in call.grads]
+    found = differentiate([value for each in results for value in each], inputs, grads)
+    rest = (torch.zeros_like(one) if grad is None else grad for one, grad in zip(inputs, found, strict=True))
+    return [
+        CallValues(each, tuple(itertools.islice(rest, len(call.argnums))))
+        for call, each in zip(calls, results, strict=True)
+    ]
+
+
+def other_sizes(call: PlainCall) -> PlainCall | None:
+    """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1."""
+    for other in call.subject.samples:
+        if other.origin.startswith(f"sample {call.sample.position} ") and _resized(call.sample, other):
+            return replace(call, sample=other)
+    return None
+
+
+def _resized(sample: Sample, other: Sample) -> bool:
+    def forms(each: Sample) -> list[Any]:
+        return [(v.dim(), v.dtype) if isinstance(v, Tensor) else (type(v), v) for v in each.flat]
+
+    if other.flattening.lengths != sample.flattening.lengths or forms(sample) != forms(other):
+        return False
+    tensors = zip(tensors_in([*sample.flat]), tensors_in([*other.flat]), strict=True)
+    pairs = [pair for one, two in tensors for pair in zip(one.shape, two.shape, strict=True)]
+    changed = [min(pair) for pair in pairs if pair[0] != pair[1]]
+    return bool(changed) and min(changed) > 1  # torch specializes on sizes 0 and 1
+
+
+Check = Callable[[Sequence[PlainCall]], Findings]
+"""Function that checks several calls together."""
+
+
+class Tracing:
+    """A tool of torch that traces calls of an operator.
+
+    Attributes:
+        property: Name of the property.
+        done: Word for a call that it has traced.
+        words: Words in messages before an output of that.
+        takes_tensors: True if it takes no call without a tensor.
+        backward: True if it traces the backward, too.
+        ran: True if it has traced any.
+    """
+
+    property: str
+    done: str
+    words: str
+    takes_tensors = ran = False
+    backward = True
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def calls(self, generators: str) -> Generator[Finding, None, list[PlainCall]]:
+        """Select the calls of the author's samples that do not raise where nothing traces them.
+
+        Args:
+            generators: Reason to leave out a sample with a generator.
+        """
+        found: list[PlainCall] = []
+        for sample in self.subject.samples:
+            if sample.origin or (self.takes_tensors and not tensors_in([*sample.flat])):
+                continue
+            if any(isinstance(value, torch.Generator) for value in sample.flat):
+                yield Note(f"a sample with a generator was left out: {generators}")
+                continue
+            call = PlainCall(self.subject, sample, self.property)
+            raised = attempt(partial(call.compute, backward=self.backward))
+            if isinstance(raised, Raised):
+                words = f"{sample} was left out, since it raises without `torch.{self.property}`"
+                see = ": see `gradient`" if self.backward else ""
+                yield Note(f"{words}: {reason_of(raised.error)}{see}")
+            else:
+                found.append(call)
+        return found
+
+    def refused(self, calls: Sequence[PlainCall], *errors: Exception, alone: Check | None = None) -> Findings:
+        """Note a refusal by torch or opsmith, and report any other exception.
+
+        Args:
+            calls: The calls.
+            errors: The exception, and others that may have led to it.
+            alone: Checks each of several calls alone, to find the one that raises.
+        """
+        if alone is not None and len(calls) > 1:
+            for one in calls:
+                yield from alone([one])
+            return
+        reason = refused(self.subject, *errors)
+        if reason is not None:
+            samples = ", ".join(f"sample {call.sample.position}" for call in calls)
+            yield Note(f"{samples} cannot be {self.done}: {reason}")
+            return
+        message = f"{self} raises where a call does not: {type(errors[0]).__name__}: {reason_of(errors[0])}"
+        yield calls[0].failure(None, "raises", message, evidence=of_exception(errors[0], str(calls[0])))
+
+    def judged(self, calls: Sequence[PlainCall], found: Sequence[CallValues]) -> Findings:
+        """Compare results and gradients of traced calls with those of plain ones."""
+        form = f"{self.words}{{}} is another than without"
+        for call, traced in zip(calls, found, strict=True):
+            notes: list[Note] = []
+            names, count = call.names(self.subject.specification.where), len(call.recorded)
+            fault = partial(self._fault, call, traced, notes)
+            yield from compare_outputs(call, form, names[:count], traced.results, fault, set())
+            yield from notes
+            alike = [*map(has_gradient, traced.results)] == [*map(has_gradient, call.recorded)]
+            if alike and traced.gradients and not self.subject.draws:
+                right = call.gradients.fault
+                yield from compare_outputs(call, form, names[count:], traced.gradients, right, set())
+
+    def _fault(
+        self, call: PlainCall, traced: CallValues, notes: list[Note], position: int, got: Any
+    ) -> OutputFault | None:
+        """The fault of a result: of its form alone if it is drawn, or that autograd does not follow it."""
+        right = call.recorded[position]
+        fault = form_fault(got, right) if self.subject.draws else call.results.fault(position, got)
+        if fault is not None or not traced.gradients or has_gradient(got) == has_gradient(right):
+            return fault
+        words = GRAPH[has_gradient(got)], GRAPH[has_gradient(right)]
+        if not has_gradient(got) and self.subject.torch_operator is not None:
+            return OutputFault("graph", *words)
+        name = self.subject.results(call.sample)[position].name
+        notes.append(Note(f"{self.done}, `{name}` has {words[0]}; without, it has {words[1]}"))
+        return None
+
+
+def refused(subject: Subject, error: BaseException, *before: BaseException) -> str | None:
+    """The reason for a refusal by torch or opsmith, by an error or those before it; None for a fault."""
+    for each in (cause for one in (error, *before) for cause in chain(one)):
+        if isinstance(each, errors.MissingFakeError):
+            return f"there is no fake kernel: {each.hint}"
+        if isinstance(each, errors.TransformError) or "TransformError" in str(each):
+            return reason_of(each)
+        if type(each).__name__ in ("InternalTorchDynamoError", "InvalidCxxCompiler", "NotImplementedError"):
+            return f"{type(each).__name__}: {reason_of(each)}"
+    # With symbolic sizes, integer arguments are symbols too. A line with a schema may name them as well.
+    if any("SymInt" in line and "::" not in line for line in str(error).splitlines()):
+        return f"it does not take a symbol for a whole number: {reason_of(error)}"
+    if subject.lacks("fake"):
+        return f"there is no fake kernel: {reason_of(error)}"
+    if subject.torch_operator is None:  # torch supports compiling few Function classes
+        return f"{type(error).__name__}: {reason_of(error)}"
+    return None
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def reason_of(error: BaseException) -> str:
+    """The lines of torch's error that give the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    explanations = [line for line in lines if line.startswith("Explanation: ")]
+    return " ".join([lines[0], *explanations[:1]]) if lines else type(error).__name__
 
 
 def compiled(subject: Subject) -> Findings:
@@ -76,7 +333,7 @@ class Compilation(Tracing):
         """Compile all samples together; if that fails, each alone, to find the one that fails."""
         broken, step = None, self._compiled(fullgraph=True)
         found = attempt(partial(run_step, step, calls))
-        if isinstance(found, Raised) and _breaks(found.error):
+        if isinstance(found, Raised) and type(found.error).__name__ in BREAKS:
             yield Note(f"it breaks the graph: {reason_of(found.error)}")
             broken = found.error
             found = attempt(partial(run_step, self._compiled(fullgraph=False), calls))
@@ -87,7 +344,7 @@ class Compilation(Tracing):
             if broken is None and self.dynamic and not any(isinstance(each, Failure) for each in judged):
                 yield from self._resized(step, calls)
         elif broken is None:
-            yield from self.alone(self.compare, calls, found.error)
+            yield from self.refused(calls, found.error, alone=self.compare)
         else:
             yield from self.refused(calls, found.error, broken)
 
@@ -99,7 +356,7 @@ class Compilation(Tracing):
         """Run the compiled code on other sizes: results must be right, without a recompilation."""
         resized = [other_sizes(call) for call in calls]
         others = [call if other is None else other for call, other in zip(calls, resized, strict=True)]
-        plain = attempt(lambda: [other.run(backward=True) for other in others if any(resized)])
+        plain = attempt(lambda: [other.compute(backward=True) for other in others if any(resized)])
         if not plain or isinstance(plain, Raised):
             return  # there are none, or `forward` and `gradient` report it
         found = attempt(partial(_run_in, "fail_on_recompile", step, others))
@@ -107,8 +364,7 @@ class Compilation(Tracing):
             why = _why_anew(found.error)
             if why is not None:
                 message = f"with dynamic=True it is compiled anew for other sizes: {why}"
-                where, evidence = self.subject.specification.where, {"sample": str(others[0].sample)}
-                yield Failure(COMPILING, None, "recompiles", message, where, evidence)
+                yield others[0].failure(None, "recompiles", message)
             found = attempt(partial(_run_in, "default", step, others))
         if isinstance(found, Raised):
             yield from self.refused(others, found.error)
@@ -116,24 +372,17 @@ class Compilation(Tracing):
             yield from self.judged(others, found)
 
 
-def _run_in(stance: str, step: Any, calls: Sequence[PlainCall]) -> list[TracedCall]:
+def _run_in(stance: str, step: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
     with torch.compiler.set_stance(stance):
         return run_step(step, calls)
 
 
-def _breaks(error: BaseException) -> bool:
-    """True if an exception is a refusal of dynamo, and not raised by the operator."""
-    return type(error).__name__ in ("Unsupported", "UserError", "ArgsMismatchError")
-
-
 def _why_anew(error: BaseException) -> str | None:
     """The guard that failed; None if it is not about sizes."""
-    text = str(error)
     if has_message(error, CHANCE_GUARD):  # on sizes or a layout that were equal by chance
         return None
-    return next(
-        (line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")), reason_of(error)
-    )
+    lines = (line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- "))
+    return next(lines, reason_of(error))
 
 
 class Calls(torch.nn.Module):
@@ -142,20 +391,18 @@ class Calls(torch.nn.Module):
     def __init__(self, calls: Sequence[PlainCall]) -> None:
         super().__init__()
         self.step: Callable[[Any], Any] = step_of(calls[0].subject)
-        self.calls = calls
+        self.calls, self.rows = calls, [call.flat() for call in calls]
 
     def forward(self, *given: Tensor) -> Any:
         """Results of each call."""
         rest = iter(given)
-        rows = (
-            [next(rest) if isinstance(value, Tensor) else value for value in call.flat] for call in self.calls
-        )
+        rows = ([next(rest) if isinstance(value, Tensor) else value for value in row] for row in self.rows)
         return self.step([call.arguments(row) for call, row in zip(self.calls, rows, strict=True)])
 
 
 def _inputs(calls: Sequence[PlainCall]) -> tuple[Tensor, ...]:
     """Copies of the tensors of several calls, as `Calls` takes them: the program may write into them."""
-    return tuple(tensors_in(replicas([value for call in calls for value in call.flat])))
+    return tuple(tensors_in([value for call in calls for value in call.flat()]))
 
 
 def exported(subject: Subject) -> Findings:
@@ -189,33 +436,27 @@ class Exporting(Tracing):
             yield from self._node(program, len(calls))
             yield from self.judged(calls, _results(program, calls))
         else:
-            yield from self.alone(self.static, calls, program.error)
+            yield from self.refused(calls, program.error, alone=self.static)
 
     def dynamic(self, calls: Sequence[PlainCall]) -> Findings:
         """Export a sample whose sizes vary among the derived inputs, and run the program on other sizes."""
-        for call, other in [(call, other_sizes(call)) for call in calls]:
-            if other is None:
-                continue
-            dims = tuple(
-                {
-                    dim: torch.export.Dim.AUTO
-                    for dim, sizes in enumerate(zip(one.shape, two.shape, strict=True))
-                    if sizes[0] != sizes[1]
-                }
-                for one, two in zip(_inputs([call]), _inputs([other]), strict=True)
-            )
-            program = attempt(partial(_program, [call], dynamic_shapes=(dims,)))
-            if isinstance(program, Raised):
-                yield from self.refused([call], program.error)
-                return
-            self.ran = True
-            found = attempt(partial(_results, program, [other]))
-            if isinstance(found, Raised):
-                kind, reason = type(found.error).__name__, reason_of(found.error)
-                yield Note(f"the export is fixed to this size, because of {kind}: {reason}")
-            else:
-                yield from self.judged([other], found)
+        call, other = next(((call, other) for call in calls if (other := other_sizes(call))), (None, None))
+        if call is None or other is None:
             return
+        pairs = zip(_inputs([call]), _inputs([other]), strict=True)
+        sizes = [enumerate(zip(one.shape, two.shape, strict=True)) for one, two in pairs]
+        dims = tuple({dim: torch.export.Dim.AUTO for dim, (a, b) in each if a != b} for each in sizes)
+        program = attempt(partial(_program, [call], dynamic_shapes=(dims,)))
+        if isinstance(program, Raised):
+            yield from self.refused([call], program.error)
+            return
+        self.ran = True
+        found = attempt(partial(_results, program, [other]))
+        if isinstance(found, Raised):
+            kind, reason = type(found.error).__name__, reason_of(found.error)
+            yield Note(f"the export is fixed to this size, because of {kind}: {reason}")
+        else:
+            yield from self.judged([other], found)
 
     def _node(self, program: Any, calls: int) -> Findings:
         """Check that the program contains the operator itself, so that it can get another implementation."""
@@ -237,11 +478,28 @@ def _program(calls: Sequence[PlainCall], **options: Any) -> Any:
         return torch.export.export(Calls(calls), _inputs(calls), strict=False, **options)
 
 
-def _results(program: Any, calls: Sequence[PlainCall]) -> list[TracedCall]:
+def _results(program: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
     """The results of a program for other arguments."""
     with calls[0].subject.seeded(), torch.no_grad():
         returned = program.module()(*_inputs(calls))
-    return [TracedCall(call.results_in(each)) for call, each in zip(calls, returned, strict=True)]
+    return [CallValues(call.results_in(each)) for call, each in zip(calls, returned, strict=True)]
+
+
+def load_compiler() -> float:
+    """Load the parts of torch that the properties need, and return the seconds that it took.
+
+    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward its symbolic sizes, and forward
+    mode its rules. This takes a second or two once in a process, and counts for no property.
+
+    Example:
+        >>> isinstance(load_compiler(), float)
+        True
+    """
+    start = time.perf_counter()
+    with without_warnings(), importing_without_garbage_collection(), forward_ad.dual_level():
+        torch.compiler.disable(lambda: None)
+        forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+    return time.perf_counter() - start
 
 
 COMPILE = Property(

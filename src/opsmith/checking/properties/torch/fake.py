@@ -12,27 +12,17 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import WrongCountError, WrongFormError
-from opsmith.checking.properties.torch.forms import Fault, Raised, attempt, form_fault
-from opsmith.checking.property import (
-    Finding,
-    Findings,
-    Note,
-    Property,
-    each_sample,
-    first_line,
-    innermost,
-    raised,
-)
+from opsmith.checking.exceptions import Raised, WrongFormError, attempt, first_line
+from opsmith.checking.property import Finding, Findings, Note, Property, innermost
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.run import Run, each_run
+from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
+from opsmith.checking.ways import OutputFault, form_fault
 from opsmith.core.location import where
 from opsmith.core.source import file_tree
-from opsmith.judging.tensors import replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import NO_ACCELERATOR, NO_SIZES_ON_META, has_message
 
@@ -43,48 +33,59 @@ def run(subject: Subject) -> Findings:
     """Compare fake results with real ones: in each dtype, transposed, at symbolic sizes."""
     forms: set[tuple[Any, ...]] = set()
 
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        form = form_of(sample)
-        if not sample.origin or form not in forms:  # other numbers alone do not change fake results
-            yield from _sample(subject, sample)
+    def check(run: Run) -> Findings:
+        form = form_of(run.sample)
+        if not run.sample.origin or form not in forms:  # other numbers alone do not change fake results
+            yield from _sample(run)
         forms.add(form)
 
     with without_logs():
-        yield from each_sample(NAME, check_sample, subject)
+        yield from each_run(NAME, check, subject)
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
-    for what, case, flat in _cases(subject, sample):
-        results = attempt(partial(subject.call, sample, flat))
+def _sample(run: Run) -> Findings:
+    for call in _cases(run):
+        results = attempt(partial(run.subject.call, run.sample, call.flat()))
         if isinstance(results, Raised):
+            what = str(call) if call.dtype is None else dtype_name(call.dtype)
             yield Note(f"{what} was left out, since it does not run there: {first_line(results.error)}")
             continue
-        found = [*compare_fake(subject, sample, flat, results, case)]
+        found = [*compare_fake(call, results)]
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
             return  # other cases would report the same
-    if subject.rank(sample) < subject.effort.transform_samples:
-        results = attempt(partial(subject.call, sample, sample.at()))
+    if run.subject.rank(run.sample) < run.subject.effort.transform_samples:
+        results = attempt(partial(run.subject.call, run.sample, run.flat()))
         if not isinstance(results, Raised):  # it is reported above
-            yield from compare_symbolic(subject, sample, results)
+            yield from compare_symbolic(run, results)
 
 
-def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[Any]]]:
-    """Yield cases: a short name, the whole case in words, and the arguments.
+def _cases(run: Run) -> Iterator[Run]:
+    """Yield the calls to compare.
 
     All dtypes are tried on the first sample alone, since other samples depend on them likewise.
     """
+    subject, sample = run.subject, run.sample
     every = subject.effort.exhaustive or not subject.rank(sample)
     for device in subject.devices:
         for dtype in _dtypes(subject) if sample.inexact and every else ():
             if sample.takes(dtype):
-                yield dtype_name(dtype), case_name(sample, dtype, device), sample.at(dtype, device)
+                yield replace(run, place=device, dtype=dtype)
         if not (sample.inexact and every):
-            yield str(sample), f"{sample} on {device.type}", sample.at(device=device)
-    if sample.origin or (subject.rank(sample) > 1 and not every):
-        return
-    flat = [_turned(value) for value in sample.at()]
-    yield f"{sample} transposed in memory", f"{sample}, transposed in memory", flat
+            yield replace(run, place=device, words=f"{sample} on {device.type}")
+    if not sample.origin and (every or subject.rank(sample) <= 1):
+        yield replace(run, changed=_turned, words=f"{sample}, transposed in memory")
+
+
+def _on_fakes(run: Run, mode: Any) -> tuple[list[Any], list[Any] | Raised]:
+    """The arguments as fake tensors of a mode, and the results for them."""
+    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in run.flat()]
+
+    def call() -> list[Any]:
+        with mode:
+            return run.subject.call(run.sample, faked)
+
+    return faked, attempt(call)
 
 
 def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
@@ -95,95 +96,81 @@ def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     )
 
 
-def _turned(value: Any) -> Any:
+def _turned(flat: list[Any]) -> list[Any]:
     """Lay the same numbers out in another order in memory."""
-    if not isinstance(value, Tensor) or value.dim() < 2:
-        return value
-    return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return [
+        value.transpose(-1, -2).contiguous().transpose(-1, -2)
+        if isinstance(value, Tensor) and value.dim() > 1
+        else value
+        for value in flat
+    ]
 
 
-def _on_fakes(
-    subject: Subject, sample: Sample, flat: Sequence[Any], mode: Any
-) -> tuple[list[Any], list[Any] | Raised]:
-    """The arguments as fake tensors of a mode, and the results for them."""
-    faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in flat]
-
-    def call() -> list[Any]:
-        with mode:
-            return subject.call(sample, faked)
-
-    return faked, attempt(call)
-
-
-def compare_fake(
-    subject: Subject, sample: Sample, flat: Sequence[Any], results: Sequence[Tensor | None], case: str
-) -> Findings:
+def compare_fake(run: Run, results: Sequence[Tensor | None]) -> Findings:
     """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results."""
-    mode = capabilities.symbolic_mode(inputs=False)
+    subject, mode = run.subject, capabilities.symbolic_mode(inputs=False)
     on_meta = mode is None  # devices are unknown there
-    fakes = _on_fakes(subject, sample, flat, capabilities.fake_mode() if on_meta else mode)[1]
+    fakes = _on_fakes(run, capabilities.fake_mode() if on_meta else mode)[1]
     if isinstance(fakes, Raised):
-        yield _raised(subject, fakes.error, case, on_meta=on_meta)
+        yield _raised(run, fakes, on_meta=on_meta)
         return
-    for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
+    for at, (fake, real) in enumerate(zip(fakes, results, strict=True)):
         sizes = [] if fake is None else [*fake.shape] if on_meta else [*map(mode.size, fake.shape)]
-        fault = _fault(fake, real, sizes, on_meta=on_meta)
+        fault, name = _fault(fake, real, sizes, on_meta=on_meta), subject.results(run.sample)[at].name
         if fault is None:
             continue
-        if fault.aspect == "stride" and _by_torch(subject, sample, flat, result.name, real):
+        if fault.aspect == "stride" and _by_torch(run, at, real):
             words = f"other strides on fake tensors: {fault.got}, and {fault.expected} really"
-            yield Note(f"torch gives `{result.name}` {words}")
+            yield Note(f"torch gives `{name}` {words}")
             continue
         message = (
-            f"the fake kernel gives `{result.name}` the {fault.aspect} {fault.got}, and the real one "
+            f"the fake kernel gives `{name}` the {fault.aspect} {fault.got}, and the real one "
             f"{fault.expected}: code compiled for the one would be wrong for the other"
         )
         if fault.aspect == "form":
-            message = f"on fake tensors `{result.name}` is {fault.got}, and on real ones it is not"
-        evidence = {"sample": case, "fake": fault.got, "real": fault.expected}
-        yield Failure(NAME, result.name, "fake-mismatch", message, fake_location(subject), evidence)
+            message = f"on fake tensors `{name}` is {fault.got}, and on real ones it is not"
+        evidence = {"fake": fault.got, "real": fault.expected}
+        yield run.failure(name, "fake-mismatch", message, fake_location(subject), evidence)
 
 
-def _raised(subject: Subject, error: Exception, case: str, *, on_meta: bool) -> Finding:
+def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
     """The finding for an exception on fake tensors."""
-    if isinstance(error, WrongCountError | WrongFormError):
+    subject, error = run.subject, raised.error
+    if isinstance(error, WrongFormError):
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
-        location = fake_location(subject)
-        return Failure(NAME, error.result, "fake-mismatch", message, location, {"sample": case})
+        return run.failure(error.result, "fake-mismatch", message, fake_location(subject))
     if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
         return Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
     if on_meta and has_message(error, NO_SIZES_ON_META):
         return Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
-    words = Raised(error)
     if isinstance(error, errors.MissingFakeError):
         return Note(f"the fake kernel was left out, since there is none: {error.hint}")
     if isinstance(error, errors.TransformError):
         return Note(f"it is refused on fake tensors: {first_line(error)}")
     if subject.lacks("fake"):
         gives = "`torch.library.register_fake` gives it one; without"
-        return Note(f"the fake kernel was left out, since there is none: {gives}, {words}")
+        return Note(f"the fake kernel was left out, since there is none: {gives}, {raised}")
+    where_form = "on fake tensors, where there is a form and no data"
     if subject.torch_operator is None:
-        where_form = "on fake tensors, where there is a form and no data"
-        return Note(f"its forward does not run {where_form}, so that it cannot be traced: {words}")
-    failure = raised(NAME, subject, error, case)
-    message = f"on fake tensors, where there is a form and no data, it raises {failure.message}"
+        return Note(f"its forward does not run {where_form}, so that it cannot be traced: {raised}")
+    failure = run.raised(error)
     # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
     cause = "fake-mismatch" if has_own_fake(subject) else failure.cause
-    return replace(failure, cause=cause, message=message)
+    return replace(failure, cause=cause, message=f"{where_form}, it raises {failure.message}")
 
 
 def _fault(
     fake: Tensor | None, real: Tensor | None, sizes: Sequence[int | None], *, on_meta: bool
-) -> Fault | None:
+) -> OutputFault | None:
     """The fault of a fake result; sizes that depend on data are None, may be any, and strides follow them."""
     if fake is None or real is None:
         return form_fault(fake, real)
     if not _fits(sizes, real):
-        return Fault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
+        return OutputFault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
     if None not in sizes:
         return form_fault(fake, real.to("meta") if on_meta else real, strides=True)
     if fake.device.type != real.device.type:
-        return Fault("device", str(fake.device), str(real.device))
+        return OutputFault("device", str(fake.device), str(real.device))
     return form_fault(torch.empty(real.shape, dtype=fake.dtype, device="meta"), real.to("meta"))
 
 
@@ -198,31 +185,30 @@ def has_own_fake(subject: Subject) -> bool:
     return subject.specification.fake is not None or subject.specification.origin.registered
 
 
-def _by_torch(subject: Subject, sample: Sample, flat: Sequence[Any], name: str, real: Any) -> bool:
+def _by_torch(run: Run, position: int, real: Any) -> bool:
     """True if torch itself computes other strides on fake tensors, for operations inside the operator."""
-    if subject.torch_operator is None:
+    if run.subject.torch_operator is None:
         return True
-    if has_own_fake(subject):
+    if has_own_fake(run.subject):
         return False
-    names = [each.name for each in subject.results(sample)]
-    alone = subject.plain(sample)([replica(value) for value in flat])[names.index(name)]
+    alone = run.subject.plain(run.sample)(run.flat())[position]
     return form_fault(alone, real, strides=True) is None
 
 
-def compare_symbolic(subject: Subject, sample: Sample, results: Sequence[Tensor | None]) -> Findings:
+def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:
     """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
 
     An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size.
     """
-    mode = capabilities.symbolic_mode()
+    mode, subject, sample = capabilities.symbolic_mode(), run.subject, run.sample
     if mode is None:
         yield Note("sizes that are symbols were left out: they need the capability `fake_tensors`")
         return
-    location, evidence = fake_location(subject), {"sample": str(sample)}
-    faked, fakes = _on_fakes(subject, sample, sample.at(), mode)
+    location = fake_location(subject)
+    faked, fakes = _on_fakes(run, mode)
     if isinstance(fakes, Raised):
         message = f"it does not run where sizes are symbols, so that code is compiled for each size: {fakes}"
-        yield Failure(NAME, None, "recompiles", message, innermost(fakes.error, location), evidence)
+        yield run.failure(None, "recompiles", message, innermost(fakes.error, location))
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         sizes = [] if fake is None else [*map(mode.size, fake.shape)]
@@ -232,33 +218,26 @@ def compare_symbolic(subject: Subject, sample: Sample, results: Sequence[Tensor 
                 f"shape {sizes}, and really {[*real.shape]}"
             )
             shapes = {"fake": str(sizes), "real": str([*real.shape])}
-            yield Failure(NAME, result.name, "fake-mismatch", message, location, {**evidence, **shapes})
+            yield run.failure(result.name, "fake-mismatch", message, location, shapes)
     for label, fake in zip(sample.labels, faked, strict=True):
-        fixed = [dim for dim, size in enumerate(getattr(fake, "shape", ())) if mode.fixed(size)]
-        places = {} if has_own_fake(subject) else {dim: mode.where_fixed(fake.shape[dim]) for dim in fixed}
-        lines = {dim: _frozen(label, dim, place, evidence) for dim, place in places.items()}
-        yield from filter(None, lines.values())
-        dimensions = ", ".join(f"{dim}" for dim in fixed if lines.get(dim) is None)
-        if dimensions:
+        fixed: list[int] = []
+        for dim in (dim for dim, size in enumerate(getattr(fake, "shape", ())) if mode.fixed(size)):
+            place = None if has_own_fake(subject) else mode.where_fixed(fake.shape[dim])
+            found = None if place is None else frozen(*place)
+            if place is None or found is None:
+                fixed.append(dim)
+                continue
             message = (
-                f"it fixes the size of `{label}` in dimension {dimensions}: code is compiled anew for each "
-                "other size"
+                f"`{found[0]}` makes a number of the size of `{label}` in dimension {dim}, so that code is "
+                f"compiled anew for each other size: {found[1]}"
             )
-            yield Failure(NAME, label, "recompiles", message, location, evidence)
-
-
-def _frozen(
-    label: str, dim: int, place: tuple[str, int, str] | None, evidence: dict[str, str]
-) -> Failure | None:
-    """The failure of a line that turns a size into a number, where another expression would not."""
-    found = None if place is None else frozen(*place)
-    if place is None or found is None:
-        return None
-    message = (
-        f"`{found[0]}` makes a number of the size of `{label}` in dimension {dim}, so that code is compiled "
-        f"anew for each other size: {found[1]}"
-    )
-    return Failure(NAME, label, "frozen-size", message, f"{place[0]}:{place[1]}", evidence)
+            yield run.failure(label, "frozen-size", message, f"{place[0]}:{place[1]}")
+        if fixed:
+            message = (
+                f"it fixes the size of `{label}` in dimension {', '.join(map(str, fixed))}: code is compiled "
+                "anew for each other size"
+            )
+            yield run.failure(label, "recompiles", message, location)
 
 
 def fake_location(subject: Subject) -> str:

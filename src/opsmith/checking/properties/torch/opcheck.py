@@ -8,15 +8,13 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.exceptions import first_line
 from opsmith.checking.promises import of_tools
-from opsmith.checking.properties.torch.compiled_calls import chain
+from opsmith.checking.properties.torch.compile import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
-from opsmith.checking.report import Failure
-from opsmith.checking.run import Run
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.property import Findings, Note, Property, Skipped, of_exception
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.judging.compare import SavedBits
@@ -52,47 +50,51 @@ def run(subject: Subject) -> Findings:
         return
     if not subject.effort.compiled:
         yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
-    yield from each_sample(NAME, _sample, subject)
+    yield from each_run(NAME, _tests, subject)
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
-    effort = subject.effort
+def _tests(run: Run) -> Findings:
+    effort = run.subject.effort
     for test, promise in TESTS.items():
-        if test in TRACED and (not effort.compiled or (subject.rank(sample) and not effort.exhaustive)):
+        if test in TRACED and (
+            not effort.compiled or (run.subject.rank(run.sample) and not effort.exhaustive)
+        ):
             continue  # `compile` traces every sample
-        reason = _unsuited(subject, sample, test)
-        error = None if reason is not None else _opcheck(subject, sample, test)
+        reason = _unsuited(run, test)
+        error = None if reason is not None else _opcheck(run, test)
         if error is not None:
-            reason = _excused(subject, sample, test, error)
+            reason = _excused(run, test, error)
         if reason is not None:
             yield Note(f"{test} {reason}")
         elif error is not None:
             cause, input = _cause(test, error)
             message = f"opcheck's {test} fails ({promise}): {error}"
-            evidence = {**of_exception(error, str(sample)), "test": test}
-            yield Failure(NAME, input, cause, message, subject.specification.where, evidence)
+            evidence = {**of_exception(error, str(run)), "test": test}
+            yield run.failure(input, cause, message, evidence=evidence)
 
 
-def _unsuited(subject: Subject, sample: Sample, test: str) -> str | None:
+def _unsuited(run: Run, test: str) -> str | None:
     """The reason why a test is not run on a sample."""
-    if test in TRACED and any(isinstance(value, torch.Generator) for value in sample.flat):
+    if test in TRACED and any(isinstance(value, torch.Generator) for value in run.sample.flat):
         return "was left out for a sample with a generator, which it would draw from twice"
-    if test in ON_FAKES and subject.lacks("fake"):
+    if test in ON_FAKES and run.subject.lacks("fake"):
         return "was left out, since there is no fake kernel: write `torch.library.register_fake`"
     return None
 
 
-def _excused(subject: Subject, sample: Sample, test: str, error: BaseException) -> str | None:
+def _excused(run: Run, test: str, error: BaseException) -> str | None:
     """The reason why an error of a test is no fault."""
     missing = next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
     if missing is not None:
         return f"was left out, since there is no fake kernel: {missing.hint}"
-    if test in TRACED and _compares(error) and _has_nan(subject, sample):
-        return "was left out for a sample with nan in its results or gradients, which equals nothing"
-    if test in ON_FAKES and has_message(error, LOOKS_AT_DATA) and not has_own_fake(subject):
+    if test in TRACED and _compares(error):
+        values = run.values().tensors
+        if any(bool(each.isnan().any()) for each in values if each is not None):
+            return "was left out for a sample with nan in its results or gradients, which equals nothing"
+    if test in ON_FAKES and has_message(error, LOOKS_AT_DATA) and not has_own_fake(run.subject):
         return f"was left out, since the reference looks at data: {first_line(error)}"
     cause, input = _cause(test, error)
-    if cause == "mutates-input" and not _written(subject, sample):
+    if cause == "mutates-input" and not _written(run):
         # torch 2.13 reports its own `x * x.conj()` inside an operator so.
         return f"takes a call inside for a write into `{input}`; no argument has changed by a bit"
     return None
@@ -114,17 +116,12 @@ def _compares(error: BaseException) -> bool:
     return has_message(error, OPCHECK_DIFFERS)
 
 
-def _has_nan(subject: Subject, sample: Sample) -> bool:
-    values = Run(subject, sample, NAME).values()
-    return any(bool(each.isnan().any()) for each in values.tensors if each is not None)
-
-
-def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | None:
-    flat = sample.at()
-    for argnum in differentiated(subject, sample).argnums:
+def _opcheck(run: Run, test: str) -> BaseException | None:
+    subject, flat = run.subject, run.flat()
+    for argnum in run.argnums:
         flat[argnum].requires_grad_()
-    subject.note_call(values := sample.flattening.pack(flat))
-    args, kwargs = sample.flattening.schema.dispatched(values)
+    subject.note_call(values := run.sample.flattening.pack(flat))
+    args, kwargs = run.sample.flattening.schema.dispatched(values)
     with subject.seeded(), without_warnings():
         found: dict[str, Any] = torch.library.opcheck(
             subject.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False
@@ -133,14 +130,14 @@ def _opcheck(subject: Subject, sample: Sample, test: str) -> BaseException | Non
     return answer if isinstance(answer, BaseException) else None
 
 
-def _written(subject: Subject, sample: Sample) -> bool:
+def _written(run: Run) -> bool:
     """True if a call, or its backward, changes a bit of an argument."""
-    flat = sample.at()
+    flat = run.flat()
     before = [SavedBits.of(value) for value in flat if isinstance(value, torch.Tensor)]
-    with subject.seeded(), torch.no_grad():
-        subject.call(sample, flat)
+    with run.subject.seeded(), torch.no_grad():
+        run.subject.call(run.sample, flat)
     if all(each.written() is None for each in before):
-        Run(subject, sample, NAME).call(flat).backward()
+        run.call(flat).backward()
     return any(each.written() is not None for each in before)
 
 

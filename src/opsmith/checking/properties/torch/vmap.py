@@ -1,6 +1,7 @@
 """`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies.
 
-Batched gradients, of several grad_outputs for one call, are those of each: by `vmap` over a backward.
+Batched gradients, of several grad_outputs for one call, are those of each: by `vmap` over a backward. Where
+`batching=` is declared, one call for a batch gives the same results as a call for each example.
 """
 
 from __future__ import annotations
@@ -14,48 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import stated
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, stated
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.promises import of_batches, of_tools
-from opsmith.checking.properties.torch.forms import (
-    Examples,
-    Fault,
-    Form,
-    Function,
-    Raised,
-    attempt,
-    form_fault,
-    gradients_by,
-    gradients_of,
-    reference_of,
-    results_of,
-)
-from opsmith.checking.property import (
-    REFUSED,
-    Coverage,
-    Findings,
-    Note,
-    Property,
-    Skipped,
-    covered_samples,
-    first_line,
-    raised,
-)
+from opsmith.checking.property import REFUSED, Coverage, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import TensorName, record_copies
-from opsmith.checking.samples.batches import all_finite, batch_of, batched, own_dtype, working_dtype
+from opsmith.checking.run import Run, TensorName, covered_runs, each_run
+from opsmith.checking.samples.batches import all_finite, batch_of, batched, working_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.checking.ways import Examples, Function, OutputFault, compare_outputs, form_fault, reference_of
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.judging.compare import all_close, exact_difference, share_of_largest
+from opsmith.core.shapes import ELEMENTWISE, leads
+from opsmith.core.specification import Specification
+from opsmith.judging.compare import exact_difference, within_rounding
 from opsmith.judging.constants import allowed_roundings, unit_roundoff
 from opsmith.judging.tensors import is_inexact
+from opsmith.torch_library import capabilities
+from opsmith.torch_library.autograd.vmap import batched_call
 from opsmith.torch_library.torch_messages import NO_BATCHING_RULE, has_message
 
-NAME, GRADIENTS = "vmap", "batched_gradients"
+NAME, GRADIENTS, BATCHED = "vmap", "batched_gradients", "batching"
 
 SIZE = 3
 """Number of examples."""
@@ -104,9 +86,7 @@ def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
         sample: The sample.
         every: True to yield all of them; else those that differ most.
     """
-    labels = {
-        argnum: sample.labels[argnum] for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)
-    }
+    labels = {at: sample.labels[at] for at, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     argnums = tuple(labels)
     yield BatchDims(dict.fromkeys(argnums, 0), labels)
     yield BatchDims(dict.fromkeys(argnums, -1), labels, out_dim=-1)
@@ -136,19 +116,15 @@ def map_over(
         out_dim: Dimension in which `vmap` puts the batch.
         randomness: As of `vmap`.
     """
-    tensors = [argnum for argnum, value in enumerate(batch) if isinstance(value, Tensor)]
     present: list[bool] = []
 
-    def call(*given: Tensor) -> tuple[Tensor, ...]:
-        flat = list(batch)
-        for argnum, value in zip(tensors, given, strict=True):
-            flat[argnum] = value
-        results = list(function(flat))
+    def call(*flat: Any) -> tuple[Tensor, ...]:
+        results = list(function([*flat]))
         present[:] = [result is not None for result in results]
         return tuple(tensors_in(results))
 
-    over = torch.func.vmap(call, tuple(dims.get(argnum) for argnum in tensors), out_dim, randomness)
-    found = iter(over(*(batch[argnum] for argnum in tensors)))
+    over = torch.func.vmap(call, tuple(map(dims.get, range(len(batch)))), out_dim, randomness)
+    found = iter(over(*batch))
     return [next(found).movedim(out_dim, 0) if is_there else None for is_there in present]
 
 
@@ -197,7 +173,7 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     if declares_rule(subject) and not empty:
         return None  # it promises what torch refuses
     if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
-        return f"{type(error).__name__}: {first_line(error)}"
+        return error_words(error)
     return None
 
 
@@ -216,9 +192,8 @@ def run(subject: Subject) -> Findings:
             "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
         )
         return
-    unchecked, noted = "no sample has a tensor to batch", "a part of it is refused: "
-    check_sample = partial(_sample, slices=[])
-    for finding in covered_samples(NAME, check_sample, unchecked, subject, noted=noted):
+    unchecked = "no sample has a tensor to batch"
+    for finding in covered_runs(NAME, _mapped, unchecked, subject, noted="a part of it is refused: "):
         yield finding
         # A class that is called by `apply` need not offer it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
@@ -227,22 +202,23 @@ def run(subject: Subject) -> Findings:
             yield Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
 
-def _sample(subject: Subject, sample: Sample, coverage: Coverage, slices: list[Note]) -> Findings:
+def _mapped(run: Run, coverage: Coverage) -> Findings:
+    subject, sample = run.subject, run.sample
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
         yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
         return
     every = subject.rank(sample) < subject.effort.transform_samples
-    mapped = MappedSample(subject, sample, coverage, slices)
+    mapped = MappedSample(replace(run, dtype=working_dtype(subject, sample)), coverage)
     chosen = [*ways(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
     for batch_dims in chosen:
         yield from mapped.results(batch_dims)
-    yield from slices
-    if coverage.wrong or slices or not coverage.ran:
+    yield from mapped.slices
+    if coverage.wrong or mapped.slices or not coverage.ran:
         return
     for batch_dims in chosen if every else chosen[:1]:
         yield from mapped.gradients(batch_dims)
@@ -256,43 +232,39 @@ class MappedSample:
     """A sample that is mapped in several ways.
 
     Args:
+        run: Run of the sample, in the dtype in which it is mapped.
         coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
         slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
+        loops: Examples that are known, by the arguments in which they differ.
     """
 
-    subject: Subject
-    sample: Sample
+    run: Run
     coverage: Coverage
-    slices: list[Note]
+    slices: list[Note] = field(default_factory=list)
     loops: dict[tuple[Any, ...], Examples] = field(default_factory=dict)
-
-    @cached_property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype in which it is mapped."""
-        return working_dtype(self.subject, self.sample)
 
     @cached_property
     def reference(self) -> Function | None:
         """The reference, if batches are computed by it; None if the operator itself computes them."""
-        return reference_of(self.subject, self.sample)
+        return reference_of(self.run)
 
     def call(self, flat: Sequence[Any]) -> list[Any]:
         """The results of one example."""
-        return self.subject.call(self.sample, flat)
+        return self.run.subject.call(self.run.sample, flat)
 
     def loop(self, batch_dims: BatchDims, size: int = 0) -> Examples:
         """Examples that differ in some arguments, with their results; cached."""
-        key = (*sorted(batch_dims.dims), size or batch_dims.size)
+        run, key = self.run, (*sorted(batch_dims.dims), size or batch_dims.size)
         if key not in self.loops:
-            rows = batch_of(self.subject, self.sample, key[:-1], key[-1], self.dtype)
-            self.loops[key] = Examples(self.subject, self.sample, rows, key[:-1], dtype=self.dtype)
+            rows = batch_of(run.subject, run.sample, key[:-1], key[-1], run.dtype)
+            self.loops[key] = Examples(run, rows, key[:-1])
         return self.loops[key]
 
     def results(self, batch_dims: BatchDims) -> Findings:
         """Map the sample in one way, and compare every result with the loop's."""
         loop = self.loop(batch_dims)
 
-        def fault(position: int, got: Tensor | None) -> Fault | None:
+        def fault(position: int, got: Tensor | None) -> OutputFault | None:
             found = loop.fault(position, got)
             if found is None or not self._wrong_for_slices(batch_dims, position):
                 return found
@@ -300,8 +272,7 @@ class MappedSample:
             self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
             return None
 
-        form = self._form(batch_dims, "", self._names, fault)
-        yield from self._compare(form, batch_dims, partial(batch_dims.over, self.call, loop.rows))
+        yield from self._compare(batch_dims, "", partial(batch_dims.over, self.call, loop.rows), fault)
 
     def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
         """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
@@ -318,15 +289,15 @@ class MappedSample:
 
     def gradients(self, batch_dims: BatchDims) -> Findings:
         """Compare the gradients of every example, and of the whole batch, with the loop's."""
-        loop, subject, sample = self.loop(batch_dims), self.subject, self.sample
+        loop, run = self.loop(batch_dims), self.run
         if loop.varies or not all_finite(loop.expected):
             why = "vary in size" if loop.varies else "are not all finite"
-            yield Note(f"gradients of {sample.brief} were left out: its results {why}")
+            yield Note(f"gradients of {run.sample.brief} were left out: its results {why}")
             return
-        argnums, count = differentiated(subject, sample).argnums, len(sample.flat)
-        generator, rows = subject.generator(), []
+        argnums, count = run.argnums, len(run.sample.flat)
+        generator, rows = run.subject.generator(), []
         for row, results in zip(loop.rows, zip(*loop.columns, strict=True), strict=True):
-            open_ = results_with_gradient(subject, sample, results)
+            open_ = results_with_gradient(run.subject, run.sample, results)
             rows.append([*row, *random_grad_outputs(results, open_, generator)])
         grads = {at: 0 for at, grad in enumerate(rows[0][count:], count) if grad is not None}
         if not argnums or not grads:
@@ -336,8 +307,9 @@ class MappedSample:
 
         def through() -> list[Tensor]:
             """The gradients of the whole batch, by a backward through `vmap`."""
-            mapped = partial(map_over, self.call, dims=batch_dims.dims)
-            found = zip(argnums, gradients_of(mapped, argnums, count, batched(rows, dims)), strict=True)
+            mapped: Function = partial(map_over, self.call, dims=batch_dims.dims)
+            batch = batched(rows, dims)
+            found = zip(argnums, vjp_or_zeros(mapped, batch[:count], argnums, batch[count:]), strict=True)
             return [grad.movedim(dims[argnum], 0) if argnum in dims else grad for argnum, grad in found]
 
         whole = frozenset(at for at, argnum in enumerate(argnums) if argnum not in dims)
@@ -347,10 +319,10 @@ class MappedSample:
         ):
             key = ("gradients", *sorted(dims), *sorted(summed), batch_dims.size)
             if key not in self.loops:
-                self.loops[key] = Examples(subject, sample, rows, [*dims], argnums, self.dtype, summed)
-            outputs = gradients_by(subject, sample, argnums, self._where)
-            form = self._form(batch_dims, words, outputs, self.loops[key].fault)
-            yield from self._compare(form, batch_dims, ask)
+                self.loops[key] = Examples(run, rows, [*dims], gradients=True, summed=summed)
+            yield from self._compare(
+                batch_dims, words, ask, self.loops[key].fault, self._names[-len(argnums) :]
+            )
 
     def nested(self, batch_dims: BatchDims) -> Findings:
         """Nest two `vmap`s, with the batches in different dimensions."""
@@ -361,19 +333,19 @@ class MappedSample:
             found = batch_dims.over(partial(map_over, self.call, dims=last), rows)
             return [None if got is None else got.flatten(0, 1) for got in found]
 
-        form = self._form(batch_dims, "under one `vmap` inside of another, ", self._names, loop.fault)
-        yield from self._compare(form, batch_dims, ask)
+        yield from self._compare(batch_dims, "under one `vmap` inside of another, ", ask, loop.fault)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
         """Map a batch of no examples, if this is accepted."""
-        none, flat = replace(batch_dims, size=0), self.sample.at(self.dtype)
-        right = partial(_fault_of_equal, self.call(self.sample.at(self.dtype)), 0)
+        none, flat = replace(batch_dims, size=0), self.run.flat()
+        right = partial(_fault_of_equal, self.call(self.run.flat()), 0)
         found = attempt(partial(none.over, self.call, [flat]))
         if isinstance(found, Raised):
             yield Note(f"a batch of no examples is refused: {found}")
             return
-        for failure in self._form(none, "", self._names, right).failures(found, set()):
-            if own_rule(self.subject) and not self._torch_loses_form(none, flat):
+        for failure in self._compare(none, "", lambda: found, right, wrong=set()):
+            assert isinstance(failure, Failure)
+            if own_rule(self.run.subject) and not self._torch_loses_form(none, flat):
                 yield failure
             else:
                 got, expected = failure.evidence["got"], failure.evidence["expected"]
@@ -390,28 +362,41 @@ class MappedSample:
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
         """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
-        right = partial(_fault_of_equal, self.call(self.sample.at()), SIZE)
-        batch, dims = batched([self.sample.at()] * SIZE, batch_dims.dims), batch_dims.dims
+        sample, dims = self.run.sample, batch_dims.dims
+        right, batch = (
+            partial(_fault_of_equal, self.call(sample.at()), SIZE),
+            batched([sample.at()] * SIZE, dims),
+        )
         for randomness, words in (("same", "with randomness='same', "), ("different", "")):
-            form = self._form(batch_dims, words, self._names, partial(right, same=bool(words)))
             ask = partial(map_over, self.call, batch, dims, randomness=randomness)
-            yield from self._compare(form, batch_dims, ask)
+            yield from self._compare(batch_dims, words, ask, partial(right, same=bool(words)))
 
     def _compare(
-        self, form: Form, batch_dims: BatchDims, ask: Callable[[], Sequence[Tensor | None]]
+        self,
+        batch_dims: BatchDims,
+        words: str,
+        ask: Callable[[], Sequence[Tensor | None]],
+        fault: Callable[[int, Any], OutputFault | None],
+        outputs: Sequence[TensorName] = (),
+        wrong: set[str | None] | None = None,
     ) -> Findings:
-        """Hold what a call under `vmap` gives to what is right, if `vmap` is not refused."""
+        """Hold the outputs of a call under `vmap`, by default the results, to right ones, unless refused."""
         found = attempt(ask)
         if isinstance(found, Raised):
             yield from self._raised(batch_dims, found)
             return
         self.coverage.ran += 1
-        yield from form.failures(found, self.coverage.wrong)
+        form = (
+            f"{rule_words(self.run.subject)} is wrong: {words}{{}} is not what a loop over the examples gives"
+        )
+        named = outputs or self._names[: len(self._names) - len(self.run.argnums)]
+        known, over = self.coverage.wrong if wrong is None else wrong, {"mapped over": str(batch_dims)}
+        yield from compare_outputs(self.run, form, named, found, fault, known, **over)
 
     def _raised(self, batch_dims: BatchDims, found: Raised) -> Findings:
         """Note a refusal of `vmap`, and report any other exception once."""
-        subject, error = self.subject, found.error
-        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.sample.flat)
+        subject, error = self.run.subject, found.error
+        empty = any(isinstance(value, Tensor) and not value.numel() for value in self.run.sample.flat)
         reason = refusal(subject, error, empty=empty)
         if reason is None and self._reference_refused(batch_dims):
             reason = f"of the reference, which raises {found}"
@@ -419,41 +404,25 @@ class MappedSample:
             self.coverage.refused[reason] = None
         elif None not in self.coverage.wrong:
             self.coverage.wrong.add(None)
-            failure = raised(NAME, subject, error, str(self.sample))
+            failure = self.run.raised(error)
             words = f"{rule_words(subject)} raises where calls for each example do not"
             if declares_rule(subject) and not inside_own_rule(subject, error) and not stated(error):
                 by = "its own `vmap`" if own_rule(subject) else "`generate_vmap_rule = True`"
                 words = f"by {by} it says that it can be mapped, and torch cannot map it"
             evidence = {**failure.evidence, "mapped over": str(batch_dims)}
-            message = f"{words}: {failure.message}"
-            yield replace(failure, message=message, where=self._where, evidence=evidence)
+            message, where = f"{words}: {failure.message}", subject.specification.where_of("vmap")
+            yield replace(failure, message=message, where=where, evidence=evidence)
 
     def _reference_refused(self, batch_dims: BatchDims) -> bool:
         """True if `vmap` of the reference, as a plain function, raises as well."""
-        if self.reference is None or own_rule(self.subject):
+        if self.reference is None or own_rule(self.run.subject):
             return False
         rows = self.loop(batch_dims).rows
         return isinstance(attempt(partial(batch_dims.over, self.reference, rows)), Raised)
 
-    @property
-    def _where(self) -> str:
-        return self.subject.specification.where_of("vmap")
-
-    @property
+    @cached_property
     def _names(self) -> list[TensorName]:
-        return results_of(self.subject, self.sample, self._where)
-
-    def _form(
-        self,
-        batch_dims: BatchDims,
-        words: str,
-        outputs: Sequence[TensorName],
-        fault: Callable[[int, Any], Fault | None],
-    ) -> Form:
-        dtype = str(self.dtype or own_dtype(self.sample)).removeprefix("torch.")
-        evidence = {"sample": f"{self.sample} in {dtype}", "mapped over": str(batch_dims)}
-        than = "is not what a loop over the examples gives"
-        return Form(NAME, f"{rule_words(self.subject)} is wrong: {words}", than, outputs, fault, evidence)
+        return self.run.names(self.run.subject.specification.where_of("vmap"))
 
 
 def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
@@ -478,11 +447,11 @@ def _repeated(result: Tensor | None, count: int) -> Tensor | None:
 
 def _fault_of_equal(
     results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
-) -> Fault | None:
+) -> OutputFault | None:
     """The fault of a batch of equal examples: of its form, or where they differ and must be the same."""
     fault = form_fault(got, _repeated(results[position], count))
     if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
-        return Fault("result", "another one for equal examples", "the same one")
+        return OutputFault("result", "another one for equal examples", "the same one")
     return fault
 
 
@@ -493,39 +462,34 @@ def _differs(first: Tensor, other: Tensor) -> bool:
     """
     if not is_inexact(first):
         return exact_difference(first, other) is not None
-    share = allowed_roundings(first.numel()) * unit_roundoff(first.dtype)
-    return not all_close(other, first, share_of_largest(share, first))
+    return not within_rounding(other, first, allowed_roundings(first.numel()) * unit_roundoff(first.dtype))
 
 
-def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _batched_gradients(run: Run, coverage: Coverage) -> Findings:
     """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
-    late = subject.rank(sample) >= subject.effort.batched_samples
-    argnums = () if late else differentiated(subject, sample).argnums
-    if not argnums:
+    subject, sample = run.subject, run.sample
+    if subject.rank(sample) >= subject.effort.batched_samples or not run.argnums:
         return
-    dtype, call = working_dtype(subject, sample), partial(subject.call, sample)
-    flat = sample.at(dtype)
-    results = record_copies(call, flat, argnums)[1]
+    run = replace(run, dtype=working_dtype(subject, sample))
+    flat, results = run.flat(), run.call().results
     open_ = [has_gradient(each) for each in results]
     if not any(open_):
         return
     generator = subject.generator()
     rows = [[*flat, *random_grad_outputs(results, open_, generator)] for _ in range(SIZE)]
     taking = [at for at, takes in enumerate(open_, len(flat)) if takes]
-    right = Examples(subject, sample, rows, taking, argnums, dtype, functions=[call])
+    right = Examples(run, rows, taking, gradients=True, functions=[partial(subject.call, sample)])
 
     def together(transform: Transform) -> list[Tensor]:
         """The gradients of one call for every grad_output, zeros where autograd has none."""
         batch = batched(rows, dict.fromkeys(taking, 0))
-        leaves, results = record_copies(call, batch[: len(flat)], argnums)
-        inputs = [leaves[argnum] for argnum in argnums]
-        found = transform([results[at - len(flat)] for at in taking], inputs, [batch[at] for at in taking])
+        call = run.call(batch[: len(flat)])
+        found = transform(call.outputs, call.inputs, [batch[at] for at in taking])
         return [
             each.new_zeros((SIZE, *each.shape)) if gradient is None else gradient
-            for gradient, each in zip(found, inputs, strict=True)
+            for gradient, each in zip(found, call.inputs, strict=True)
         ]
 
-    outputs, than = gradients_by(subject, sample, argnums), "is not what each grad_output gives alone"
     for words, transform in (
         ("with `vmap` over a backward", _over_backward),
         ("with `is_grads_batched=True`", partial(differentiate, is_grads_batched=True)),
@@ -535,9 +499,8 @@ def _batched_gradients(subject: Subject, sample: Sample, coverage: Coverage) -> 
             coverage.refused[f"{words} is refused: {found}"] = None
             return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
         coverage.ran += 1
-        evidence = {"sample": str(sample), "grad_outputs": SIZE}
-        form = Form(GRADIENTS, f"{words}, ", than, outputs, right.fault, evidence)
-        yield from form.failures(found, coverage.wrong)
+        form, outputs = f"{words}, {{}} is not what each grad_output gives alone", run.names()[len(open_) :]
+        yield from compare_outputs(run, form, outputs, found, right.fault, coverage.wrong, grad_outputs=SIZE)
 
 
 Transform = Callable[[list[Tensor], list[Tensor], list[Tensor]], Sequence[Tensor | None]]
@@ -549,6 +512,65 @@ def _over_backward(
 ) -> Sequence[Tensor | None]:
     backward = partial(torch.autograd.grad, results, inputs, allow_unused=True)
     return map_over(backward, grads, dict.fromkeys(range(len(grads)), 0))
+
+
+def _declared(subject: Subject) -> Findings:
+    """Compute a batch made of every sample by one call, and each of its examples alone."""
+    if subject.specification.batching is None:
+        yield Skipped("it declares no `batching=`")
+    elif subject.draws:
+        yield Skipped("it draws random numbers, which one call draws in another order than many")
+    else:
+        yield from each_run(BATCHED, _batches, subject)
+
+
+def _batches(run: Run) -> Findings:
+    run, subject, sample = replace(run, dtype=torch.float64), run.subject, run.sample
+    specification, wrong = subject.specification, set[str | None]()
+    names = [TensorName(each.name, "result", specification.where) for each in subject.every(sample)]
+    for argnums in _leading(specification, sample):
+        rows = batch_of(subject, sample, argnums, SIZE, run.dtype)
+        right = Examples(run, rows, argnums, functions=[partial(subject.reference, sample)])
+        over = dict.fromkeys(argnums, 0)
+        batch = batched(rows, over)
+        found: list[Sequence[Tensor | None]] = []
+        dims = [over.get(argnum) for argnum in range(len(batch))]
+        whole = batched_call(specification, sample.flattening, batch, dims, SIZE, "error")
+        if whole is not None:
+            found.append(whole.restore(subject.reference(sample, whole.flat), [each.name for each in names]))
+        if specification.batching == ELEMENTWISE and len(argnums) == len(tensors_in(rows[0])):
+            # Each place stands for itself in any dimension, also in a new last one.
+            last = subject.reference(sample, batched(rows, dict.fromkeys(argnums, -1)))
+            found.append([each.movedim(-1, 0) for each in last])
+        if specification.opaque and not capabilities.on("torch_func"):
+            yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
+        else:
+            mapped = map_over(partial(subject.call, sample), batch, over)
+            visible = dict(zip(subject.visible_positions(sample), mapped, strict=True))
+            found.append([visible.get(at, each) for at, each in enumerate(right.expected)])
+        labels = ", ".join(f"`{sample.labels[argnum]}`" for argnum in argnums)
+        form = (
+            f"batching={specification.batching!r} is not so: in a batch of {labels}, {{}} is not what each "
+        )
+        for outputs in found:
+            yield from compare_outputs(run, f"{form}example gives alone", names, outputs, right.fault, wrong)
+
+
+def _leading(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
+    """Yield the arguments to batch: all that can be, together and each alone."""
+    batching, shapes = specification.batching, specification.shapes
+
+    def leading(name: str) -> bool:
+        return shapes is not None and batching is not None and leads(batching, shapes, name)
+
+    argnums = tuple(
+        argnum
+        for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True))
+        if isinstance(value, Tensor) and (batching == ELEMENTWISE or leading(name))
+    )
+    yield argnums
+    if len(argnums) > 1:
+        yield from ((argnum,) for argnum in argnums)
 
 
 VMAP = Property(
@@ -564,8 +586,10 @@ VMAP = Property(
 BATCHED_GRADIENTS = Property(
     GRADIENTS,
     "several grad_outputs at once give what each gives alone",
-    partial(covered_samples, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
+    partial(covered_runs, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
     transforms=True,
     given=of_tools,
     reruns=True,
 )
+
+BATCHING = Property(BATCHED, "one call for a batch gives what each example gives alone", _declared)
