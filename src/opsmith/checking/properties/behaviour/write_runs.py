@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.properties.behaviour.layouts import LayoutCase
+from opsmith.checking.properties.torch.forms import Raised, attempt
 from opsmith.checking.run import copies
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for
@@ -29,6 +29,8 @@ from opsmith.judging.compare import as_bytes, is_close, is_same, share_of_larges
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
+
+Writer = Operator[..., Any] | LibraryWrite
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,9 @@ class WriteRun:
         outputs: Copies of these, then the gradient of each differentiated input.
         changed: Tensors with other bits than before.
         rose: Tensors whose version rose.
-        unversioned: Tensors that have a version, were written, and whose version did not rise.
         moved: Tensors that lie in other memory than before.
-        unnoticed: Tensors that a node saved before, and whose write its backward missed.
+        unnoticed: Tensors that were written, and whose version did not rise, or that a node saved before, and
+            whose write its backward missed.
         guards: Guards of the memory around some arguments, by their labels.
         error: The exception.
         in_backward: True if the call succeeded and its backward raised.
@@ -131,7 +133,6 @@ class WriteRun:
     outputs: tuple[Tensor | None, ...] = ()
     changed: frozenset[int] = frozenset()
     rose: frozenset[int] = frozenset()
-    unversioned: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     unnoticed: tuple[int, ...] = ()
     guards: Mapping[str, GuardedTensor] = field(default_factory=dict)
@@ -149,12 +150,8 @@ def written_by(writes: Subject, sample: Sample, given: list[Any], written: Seque
         written: Positions of those that are declared.
     """
     before = [_State.of(value) for value in given]
-    error, results = None, []
-    try:
-        results = writes.call(sample, given)
-    except Exception as raised:
-        refuse_own(raised)
-        error = raised
+    made = attempt(partial(writes.call, sample, given))
+    results, error = ((), made.error) if isinstance(made, Raised) else (made, None)
     now = [_State.of(value) for value in given]
     pairs = [*enumerate(zip(before, now, strict=True))]
     changed = frozenset(at for at, (was, new) in pairs if not torch.equal(was.bits, new.bits))
@@ -165,8 +162,8 @@ def written_by(writes: Subject, sample: Sample, given: list[Any], written: Seque
         copies(results),
         changed,
         rose,
-        tuple(at for at in written if at in changed - rose and before[at].version is not None),
         tuple(at for at in written if now[at].form != before[at].form),
+        tuple(at for at in written if at in changed - rose and before[at].version is not None),
         error=error,
     )
 
@@ -195,28 +192,16 @@ def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
 
 
 @dataclass(frozen=True)
-class WriteCase:
+class WriteCase(LayoutCase):
     """A sample in a dtype on a device, written in place, beside its functional form on contiguous memory.
 
     Args:
-        form: The functional form's contiguous call.
         operator: The operator that writes in place.
         referred: True to call its reference instead.
     """
 
-    form: LayoutCase
-    operator: Operator[..., Any] | LibraryWrite
+    operator: Writer = field(kw_only=True)
     referred: bool = False
-
-    @property
-    def subject(self) -> Subject:
-        """The functional form."""
-        return self.form.runner.subject
-
-    @property
-    def sample(self) -> Sample:
-        """The sample."""
-        return self.form.runner.sample
 
     @cached_property
     def writes(self) -> Subject:
@@ -227,9 +212,9 @@ class WriteCase:
     def written(self) -> list[int]:
         """Positions of the tensors that are declared to be written."""
         positions = self.sample.flattening.positions(self.operator.specification.schema.written)
-        return [argnum for argnum in positions if isinstance(self.form.flat[argnum], Tensor)]
+        return [argnum for argnum in positions if isinstance(self.given[argnum], Tensor)]
 
-    def run(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
+    def write(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
         """One call in place, of some arguments as they are, or of fresh ones that are laid out."""
         with without_warnings(), mode.entered():
             leaves, given, guards = self._laid(place, mode) if flat is None else ([*flat], [*flat], {})
@@ -237,21 +222,20 @@ class WriteCase:
             run = replace(written_by(self.writes, self.sample, given, self.written), guards=guards)
             if run.error is not None or not mode.recorded:
                 return run
-            unnoticed = tuple(at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
-            inputs = [leaves[argnum] for argnum in self.form.runner.argnums]
-            try:
-                gradients = differentiate(run.results, inputs, replicas(self.form.grads))
-            except Exception as error:
-                refuse_own(error)
-                return replace(run, unnoticed=unnoticed, error=error, in_backward=True)
-            return replace(run, unnoticed=unnoticed, outputs=(*run.outputs, *copies(gradients)))
+            missed = (at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
+            run = replace(run, unnoticed=(*run.unnoticed, *missed))
+            inputs = [leaves[argnum] for argnum in self.argnums]
+            gradients = attempt(partial(differentiate, run.results, inputs, replicas(self.grads)))
+            if isinstance(gradients, Raised):
+                return replace(run, error=gradients.error, in_backward=True)
+            return replace(run, outputs=(*run.outputs, *copies(gradients)))
 
     def _laid(self, place: Place, mode: Mode) -> tuple[list[Any], list[Any], dict[str, GuardedTensor]]:
         """The leaves, the arguments that are made of them, and the guards."""
-        argnums, labels = self.form.runner.argnums if mode.recorded else (), self.sample.labels
+        argnums, labels = self.argnums if mode.recorded else (), self.sample.labels
         leaves = [
             value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
-            for argnum, value in enumerate(replicas(self.form.flat))
+            for argnum, value in enumerate(replicas(self.given))
         ]
         given = [*leaves]
         for argnum in self.written:
@@ -270,6 +254,16 @@ class WriteCase:
             guard = guards[labels[one]] = GuardedTensor.of(torch.stack([given[one], given[other]], dim))
             given[one], given[other] = guard.tensor.unbind(dim)
         return leaves, given, guards
+
+    def untouched(self) -> dict[int, Tensor]:
+        """Mark the elements of written arguments that the reference does not touch: it keeps a nan's bits.
+
+        Whole numbers keep their bits through arithmetic, and need no mark.
+        """
+        flat = [marked(value) if at in self.written else value for at, value in enumerate(self.given)]
+        run = reference_write(self.subject, self.sample, flat)
+        inexact = [at for at in self.written if is_inexact(flat[at])]
+        return {} if run is None else {at: _same_bits(run.given[at], flat[at]) for at in inexact}
 
 
 @dataclass(frozen=True)
@@ -375,16 +369,3 @@ def marked(value: Tensor) -> Tensor:
     whole, bits = SIGNALLING[real.dtype]
     made = torch.full(real.shape, bits, dtype=whole, device=value.device).view(real.dtype)
     return torch.view_as_complex(made) if value.is_complex() else made
-
-
-def untouched(case: WriteCase) -> dict[int, Tensor]:
-    """Mark the elements of written arguments that the reference does not touch: it keeps a nan's bits there.
-
-    Whole numbers keep their bits through arithmetic, and need no mark.
-    """
-    flat = [marked(value) if at in case.written else value for at, value in enumerate(case.form.flat)]
-    run = reference_write(case.subject, case.sample, flat)
-    if run is None:
-        return {}
-    inexact = [at for at in case.written if is_inexact(flat[at])]
-    return {at: _same_bits(run.given[at], flat[at]) for at in inexact}
