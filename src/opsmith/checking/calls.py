@@ -14,13 +14,16 @@ from torch import Tensor
 from opsmith.adopting.outputs import never_returned
 from opsmith.adopting.signature import forward_signature
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import Overlooking, raised_within, refuse_own, stated
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
-from opsmith.checking.property import first_line
-from opsmith.checking.samples.grad_outputs import (
-    plain_grad_outputs,
-    results_with_gradient,
+from opsmith.checking.exceptions import (
+    Overlooking,
+    error_words,
+    first_line,
+    raised_within,
+    refuse_own,
+    stated,
 )
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
@@ -183,7 +186,7 @@ def _statement(error: Exception) -> str | None:
     """The error that the operator's own code states, and not for another one that surprised it."""
     before = None if error.__suppress_context__ else error.__context__
     surprised = isinstance(before, Exception) and not isinstance(before, ImportError) and not stated(before)
-    return f"{type(error).__name__}: {first_line(error)}" if stated(error) and not surprised else None
+    return error_words(error) if stated(error) and not surprised else None
 
 
 def _without_derivative(error: Exception) -> str | None:

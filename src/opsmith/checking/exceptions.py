@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,11 @@ from opsmith import errors
 from opsmith.adopting.registered import is_operator
 from opsmith.checking.processes.fork import in_child, report_hang
 from opsmith.checking.processes.watchdog import EndlessCallError, OutOfTimeError, Watchdog
+from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.judging.attribution import CALLS, AboutOperatorError, is_own
 from opsmith.torch_library import capabilities
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,50 @@ def _is_the_operators(error: BaseException) -> bool:
     raised = isinstance(error, Exception | SystemExit) and not isinstance(error, UncheckableError)
     leaves = isinstance(error, GeneratorExit | EndlessCallError | OutOfTimeError | UncheckableError)
     return (raised or (in_child() and not leaves)) and not is_own(error)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the operator, or of the tool of torch that runs it."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return error_words(self.error)
+
+
+def attempt(call: Callable[[], T]) -> T | Raised:
+    """The result of a call in silence, or what it raises; an exception of the checker itself goes on.
+
+    Example:
+        >>> str(attempt(lambda: torch.ones(2).view(3)))
+        "RuntimeError: shape '[3]' is invalid for input of size 2"
+    """
+    try:
+        with without_warnings(), without_logs():
+            return call()
+    except Exception as error:
+        refuse_own(error)
+        return Raised(error)
+
+
+def error_words(error: BaseException) -> str:
+    """The name of an exception, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an exception's message, without addresses.
+
+    Example:
+        >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
+        'no room in <object object>'
+    """
+    # Addresses differ between processes, and the same seed must give the same report.
+    return _ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Overlooking:

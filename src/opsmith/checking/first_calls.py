@@ -18,20 +18,12 @@ from torch import Tensor
 
 from opsmith.build.toolchain import processors
 from opsmith.checking.effort import Effort
-from opsmith.checking.exceptions import attribute_exception, refuse_own, stated, watched_calls
+from opsmith.checking.exceptions import attribute_exception, error_words, refuse_own, stated, watched_calls
 from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
-from opsmith.checking.property import (
-    REFUSED,
-    Property,
-    each_sample,
-    endless,
-    first_line,
-    missing_here,
-    raised,
-)
+from opsmith.checking.property import REFUSED, Property, each_sample, endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
@@ -114,7 +106,7 @@ def _tried(subject: Subject) -> Outcome:
         return Outcome(PROPERTY, "passed")
     if isinstance(refusal, str):
         return Outcome(PROPERTY, "passed", refusal)
-    reason = f"{type(refusal).__name__}: {first_line(refusal)}"
+    reason = error_words(refusal)
     return Outcome(PROPERTY, "passed", reason, failures=() if launches else (_failure(subject, refusal),))
 
 

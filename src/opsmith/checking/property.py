@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -316,20 +315,6 @@ def _lacks(error: BaseException, cause: str) -> str:
     if raises and launched_kernels() and not torch.cuda.is_available():
         return "a GPU, which the code that launches its kernels may need"
     return "a GPU" if has_message(error, NO_GPU) else ""
-
-
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an exception's message, without addresses.
-
-    Example:
-        >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
-        'no room in <object object>'
-    """
-    # Addresses differ between processes, and the same seed must give the same report.
-    return ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
 
 
 def _end(error: BaseException) -> str:

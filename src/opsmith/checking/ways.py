@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
-from opsmith.checking.property import Findings, first_line, innermost
+from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
+from opsmith.checking.property import Findings, innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, TensorName
 from opsmith.checking.samples.batches import replicas
@@ -107,11 +107,6 @@ class Fault:
 
     def __str__(self) -> str:
         return str(self.difference) if self.error is None else error_words(self.error)
-
-
-def error_words(error: Exception) -> str:
-    """The name of an exception, and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def compare(ways: Iterable[Way]) -> Findings:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from opsmith.checking.property import first_line
+from opsmith.checking.exceptions import error_words
 from opsmith.checking.report import Report
 from opsmith.core.operator import Operator
 from opsmith.core.tensors import nested_tensors
@@ -103,7 +103,7 @@ def _compared_second_order(
     except Exception as error:
         if not first:
             return "new", []  # there is no gradient by `apply` either
-        return "mended", [f"mends second order: `apply` raises {type(error).__name__}: {first_line(error)}"]
+        return "mended", [f"mends second order: `apply` raises {error_words(error)}"]
     right = right_answers(partial(_second_order, operator, guess, []), _inputs(guess))
     for index, one, answer in zip(_floating(guess), got, right, strict=True):
         verdict = judge(one, answer)

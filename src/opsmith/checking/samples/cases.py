@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.property import Note, first_line
+from opsmith.checking.exceptions import first_line, refuse_own
+from opsmith.checking.property import Note
 from opsmith.checking.samples.domain import asked
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject

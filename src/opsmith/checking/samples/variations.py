@@ -20,12 +20,14 @@ from opsmith import errors
 from opsmith.checking.exceptions import (
     Overlooking,
     attribute_exception,
+    error_words,
+    first_line,
     named_by,
     refuse_own,
     structure_of,
 )
 from opsmith.checking.output.replay import replay, target_of
-from opsmith.checking.property import first_line, innermost
+from opsmith.checking.property import innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
@@ -188,7 +190,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             if isinstance(error, errors.OpsmithError) and named_by(error).cause != "raises":
                 return None  # its author refuses nothing: it breaks a rule, which the properties report
             fault = _unserved(subject, change, sample, error, dtype)
-            return fault or f"{type(error).__name__}: {first_line(error)}"
+            return fault or error_words(error)
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
             return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
         if not subject.draws and drawing_operations(subject, sample):

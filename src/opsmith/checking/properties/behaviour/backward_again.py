@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.exceptions import Overlooking, first_line
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line
+from opsmith.checking.property import Coverage, Findings, Property, covered_samples
 from opsmith.checking.run import LiveCall, Run, copies
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.liveness import nodes

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import rule_location
-from opsmith.checking.exceptions import Overlooking, attribute_exception, by_statement, named_by, refuse_own
+from opsmith.checking.exceptions import (
+    Overlooking,
+    attribute_exception,
+    by_statement,
+    first_line,
+    named_by,
+    refuse_own,
+)
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.run import LiveCall, Run, copies
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState

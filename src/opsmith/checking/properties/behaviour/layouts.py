@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.effort import ALL
-from opsmith.checking.exceptions import Overlooking, of_backward, within_backward
+from opsmith.checking.exceptions import Overlooking, error_words, first_line, of_backward, within_backward
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.output.replay import layout_replay
-from opsmith.checking.property import Coverage, Findings, Note, Property, first_line
+from opsmith.checking.property import Coverage, Findings, Note, Property
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, TensorName, covered_runs
 from opsmith.checking.samples.batches import replicas
@@ -26,7 +26,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_w
 from opsmith.checking.samples.memory_layouts import CHUNK, Layout, layouts_for, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare, error_words
+from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, choose
 from opsmith.judging.compare import exact_difference

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.exceptions import error_words
 from opsmith.checking.processes.fork import in_child
 from opsmith.checking.properties.behaviour.layouts import is_stated, layout_cases, samples_of_each_form
 from opsmith.checking.properties.behaviour.write_runs import (
@@ -39,7 +40,6 @@ from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import CHUNK
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import LibraryWrite, Subject
-from opsmith.checking.ways import error_words
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.compare import Difference, SavedBits, describe_write, exact_difference
 

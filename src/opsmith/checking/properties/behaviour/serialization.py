@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
 from opsmith.checking.promises import of_tools
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample, first_line
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -77,7 +77,7 @@ def _copies(subject: Subject) -> Iterator[Finding]:
                     again = taken(copied(made))
             except Exception as error:
                 refuse_own(error)
-                problem = f"{type(error).__name__}: {first_line(error)}"
+                problem = error_words(error)
                 if subject.kind.in_library:  # torch's own object, which torch may not support storing
                     refused.setdefault(problem, []).append(f"{how} of {what}")
                 else:
@@ -152,7 +152,7 @@ def _results(subject: Subject, sample: Sample) -> Findings:
                     again = copied(value.detach())
             except Exception as error:
                 refuse_own(error)
-                words = f"{how} of `{result.name}` raises {type(error).__name__}: {first_line(error)}"
+                words = f"{how} of `{result.name}` raises {error_words(error)}"
                 if _lacks(copied, value.dtype):
                     yield Note(f"{words}; so torch does for any tensor of {value.dtype}")
                 else:

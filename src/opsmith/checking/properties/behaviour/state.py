@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line
+from opsmith.checking.property import Findings, Note, Property, each_sample
 from opsmith.checking.report import Failure
 from opsmith.checking.run import CallValues, Run, copies
 from opsmith.checking.samples.batches import replicas
@@ -159,7 +159,7 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     by = f" It keeps something in {', '.join(holders)}." if holders else ""
     evidence.update({"kept in": ", ".join(holders)} if holders else {})
     if isinstance(given, BaseException):
-        text = f"{type(given).__name__}: {first_line(given)}"
+        text = error_words(given)
         message = f"{called} raises {text}; {alone} it goes well.{by} {hint}"
         cause = "raises" if interleaved.alone else stale
         yield Failure(NAME, None, cause, message, specification.where, evidence)

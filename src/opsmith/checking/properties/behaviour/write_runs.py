@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.properties.behaviour.layouts import LayoutCase
-from opsmith.checking.properties.torch.forms import Raised, attempt
 from opsmith.checking.run import copies
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for

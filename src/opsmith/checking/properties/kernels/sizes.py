@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import Overlooking, refuse_own
+from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce, in_child, run_isolated
-from opsmith.checking.property import UNCOMPILED, Findings, Note, first_line
+from opsmith.checking.property import UNCOMPILED, Findings, Note
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run import Run
 from opsmith.checking.samples.linked_sizes import sizes_of
@@ -300,7 +300,7 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str
             subject.reference(sample, sample.at(dtype, CPU))
     except Exception as error:
         refuse_own(error)
-        return f"{type(error).__name__}: {first_line(error)}"
+        return error_words(error)
     return None
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
-from opsmith.checking.exceptions import Overlooking, raised_within
+from opsmith.checking.exceptions import Overlooking, first_line, raised_within
 from opsmith.checking.numerics.autodiff import has_gradient
-from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples, first_line
+from opsmith.checking.property import Coverage, Findings, Note, Skipped, covered_samples
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject

@@ -12,12 +12,12 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
-from opsmith.checking.exceptions import Overlooking, refuse_own, stated
+from opsmith.checking.exceptions import Overlooking, first_line, refuse_own, stated
 from opsmith.checking.numerics.low_precision import rounded_arguments
 from opsmith.checking.output.replay import result_replay
 from opsmith.checking.properties.kernels.sizes import kernel_sizes, narrow_index, taken_though_refused
 from opsmith.checking.properties.kernels.unverified import runs_in
-from opsmith.checking.property import Findings, Note, Property, each_sample, first_line, raised
+from opsmith.checking.property import Findings, Note, Property, each_sample, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, Case, cases, dtype_name, lacks_dtype
 from opsmith.checking.samples.sample import Sample

@@ -13,19 +13,18 @@ from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.forms import (
     Examples,
     Fault,
     Form,
-    Raised,
-    attempt,
     form_fault,
     gradients_by,
     results_of,
 )
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples, first_line, of_exception
+from opsmith.checking.property import Coverage, Findings, Property, covered_samples, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.run import TensorName, record_copies
 from opsmith.checking.samples.cases import dtype_name

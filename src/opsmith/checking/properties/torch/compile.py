@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import (
     PlainCall,
@@ -21,7 +22,6 @@ from opsmith.checking.properties.torch.compiled_calls import (
     run_step,
     step_of,
 )
-from opsmith.checking.properties.torch.forms import Raised, attempt
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.batches import replicas

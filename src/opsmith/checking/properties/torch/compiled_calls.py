@@ -16,13 +16,12 @@ from torch.autograd import forward_ad
 
 from opsmith import errors
 from opsmith.checking.calls import differentiated
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.torch.forms import (
     Examples,
     Fault,
     Form,
-    Raised,
-    attempt,
     form_fault,
     gradients_by,
     results_of,

@@ -12,18 +12,9 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.exceptions import WrongCountError, WrongFormError
-from opsmith.checking.properties.torch.forms import Fault, Raised, attempt, form_fault
-from opsmith.checking.property import (
-    Finding,
-    Findings,
-    Note,
-    Property,
-    each_sample,
-    first_line,
-    innermost,
-    raised,
-)
+from opsmith.checking.exceptions import Raised, WrongCountError, WrongFormError, attempt, first_line
+from opsmith.checking.properties.torch.forms import Fault, form_fault
+from opsmith.checking.property import Finding, Findings, Note, Property, each_sample, innermost, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name
 from opsmith.checking.samples.sample import Sample

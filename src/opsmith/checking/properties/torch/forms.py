@@ -5,53 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.calls import computed_in, rule_location
-from opsmith.checking.exceptions import refuse_own
 from opsmith.checking.numerics.autodiff import vjp_or_zeros
-from opsmith.checking.property import first_line
 from opsmith.checking.report import Failure
 from opsmith.checking.run import TensorName
 from opsmith.checking.samples.batches import batched, own_dtype
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_logs, without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Computation
 from opsmith.judging.compare import Difference, exact_difference, metadata_difference
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import replica
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception of the operator, or of the tool of torch that runs it."""
-
-    error: Exception
-
-    def __str__(self) -> str:
-        return f"{type(self.error).__name__}: {first_line(self.error)}"
-
-
-def attempt(call: Callable[[], T]) -> T | Raised:
-    """The result of a call in silence, or what it raises; an exception of the checker itself goes on.
-
-    Example:
-        >>> str(attempt(lambda: torch.ones(2).view(3)))
-        "RuntimeError: shape '[3]' is invalid for input of size 2"
-    """
-    try:
-        with without_warnings(), without_logs():
-            return call()
-    except Exception as error:
-        refuse_own(error)
-        return Raised(error)
 
 
 @dataclass(frozen=True)

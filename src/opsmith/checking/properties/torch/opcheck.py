@@ -10,10 +10,11 @@ import torch
 from opsmith import errors
 from opsmith.checking.calls import differentiated
 from opsmith.checking.causes import UNKNOWN
+from opsmith.checking.exceptions import first_line
 from opsmith.checking.promises import of_tools
 from opsmith.checking.properties.torch.compiled_calls import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
-from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, first_line, of_exception
+from opsmith.checking.property import Findings, Note, Property, Skipped, each_sample, of_exception
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run
 from opsmith.checking.samples.sample import Sample

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import stated
+from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.promises import of_batches, of_tools
 from opsmith.checking.properties.torch.forms import (
@@ -23,8 +23,6 @@ from opsmith.checking.properties.torch.forms import (
     Fault,
     Form,
     Function,
-    Raised,
-    attempt,
     form_fault,
     gradients_by,
     gradients_of,
@@ -39,7 +37,6 @@ from opsmith.checking.property import (
     Property,
     Skipped,
     covered_samples,
-    first_line,
     raised,
 )
 from opsmith.checking.report import Failure
@@ -197,7 +194,7 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     if declares_rule(subject) and not empty:
         return None  # it promises what torch refuses
     if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
-        return f"{type(error).__name__}: {first_line(error)}"
+        return error_words(error)
     return None
 
 
