@@ -114,6 +114,11 @@ def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[G
     return [each if guard is None else guard.tensor for each, guard in zip(flat, guards, strict=True)], guards
 
 
+def form_of(x: Tensor) -> tuple[Any, ...]:
+    """The address of a tensor, its shape, strides and dtype."""
+    return x.data_ptr(), x.shape, x.stride(), x.dtype
+
+
 COPIES = 4
 """Number of freed buffers of each size: a call may allocate several."""
 
@@ -131,6 +136,10 @@ def poison_new_memory() -> Iterator[None]:
         finally:
             restore_settings(before)
             fill_new_memory(filled)
+
+
+BYTES = (0xFF, 0x41)
+"""Bytes to leave in used memory: nan in every floating dtype, and a number."""
 
 
 def fill_freed_memory(tensors: Iterable[Any], byte: int) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
+import opsmith
+from opsmith.checking.exceptions import Overlooking, Raised, attempt, refuse_own
 from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.run import CallValues, LiveCall, Run, copies
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
-from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
 from opsmith.judging.attribution import AboutOperatorError
 from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
@@ -54,7 +59,7 @@ class InterleavedAnswer:
 
     call: str
     when: str
-    given: CallValues | BaseException
+    given: CallValues | Raised
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
@@ -82,15 +87,14 @@ class InterleavedCalls:
         for call, run in [each for each in self.runs.items() if each[0] not in self.right]:
             flat = run.flat()
             self.hidden_state.clear()
-            try:
-                self.right[call] = run.call(flat).values()
-            except Exception as error:
-                refuse_own(error)
-                if call == THIS_CALL:
-                    raise
-                del self.runs[call]
-            else:
+            right = attempt(partial(run.values, flat))
+            if not isinstance(right, Raised):
+                self.right[call] = right
                 self.arguments.append(flat)
+            elif call == THIS_CALL:
+                raise right.error
+            else:
+                del self.runs[call]
 
     def add_exchanged(self) -> list[str]:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
@@ -114,11 +118,7 @@ class InterleavedCalls:
         self, call: str, when: str, run: Callable[[], CallValues] | None = None, **how: Any
     ) -> InterleavedAnswer:
         """Make a call, forward and backward, or by a function, and record its answer or exception."""
-        try:
-            return InterleavedAnswer(call, when, (run or self.runs[call].values)(), **how)
-        except Exception as error:
-            refuse_own(error)
-            return InterleavedAnswer(call, when, error, **how)
+        return InterleavedAnswer(call, when, attempt(run or self.runs[call].values), **how)
 
     def after(
         self,
@@ -175,7 +175,7 @@ def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]
             for pair in zip(first.leaves, calls.runs[call].flat(), strict=True)
         ]
         what = "other numbers were in them" if open_write else UNCOUNTED_WRITE
-        yield calls.answer(call, f"in the same tensors, after {what}", partial(_called_again, first, leaves))
+        yield calls.answer(call, f"in the same tensors, after {what}", partial(_values_again, first, leaves))
     calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
         yield calls.answer(call, "in memory that another call has freed")
@@ -193,15 +193,8 @@ def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
     return leaf
 
 
-def _called_again(first: LiveCall, leaves: list[Any]) -> CallValues:
-    with torch.enable_grad():
-        given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
-        results = first.subject.call(first.sample, given)
-    return replace(first, leaves=leaves, given=given, results=results).values()
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _values_again(first: LiveCall, leaves: list[Any]) -> CallValues:
+    return first.again(leaves).values()
 
 
 def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -285,7 +278,8 @@ def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             if isinstance(given, BaseException):
                 refuse_own(given)
             if given is not None:
-                yield InterleavedAnswer(call, "in four threads at once", given, modes=True)
+                answer = given if isinstance(given, CallValues) else Raised(given)
+                yield InterleavedAnswer(call, "in four threads at once", answer, modes=True)
 
 
 def _grads(graph: LiveCall) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:
@@ -381,13 +375,16 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
             for step in steps:
                 step.abort()
 
-    threads = [threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(stages))]
+    _finish([threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(stages))])
+    return answers
+
+
+def _finish(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
         while thread.is_alive():  # a call that is to be stopped is stopped at the next line of Python
             thread.join(POLL_S)
-    return answers
 
 
 def _waiting(step: threading.Barrier) -> Callable[[Any, dict[str, Any]], None]:
@@ -404,3 +401,84 @@ def _waiting(step: threading.Barrier) -> Callable[[Any, dict[str, Any]], None]:
             return
 
     return wait
+
+
+SCRIPT = "script.py"
+"""File of the caller's frames, and `sys.argv`."""
+
+MODULES = ("opsmith.checking", "opsmith.cli", "opsmith.testing", "pytest", "_pytest")
+"""Beginnings of the names of modules that a script does not import."""
+
+VARIABLES = "PYTEST_"
+"""Beginning of the names of the environment's variables that a script does not have."""
+
+_OPSMITH = Path(opsmith.__file__).parent
+
+
+@contextmanager
+def as_a_script() -> Iterator[None]:
+    """A region in which modules, arguments and variables are those of a script.
+
+    Example:
+        >>> with as_a_script():
+        ...     sys.argv, "opsmith.checking" in sys.modules
+        (['script.py'], False)
+    """
+    modules = {name: sys.modules[name] for name in [*sys.modules] if name.startswith(MODULES)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    arguments = sys.argv
+    try:
+        for name in modules:
+            del sys.modules[name]
+        for name in variables:
+            del os.environ[name]
+        sys.argv = [SCRIPT]
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.update(variables)
+        sys.modules.update(modules)
+
+
+def call_plainly(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function in a new thread, whose frames are those of a script.
+
+    Args:
+        function: The function; code of opsmith's that wraps it gets the name of the script, too.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+
+    Example:
+        >>> call_plainly(lambda: sys._getframe(1).f_code.co_filename, (), {})
+        'script.py'
+    """
+    answer: list[Any] = []
+    work = _moved(_work), _moved(function), args, kwargs, answer
+    _finish([threading.Thread(target=copy_context().run, args=work, daemon=True)])
+    returned, error = answer
+    if error is not None:
+        raise error
+    return returned
+
+
+def _work(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], answer: list[Any]
+) -> None:
+    try:
+        answer += function(*args, **kwargs), None
+    except BaseException as error:
+        answer += None, error
+
+
+def _moved(function: Any) -> Any:
+    """The same code under the name of a script, with the functions that it wraps."""
+    if not isinstance(function, FunctionType) or not _is_opsmiths(function):
+        return function
+    code = function.__code__.replace(co_filename=SCRIPT)
+    cells = tuple(CellType(_moved(each.cell_contents)) for each in function.__closure__ or ())
+    names = {**function.__globals__, "__name__": "__main__", "__file__": SCRIPT}
+    return FunctionType(code, names, function.__name__, function.__defaults__, cells)
+
+
+def _is_opsmiths(function: FunctionType) -> bool:
+    return Path(function.__code__.co_filename).is_relative_to(_OPSMITH)

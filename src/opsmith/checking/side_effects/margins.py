@@ -10,13 +10,11 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.property import Findings
-from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, copies
+from opsmith.checking.run import Run, copies, differing
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
-from opsmith.judging.compare import differ_beyond_rounding
 from opsmith.judging.tensors import is_inexact
 
 GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
@@ -54,23 +52,23 @@ def _number(tensor: Tensor, other: bool) -> float:
 
 def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
     """Yield a failure where a call or its backward depends on memory outside of what it was given."""
-    for run in Run.of(subject, sample):
+    for run in Run.of(subject, sample, property):
         labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
         one, other = _values(run, ()), _values(run, labels)
-        at = _differing(one, other)
-        again = [(one, ()), (other, labels)] * AGAIN if at is not None else []
+        at = differing(one, other)
+        again = [(one, ()), (other, labels)] * AGAIN if at else []
         # Runs that differ anyway show nothing.
-        if at is None or any(_differing(each, _values(run, named)) is not None for each, named in again):
+        if not at or any(differing(each, _values(run, named)) for each, named in again):
             continue
-        named = [label for label in labels if _differing(one, _values(run, [label])) is not None] or labels
+        named = [label for label in labels if differing(one, _values(run, [label]))] or labels
         words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
-        name, input = run.names()[at], None if named[0] == SAVED else named[0]
+        name, input = run.names()[at[0]], None if named[0] == SAVED else named[0]
         message = (
             f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
             "after it. Compare each index with the sizes; `opsmith check --sanitize`, or "
             "`check(..., sanitize=True)`, names the line of a kernel in C++"
         )
-        yield Failure(property, input, "out-of-bounds", message, name.where, {"sample": str(sample)})
+        yield run.failure(input, "out-of-bounds", message, name.where)
 
 
 def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:
@@ -91,9 +89,3 @@ def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:
         if run.argnums:
             found += copies(call.backward([_with_margins(g, GRAD_OUTPUT in other) for g in call.grads()]))
     return found
-
-
-def _differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> int | None:
-    """Position of the first value that differs by more than rounding; None for none."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, pair in pairs if differ_beyond_rounding(*pair)), None)

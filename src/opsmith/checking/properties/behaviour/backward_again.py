@@ -11,11 +11,9 @@ from torch import Tensor
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Overlooking, first_line
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples
-from opsmith.checking.run import LiveCall, Run, copies
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.property import Coverage, Findings, Property
+from opsmith.checking.run import LiveCall, Run, copies, covered_runs
 from opsmith.checking.side_effects.liveness import nodes
-from opsmith.checking.subject import Subject
 from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
 
 NAME = "backward_again"
@@ -23,12 +21,12 @@ SAVED = "saved_hooks"
 Method = Callable[[Run], Outputs]
 
 
-def _sample(property: str, subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _check(run: Run, coverage: Coverage) -> Findings:
     """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    for run in Run.of(subject, sample):
-        if run.argnums and run.call().open and (property == NAME or _succeeds(run)):
+    for each in Run.of(run.subject, run.sample, run.name):
+        if each.argnums and each.call().open and (run.name == NAME or _succeeds(each)):
             coverage.ran += 1
-            yield from compare(_ways(property, run, coverage))
+            yield from compare(_ways(each, coverage))
 
 
 def _succeeds(run: Run) -> bool:
@@ -38,13 +36,13 @@ def _succeeds(run: Run) -> bool:
     return False
 
 
-def _ways(property: str, run: Run, coverage: Coverage) -> Iterator[Way]:
-    known = {right: right(run) for _, _, right in METHODS[property].values()}
-    for name, (cause, method, right) in METHODS[property].items():
-        failure = partial(another_output, property, run, name, cause, **WORDS[property])
+def _ways(run: Run, coverage: Coverage) -> Iterator[Way]:
+    methods, gradients = METHODS[run.name], [each for each in run.names() if each.kind == "gradient"]
+    known = {right: right(run) for _, _, right in methods.values()}
+    for name, (cause, method, right) in methods.items():
+        failure = partial(another_output, run.name, run, name, cause, **WORDS[run.name])
         ask, fault = partial(_gradients, method, run), partial(differs_from, known[right])
         excused = partial(_is_left_out, method, coverage)
-        gradients = [each for each in run.names() if each.kind == "gradient"]
         yield Way(name, gradients, ask, fault, failure, excused=excused)
 
 
@@ -175,7 +173,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
 BACKWARD_AGAIN = Property(
     NAME,
     "every method of computing the gradients gives the same",
-    partial(covered_samples, NAME, partial(_sample, NAME), "there is nothing to differentiate"),
+    partial(covered_runs, NAME, _check, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,
     reruns=True,
@@ -184,7 +182,7 @@ BACKWARD_AGAIN = Property(
 SAVED_HOOKS = Property(
     SAVED,
     "the gradients are the same where hooks pack the saved tensors",
-    partial(covered_samples, SAVED, partial(_sample, SAVED), "there is nothing to differentiate"),
+    partial(covered_runs, SAVED, _check, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,
 )

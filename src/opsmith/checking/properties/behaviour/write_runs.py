@@ -19,7 +19,7 @@ from opsmith.checking.run import copies
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.memory_layouts import Layout, layouts_for
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.canaries import GuardedTensor
+from opsmith.checking.side_effects.canaries import GuardedTensor, form_of
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.functional_form import all_results
@@ -149,21 +149,22 @@ def written_by(writes: Subject, sample: Sample, given: list[Any], written: Seque
         given: Its arguments, which are written into.
         written: Positions of those that are declared.
     """
-    before = [_State.of(value) for value in given]
+    tensors = {at: value for at, value in enumerate(given) if isinstance(value, Tensor)}
+    before = {at: as_bytes(value) for at, value in tensors.items()}
+    forms = {at: form_of(value) for at, value in tensors.items()}
+    versions = {at: capabilities.version(value) for at, value in tensors.items()}
     made = attempt(partial(writes.call, sample, given))
     results, error = ((), made.error) if isinstance(made, Raised) else (made, None)
-    now = [_State.of(value) for value in given]
-    pairs = [*enumerate(zip(before, now, strict=True))]
-    changed = frozenset(at for at, (was, new) in pairs if not torch.equal(was.bits, new.bits))
-    rose = frozenset(at for at, (was, new) in pairs if was.version != new.version)
+    changed = frozenset(at for at, x in tensors.items() if not torch.equal(before[at], as_bytes(x)))
+    rose = frozenset(at for at, x in tensors.items() if versions[at] != capabilities.version(x))
     return WriteRun(
         given,
         results,
         copies(results),
         changed,
         rose,
-        tuple(at for at in written if now[at].form != before[at].form),
-        tuple(at for at in written if at in changed - rose and before[at].version is not None),
+        tuple(at for at in written if form_of(given[at]) != forms[at]),
+        tuple(at for at in written if at in changed - rose and versions[at] is not None),
         error=error,
     )
 
@@ -264,22 +265,6 @@ class WriteCase(LayoutCase):
         run = reference_write(self.subject, self.sample, flat)
         inexact = [at for at in self.written if is_inexact(flat[at])]
         return {} if run is None else {at: _same_bits(run.given[at], flat[at]) for at in inexact}
-
-
-@dataclass(frozen=True)
-class _State:
-    """Elements of a tensor that a write may change; none of other values."""
-
-    bits: Tensor
-    version: int | None
-    form: Any
-
-    @classmethod
-    def of(cls, value: Any) -> _State:
-        if not isinstance(value, Tensor):
-            return cls(torch.empty(0), None, None)
-        form = value.data_ptr(), value.shape, value.stride(), value.dtype
-        return cls(as_bytes(value), capabilities.version(value), form)
 
 
 def _follows(value: Tensor) -> bool:
