@@ -20,7 +20,7 @@ from torch import Tensor
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.random_states import torch_state_restored
+from opsmith.checking.side_effects.global_settings import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forward_arguments import Slot

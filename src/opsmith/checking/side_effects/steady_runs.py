@@ -19,9 +19,8 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, differing
 from opsmith.checking.side_effects.canaries import BYTES, fill_freed_memory
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.global_settings import random_states_restored, seed_all, without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.random_states import random_states_restored, seed_all
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 

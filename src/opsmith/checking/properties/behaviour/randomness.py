@@ -11,14 +11,14 @@ from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.random_states import (
+from opsmith.checking.side_effects.global_settings import (
     is_state,
     moved_since,
     random_states_restored,
     seed_torch,
     torch_state,
     torch_state_restored,
+    without_warnings,
 )
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
