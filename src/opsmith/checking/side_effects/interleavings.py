@@ -25,6 +25,7 @@ from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.run import CallValues, LiveCall, Run, copies
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
+from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.attribution import AboutOperatorError
 from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
@@ -72,43 +73,40 @@ class InterleavedCalls:
 
     Args:
         hidden_state: Hidden state of the operator; cleared before each interleaving.
+        run: The tested call.
         runs: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
     hidden_state: HiddenState
-    runs: dict[str, Run]
+    run: Run
+    runs: dict[str, Run] = field(default_factory=dict)
     right: dict[str, CallValues] = field(default_factory=dict)
     arguments: list[Any] = field(default_factory=list)
 
-    def prepare(self) -> None:
-        """Run each new call alone; remove one that raises."""
-        for call, run in [each for each in self.runs.items() if each[0] not in self.right]:
-            flat = run.flat()
-            self.hidden_state.clear()
-            right = attempt(partial(run.values, flat))
-            if not isinstance(right, Raised):
-                self.right[call] = right
-                self.arguments.append(flat)
-            elif call == THIS_CALL:
+    def __post_init__(self) -> None:
+        self.add(THIS_CALL, self.run)
+
+    def add(self, call: str, run: Run) -> bool:
+        """Make a new call alone, and add it; return False for another one that raises."""
+        flat = run.flat()
+        self.hidden_state.clear()
+        right = attempt(partial(run.values, flat))
+        if isinstance(right, Raised):
+            if run is self.run:
                 raise right.error
-            else:
-                del self.runs[call]
+            return False
+        self.runs[call], self.right[call] = run, right
+        self.arguments.append(flat)
+        return True
 
     def add_exchanged(self) -> list[str]:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
         labels = {at: self.run.sample.labels[at] for at in self.run.sample.inexact[:EXCHANGES]}
         names = {at: f"a call with two numbers of `{label}` exchanged" for at, label in labels.items()}
-        for at, call in names.items():
-            self.runs[call] = replace(self.run, changed=partial(exchanged, at))
-        self.prepare()
-        return self.known(*names.values())
-
-    @property
-    def run(self) -> Run:
-        """The tested call."""
-        return self.runs[THIS_CALL]
+        changed = {call: replace(self.run, changed=partial(exchanged, at)) for at, call in names.items()}
+        return [call for call, run in changed.items() if self.add(call, run)]
 
     def known(self, *calls: str) -> list[str]:
         """Those of some calls that can be made."""
@@ -160,9 +158,7 @@ def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, also behind their versions; then reuse freed memory."""
-    if OTHER_CALL not in calls.runs or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in calls.run.flat()
-    ):
+    if OTHER_CALL not in calls.runs or any(0 in each.stride() for each in tensors_in(calls.run.flat())):
         return
     exchanges = calls.add_exchanged()
     calls.hidden_state.clear()
@@ -245,14 +241,13 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         ("`torch.inference_mode()`", torch.inference_mode),
     ]
     for name, mode in modes:
+        under = f"under {name}"
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
                 results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
-            plain = tuple(None if each is None else each.clone() for each in results)  # no inference tensors
-            return CallValues(plain, right.gradients)
+            return CallValues(copies(results), right.gradients)  # no inference tensors
 
-        under = f"under {name}"
         yield calls.after(None, THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
             yield calls.after(inside, call, f"after {THIS_CALL} was made {under}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,20 +73,8 @@ def samples_of_each_form(subject: Subject) -> Subject:
     return replace(subject, samples=tuple(chosen[: subject.effort.layout_samples]))
 
 
-class OddTensor(NamedTuple):
-    """A tensor that is not contiguous.
-
-    Args:
-        position: Position among the flat arguments, or among the visible results for a grad_output.
-        backward: True if it is a grad_output.
-        layout: Its layout.
-        label: Label of the argument, or name of the result.
-    """
-
-    position: int
-    backward: bool
-    layout: Layout
-    label: str
+Odd = tuple[int, Layout]
+"""A tensor that is not contiguous: its position among the contiguous ones, and its layout."""
 
 
 @dataclass(frozen=True)
@@ -135,37 +123,60 @@ class LayoutCase(Run):
         chosen, _ = choose(self.subject.specification.kernels, flat)
         return chosen.kernel if chosen else None
 
+    @cached_property
+    def _labels(self) -> list[str]:
+        """Labels of the arguments, then names of the results."""
+        return [*self.sample.labels, *(each.name for each in self.subject.results(self.sample))]
+
+    def _backward(self, at: int) -> bool:
+        """True for the position of a grad_output."""
+        return at >= len(self.sample.flat)
+
     @property
-    def _tensors(self) -> list[list[OddTensor]]:
+    def _tensors(self) -> list[list[Odd]]:
         """The layouts of every tensor, grad_outputs first, since callers do not choose their layout."""
-        named = zip(self.subject.results(self.sample), self.grads, strict=True)
-        labelled = zip(self.sample.labels, self.given if self.inputs_too else (), strict=False)
-        grads = [(at, True, result.name, grad) for at, (result, grad) in enumerate(named)]
-        inputs = [(at, False, label, value) for at, (label, value) in enumerate(labelled)]
+        every = [at for at, value in enumerate(self.contiguous) if isinstance(value, Tensor)]
+        inputs = [at for at in every if self.inputs_too and not self._backward(at)]
         return [
             [
-                OddTensor(at, backward, layout, label)
-                for layout in sorted(layouts_for(x), key=lambda layout: layout.repeats and not backward)
+                (at, layout)
+                for layout in sorted(
+                    layouts_for(self.contiguous[at]),
+                    key=lambda layout: layout.repeats and not self._backward(at),
+                )
             ]
-            for at, backward, label, x in (*grads, *inputs)
-            if isinstance(x, Tensor)
+            for at in [*filter(self._backward, every), *inputs]
         ]
 
     def ways(self) -> Iterator[Way]:
         """Yield each layout alone, then several at once."""
         effort, tensors = self.subject.effort, self._tensors
         draw, faulty = random.Random(self.subject.seed), set[Hashable]()
-        kept = [[odd for odd in odds if odd.backward or not odd.layout.repeats] for odds in tensors]
+        kept = [[odd for odd in odds if self._backward(odd[0]) or not odd[1].repeats] for odds in tensors]
         several = [odds for odds in kept if odds]
         count = effort.layout_combinations if len(several) > 1 else 0
         drawn = ([draw.choice(odds) for odds in several] for _ in range(count))
-        for odds in chain(([odd] for odd in _selected(tensors, effort.layouts)), drawn):
-            if len(odds) == 1 or not any(odd[:2] in faulty for odd in odds):
+        for odds in chain(([odd] for odd in self._selected(tensors, effort.layouts)), drawn):
+            if len(odds) == 1 or not any(at in faulty for at, _ in odds):
                 way = self._least(odds)
                 yield way
                 faulty |= {way.about} if way.faults else set()
 
-    def _least(self, odds: list[OddTensor]) -> Way:
+    def _selected(self, tensors: Sequence[Sequence[Odd]], limit: int) -> list[Odd]:
+        """All layouts; of too many the first few of each grad_output, then those of each in turn."""
+        if limit == ALL:
+            return [odd for odds in tensors for odd in odds]
+        turns = [odd for turn in zip_longest(*tensors) for odd in turn if odd is not None]
+        # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
+        first = [
+            (at, layout)
+            for odds in tensors
+            for turn, (at, layout) in enumerate(odds)
+            if self._backward(at) and (turn < FIRST - 1 or layout.name == CHUNK)
+        ][: limit // 2]
+        return [*first, *(odd for odd in turns if odd not in first)][:limit]
+
+    def _least(self, odds: list[Odd]) -> Way:
         """The way with the smallest part of several layouts that still fails together."""
         for odd in odds if len(odds) > 1 else ():
             fewer = [each for each in odds if each is not odd]
@@ -173,26 +184,26 @@ class LayoutCase(Run):
                 return self._least(fewer)
         return self._way(odds)
 
-    def _way(self, odds: Sequence[OddTensor]) -> Way:
+    def _way(self, odds: Sequence[Odd]) -> Way:
         """The way with some tensors in odd layouts."""
-        values, first = replicas(self.contiguous), odds[0]
-        for odd in odds:
-            at = odd.position + odd.backward * len(self.sample.flat)
-            values[at] = odd.layout.of(values[at])
-        repeats = any(odd.layout.repeats for odd in odds)
-        right = self.right([*map(plain, values)]) if repeats else self.twin
-        others = [f"{'that of ' * odd.backward}`{odd.label}` {odd.layout.name}" for odd in odds[1:]]
+        values, (first, layout) = replicas(self.contiguous), odds[0]
+        for at, each in odds:
+            values[at] = each.of(values[at])
+        right = self.right([*map(plain, values)]) if any(each.repeats for _, each in odds) else self.twin
+        others = [
+            f"{'that of ' * self._backward(at)}`{self._labels[at]}` {each.name}" for at, each in odds[1:]
+        ]
         return Way(
-            first.layout.name + (f" (with {', '.join(others)})" if others else ""),
+            layout.name + (f" (with {', '.join(others)})" if others else ""),
             self._names,
             # Numbers that are repeated may be none that it takes.
             partial(self.outputs, values) if right.error is None else lambda: None,
             right.fault,
             partial(self._failure, odds, values),
-            about=first[:2],
+            about=first,
             # The call does not see grad_output: where its results differ, that is another fault.
-            since=len(self.grads) if all(odd.backward for odd in odds) else 0,
-            excused=partial(self._refuses, first, values),
+            since=len(self.grads) if all(self._backward(at) for at, _ in odds) else 0,
+            excused=partial(self._refuses, odds[0], values),
             blamed=partial(self._blamed, values),
         )
 
@@ -200,7 +211,7 @@ class LayoutCase(Run):
     def _names(self) -> list[TensorName]:
         return self.names()
 
-    def _refuses(self, first: OddTensor, values: Sequence[Any], error: Exception) -> bool:
+    def _refuses(self, odd: Odd, values: Sequence[Any], error: Exception) -> bool:
         """Enter a clear refusal of a layout by the call, or torch's own in the backward; True for one."""
         subject, flat = self.subject, values[: len(self.sample.flat)]
         itself = not subject.kind.has_reference  # then the reference raises whatever it raises
@@ -213,8 +224,8 @@ class LayoutCase(Run):
         else:
             refuses = is_stated(error) or (not itself and _raises(subject.plain(self.sample), flat))
         if refuses:
-            what = "a grad_output" if first.backward else f"`{first.label}`"
-            self.refused.setdefault(what, {}).setdefault(first.layout.name, error_words(error))
+            what = "a grad_output" if self._backward(odd[0]) else f"`{self._labels[odd[0]]}`"
+            self.refused.setdefault(what, {}).setdefault(odd[1].name, error_words(error))
         return refuses
 
     def _blamed(self, values: list[Any], error: Exception) -> int:
@@ -224,9 +235,10 @@ class LayoutCase(Run):
         alone = [replace(self, by=(argnum,)).outputs for argnum in self.argnums]
         return len(self.grads) + next((at for at, each in enumerate(alone) if _raises(each, values)), 0)
 
-    def _failure(self, odds: Sequence[OddTensor], values: Sequence[Any], fault: Fault) -> Failure:
+    def _failure(self, odds: Sequence[Odd], values: Sequence[Any], fault: Fault) -> Failure:
         named, difference, name = fault.named, fault.difference, fault.way.name
-        _, backward, layout, label = odds[0]
+        at, layout = odds[0]
+        backward, label = self._backward(at), self._labels[at]
         about, where = str(named), named.where
         if named.kind == "result":
             kernel = self.kernel(values)
@@ -253,10 +265,7 @@ class LayoutCase(Run):
         evidence |= difference.evidence() if difference else {}
         # A result that is wrong for a layout of an input is reported under that input.
         input = named.name if named.kind == "gradient" or backward else label
-        laid, argnums = [odd[:3] for odd in odds], self.argnums
-        replay = layout_replay(
-            self.subject, self.sample, self.given, self.grads, argnums, laid, fault.output or 0, self.name
-        )
+        replay = layout_replay(self, self.contiguous, odds, fault.output or 0)
         return self.failure(input, cause, message, where, evidence, replay=replay)
 
     @cached_property
@@ -276,21 +285,6 @@ def _raises(function: Callable[[list[Any]], Any], values: Sequence[Any]) -> bool
         function([*values])
         return False
     return True
-
-
-def _selected(tensors: Sequence[Sequence[OddTensor]], limit: int) -> list[OddTensor]:
-    """All layouts; if they are too many, the first few of each grad_output, then those of each in turn."""
-    if limit == ALL:
-        return [odd for odds in tensors for odd in odds]
-    turns = [odd for turn in zip_longest(*tensors) for odd in turn if odd is not None]
-    # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
-    first = [
-        odd
-        for odds in tensors
-        for at, odd in enumerate(odds)
-        if odd.backward and (at < FIRST - 1 or odd.layout.name == CHUNK)
-    ][: limit // 2]
-    return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
 
 Case = TypeVar("Case", bound=LayoutCase)

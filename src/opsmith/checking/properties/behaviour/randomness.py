@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.property import Findings, Note, Property
@@ -39,7 +40,7 @@ def run(subject: Subject) -> Findings:
         subject, sample = run.subject, run.sample
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
-        if draws and "torch" not in moved and _same_from_any_state(subject, sample):
+        if draws and "torch" not in moved and _same_from_each_seed(subject, sample)[0]:
             draws = []  # in a region that keeps torch's state, from a seed of its own
         drew = drew or bool(draws) or "torch" in moved
         # An operator that sets the random state changes it too, which `effects` reports.
@@ -120,32 +121,24 @@ SEEDS = (11, 12)
 
 def seeds(subject: Subject, sample: Sample) -> bool:
     """True if torch's random state after a call does not depend on the state before."""
-    return subject.once(
-        "seeds", sample, lambda: _alike(state for _, state in _from_each_seed(subject, sample))
-    )
+    return subject.once("seeds", sample, lambda: _same_from_each_seed(subject, sample)[1])
 
 
-def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
-    """True if the results are the same bits from two random states."""
-    return _alike(results for results, _ in _from_each_seed(subject, sample))
-
-
-def _alike(runs: Iterable[list[torch.Tensor]]) -> bool:
-    first, second = runs
-    return len(first) == len(second) > 0 and all(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(first, second, strict=True)
-    )
-
-
-def _from_each_seed(
-    subject: Subject, sample: Sample
-) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Results of a call from each of two random states, none where it raises, and the state after it."""
+def _same_from_each_seed(subject: Subject, sample: Sample) -> tuple[bool, bool]:
+    """True if a call from two random states has the same results; and True if it leaves the same state."""
+    runs: list[tuple[list[Tensor], list[Tensor]]] = []
     for seed in SEEDS:
-        results: list[torch.Tensor] = []
+        results: list[Tensor] = []
         with torch_state_restored():
             seed_torch(seed)
             args, kwargs = sample.arguments(sample.at())
             with Overlooking():  # the properties report what it raises
                 results = tensors_in([subject.called(args, kwargs)])
-            yield results, torch_state()
+            runs.append((results, torch_state()))
+    (results, state), (others, other) = runs
+    return _alike(results, others), _alike(state, other)
+
+
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    equal = [torch.equal(*map(torch.nan_to_num, pair)) for pair in zip(one, other, strict=False)]
+    return len(one) == len(other) > 0 and all(equal)

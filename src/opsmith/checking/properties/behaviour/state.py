@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import Overlooking, Raised, attempt
+from opsmith.checking.exceptions import Overlooking, Raised
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
@@ -54,8 +54,8 @@ def _check(run: Run, every: Sequence[Sample]) -> Findings:
         if unsteady is not None:
             yield unsteady
             return
-        calls = InterleavedCalls(memory, {THIS_CALL: run, **dict(_others(run, every))})
-        calls.prepare()
+        calls = InterleavedCalls(memory, run)
+        _add_others(calls, every)
         first = run.sample is run.subject.samples[0]
         yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
 
@@ -90,24 +90,22 @@ def _difference(run: Run, begin: Callable[[], None]) -> str | None:
     return next((describe_difference(runs[0][at], runs[1][at]) for at in differing(*runs)), None)
 
 
-def _others(run: Run, every: Sequence[Sample]) -> Iterator[tuple[str, Run]]:
-    """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
-    subject, sample, device = run.subject, run.sample, run.device
+def _add_others(calls: InterleavedCalls, every: Sequence[Sample]) -> None:
+    """Add calls that may disturb the tested call: with other numbers, layouts and shapes."""
+    run, subject, sample = calls.run, calls.run.subject, calls.run.sample
     for change in (reversed_numbers, scaled) if sample.inexact else ():
-        other = replace(run, changed=change)
-        if not isinstance(attempt(other.values), Raised):  # it takes such numbers
-            yield OTHER_CALL, other
-            break
+        if calls.add(OTHER_CALL, replace(run, changed=change)):
+            break  # else it does not take such numbers
     if not subject.effort.neighbours:
         return
-    for form, make in other_forms(sample, device):
-        yield f"a call {form}", replace(run, changed=make)
+    for form, make in other_forms(sample, run.device):
+        calls.add(f"a call {form}", replace(run, changed=make))
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report what it raises there
             argnums = differentiated(subject, each).argnums
-            yield f"a call of {each}", Run(subject, each, NAME, device, by=argnums)
+            calls.add(f"a call of {each}", Run(subject, each, NAME, run.device, by=argnums))
 
 
 def _shapes(sample: Sample) -> list[Any]:
@@ -194,15 +192,14 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
             for at in run.argnums
             if not differ_beyond_rounding(right, _requiring(calls, (at,), position))
         ]
-        which = (
-            f"where `{needed[0]}` requires no gradient" if len(needed) == 1 else "where no input requires one"
-        )
+        one = needed[0] if len(needed) == 1 else None
+        which = f"where `{one}` requires no gradient" if one else "where no input requires one"
         message = (
             f"`{name}` is another one {which}, with gradients enabled as well as {interleaved.when}: "
             f"{describe_difference(right, plain)}. {BESIDE_GRADIENTS}: what a call returns must not depend "
             "on what requires a gradient"
         )
-        return fail(needed[0] if len(needed) == 1 else name, "input-needs-grad", message)
+        return fail(one or name, "input-needs-grad", message)
     changed = f"`{name}` of a call that is made {interleaved.when} is another one"
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
@@ -223,18 +220,15 @@ def result_by_need(
     subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Describe a result that differs, in every run, if some inputs require a gradient, and none does."""
-    needed, plain = (
+    (needed, again), (plain, once_more) = (
         [copies(Run(subject, sample, NAME, device, dtype, tuple(some)).call().results) for _ in range(2)]
         for some in (argnums, ())
     )
-    for described, *each in zip(subject.results(sample), *needed, *plain, strict=False):
-        with_one, again, without, once_more = each
-        if (
-            differ_beyond_rounding(without, with_one)
-            and not differ_beyond_rounding(with_one, again)
-            and not differ_beyond_rounding(without, once_more)
-        ):
-            return f"`{described.name}` is another one then: {describe_difference(without, with_one)}"
+    unsteady = {*differing(needed, again), *differing(plain, once_more)}
+    for at in differing(plain, needed):
+        if at not in unsteady:
+            name = subject.results(sample)[at].name
+            return f"`{name}` is another one then: {describe_difference(plain[at], needed[at])}"
     return None
 
 
