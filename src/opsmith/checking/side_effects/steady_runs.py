@@ -71,11 +71,9 @@ class SteadyRuns:
 
     def before_backward(self, results: Sequence[Tensor]) -> None:
         """Begin every backward of a call with the same random states."""
+        # A backward that draws for itself gets other numbers than its forward.
         for node in {each.grad_fn for each in results if each.grad_fn is not None}:
-            node.register_prehook(self._before)
-
-    def _before(self, grads: Any) -> None:
-        seed_all(self.seed + 1)  # a backward that draws for itself gets other numbers than its forward
+            node.register_prehook(lambda grads: seed_all(self.seed + 1))
 
     def words(self) -> str:
         """Description for a remark."""

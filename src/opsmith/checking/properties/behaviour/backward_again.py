@@ -80,10 +80,6 @@ def _accumulated(call: LiveCall) -> Outputs:
     return [leaf.grad for leaf in call.inputs]
 
 
-def _backward(run: Run) -> Outputs:
-    return _accumulated(run.call())
-
-
 def _backward_twice(run: Run) -> Outputs:
     """Accumulate the gradients of two calls in the same leaves, as for two batches."""
     call = run.call()
@@ -94,11 +90,6 @@ def _backward_twice(run: Run) -> Outputs:
 def _creating(run: Run) -> Outputs:
     call = run.call()
     return call.backward([each.requires_grad_() for each in call.grads()], create_graph=True)
-
-
-def _through_copies(run: Run) -> Outputs:
-    """Pass arguments that autograd has computed, as in the middle of a model."""
-    return run.call(leaf=False).backward()
 
 
 def _used_twice(run: Run) -> Outputs:
@@ -151,10 +142,10 @@ WORDS = {
 
 METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
     NAME: {
-        "by `.backward()`": ("side-effect", _backward, _once),
+        "by `.backward()`": ("side-effect", lambda run: _accumulated(run.call()), _once),
         "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
         "of a backward with `create_graph=True`": ("stale-state", _creating, _once),
-        "where the arguments are not leaves": (UNKNOWN, _through_copies, _once),
+        "where the arguments are not leaves": (UNKNOWN, lambda run: run.call(leaf=False).backward(), _once),
         "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
         "where each result is used twice": (UNKNOWN, _used_twice, _of_doubled),
         "where hooks on the results double grad_output": (UNKNOWN, _changed_by_hooks, _of_doubled),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -152,28 +154,17 @@ class Watched:
 
 def _sample(subject: Subject, sample: Sample) -> Findings:
     """Run forward, backward and second order on guarded tensors, and compare every bit before and after."""
-    try:
-        yield from _parts(subject, sample)
-    except Exception as error:
-        refuse_own(error)
-        if not sample.origin:  # the properties of results report what it raises for derived inputs
-            raise
-
-
-def _parts(subject: Subject, sample: Sample) -> Findings:
     if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    for observed in EffectsRun.of(subject, sample, NAME):
-        failed = False
-        # State outside of a call does not depend on derived inputs.
-        for part in (
-            (_forward, _backwards) if sample.origin else (_forward, _backwards, _outside_call, _in_slices)
-        ):
-            for finding in part(observed):
-                failed = failed or isinstance(finding, Failure)
+    derived = bool(sample.origin)
+    # State outside of a call does not depend on derived inputs.
+    parts = (_forward, _backwards) if derived else (_forward, _backwards, _outside_call, _in_slices)
+    with Overlooking() if derived else nullcontext():  # the properties of results report what it raises
+        for observed in EffectsRun.of(subject, sample, NAME):
+            failed = False
+            for finding in chain.from_iterable(part(observed) for part in parts if not failed):
+                failed = failed or isinstance(finding, Failure)  # a later part would report the same
                 yield finding
-            if failed:  # a later part runs the same again, and would report the same
-                break
 
 
 def _in_slices(observed: EffectsRun) -> Findings:
