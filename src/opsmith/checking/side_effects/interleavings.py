@@ -113,25 +113,23 @@ class InterleavedCalls:
         return [call for call in calls if call in self.runs]
 
     def answer(
-        self, call: str, when: str, run: Callable[[], CallValues] | None = None, **how: Any
-    ) -> InterleavedAnswer:
-        """Make a call, forward and backward, or by a function, and record its answer or exception."""
-        return InterleavedAnswer(call, when, attempt(run or self.runs[call].values), **how)
-
-    def after(
         self,
-        first: Callable[[], Any] | None,
         call: str,
         when: str,
         run: Callable[[], CallValues] | None = None,
+        *,
+        first: Callable[[], Any] | None = None,
         **how: Any,
     ) -> InterleavedAnswer:
-        """Make a call from no hidden state, after another one, whose exceptions do not count."""
-        self.hidden_state.clear()
+        """Make a call, or run a function, and record its answer or exception.
+
+        What comes first begins with no hidden state, and its exceptions do not count.
+        """
         if first is not None:
+            self.hidden_state.clear()
             with Overlooking():
                 first()
-        return self.answer(call, when, run, **how)
+        return InterleavedAnswer(call, when, attempt(run or self.runs[call].values), **how)
 
 
 def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -139,7 +137,7 @@ def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     for first, second in product([*calls.runs], repeat=2):
         if THIS_CALL in (first, second):
             when = "again" if first == second else f"after {first}"
-            yield calls.after(calls.runs[first].values, second, when)
+            yield calls.answer(second, when, first=calls.runs[first].values)
 
 
 def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -232,7 +230,7 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
 
 def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call without gradients, and with gradients after a call without."""
-    right = calls.right[THIS_CALL]
+    right, anew = calls.right[THIS_CALL], calls.hidden_state.clear
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
         ("`torch.inference_mode()`", torch.inference_mode),
@@ -245,9 +243,9 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
                 results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
             return CallValues(copies(results), right.gradients)  # no inference tensors
 
-        yield calls.after(None, THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
+        yield calls.answer(THIS_CALL, under, inside, first=anew, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
-            yield calls.after(inside, call, f"after {THIS_CALL} was made {under}")
+            yield calls.answer(call, f"after {THIS_CALL} was made {under}", first=inside)
         yield calls.answer(THIS_CALL, f"{under}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
@@ -255,7 +253,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             return calls.run.values()
 
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield calls.after(None, THIS_CALL, when, single, modes=True, alone=True)
+    yield calls.answer(THIS_CALL, when, single, first=anew, modes=True, alone=True)
 
 
 def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -286,7 +284,8 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call, forward and backward, as a script makes it that knows of no check."""
     when = "by a script in a thread of its own, where nothing shows that a check runs"
-    yield calls.after(None, THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
+    anew = calls.hidden_state.clear
+    yield calls.answer(THIS_CALL, when, partial(_plainly, calls.run), first=anew, by_script=True)
 
 
 def _plainly(run: Run) -> CallValues:
@@ -296,10 +295,10 @@ def _plainly(run: Run) -> CallValues:
     forward = partial(subject.call, sample, by=partial(call_plainly, function))
     with as_a_script():
         graph = LiveCall(subject, sample, run.argnums, *record(forward, run.flat(), run.argnums))
-        results, inputs = copies(graph.results), [graph.leaves[argnum] for argnum in run.argnums]
-        if not (graph.open and inputs):
-            return CallValues(results, (None,) * len(inputs))
-        given = [graph.results[at] for at in graph.open], inputs, graph.grads()
+        results = copies(graph.results)
+        if not (graph.open and graph.inputs):
+            return CallValues(results, (None,) * len(graph.inputs))
+        given = graph.outputs, graph.inputs, graph.grads()
         gradients = call_plainly(torch.autograd.grad, given, {"allow_unused": True})
     return CallValues(results, copies(dense(gradients)))
 

@@ -145,13 +145,7 @@ REPEATS = 8
 
 
 def _reads_again(run: Run, place: int, byte: int | None) -> bool:
-    """True if each further run in filled memory differs from one beside it, in memory of other contents.
-
-    Args:
-        run: The sample.
-        place: Position of the tensor among the values of a run.
-        byte: The byte; None where torch fills new memory.
-    """
+    """True if each further run in memory of a byte, or that torch fills, differs from one in other memory."""
     like = _values(run)
     others = (_values_in(run, like, BYTES[1])[place] for _ in range(REPEATS))
     return all(differ_beyond_rounding(other, _values_in(run, like, byte)[place]) for other in others)

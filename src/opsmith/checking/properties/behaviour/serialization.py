@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -51,13 +50,8 @@ def run(subject: Subject) -> Findings:
 
 def _unreachable(subject: Subject) -> str | None:
     """The reason why pickle cannot find a class by its name; None where it can."""
-    if not subject.kind.applied:
-        return None
     kind = subject.specification.origin.subject
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    if found is kind:
+    if not subject.kind.applied or attempt(partial(_pickled, kind)) is kind:
         return None
     return (
         f"`{kind.__qualname__}` is not found by its name in `{kind.__module__}`, and pickle "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import Overlooking, Raised
+from opsmith.checking.exceptions import Overlooking, Raised, attempt
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
@@ -212,8 +212,9 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
     run = replace(calls.run, by=argnums)
-    interleaved = calls.after(None, THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
-    return None if isinstance(interleaved.given, Raised) else interleaved.given.results[position]
+    calls.hidden_state.clear()
+    results = attempt(lambda: copies(run.call().results))
+    return None if isinstance(results, Raised) else results[position]
 
 
 def result_by_need(

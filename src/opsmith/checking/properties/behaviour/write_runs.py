@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Raised, attempt, error_words
-from opsmith.checking.numerics.autodiff import differentiate
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
 from opsmith.checking.properties.behaviour.layouts import LayoutCase, is_stated
 from opsmith.checking.property import Finding, Findings, Note, raised
 from opsmith.checking.report import Failure
@@ -54,18 +54,17 @@ class Mode:
     Args:
         name: In words.
         entered: Enters it.
-        recorded: True if autograd records the call, so that it is differentiated, too.
     """
 
     name: str
     entered: Callable[[], AbstractContextManager[Any]]
-    recorded: bool = False
 
 
 NO_GRAD = Mode("under `torch.no_grad()`", torch.no_grad)
 GRAD_MODE = Mode("in grad mode without a gradient", torch.enable_grad)
 INFERENCE = Mode("under `torch.inference_mode()`", torch.inference_mode)
-RECORDED = Mode("where gradients are recorded", torch.enable_grad, recorded=True)
+RECORDED = Mode("where gradients are recorded", torch.enable_grad)
+"""Autograd records the call, which is differentiated, too."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +234,9 @@ class WriteCase(LayoutCase):
         """One call in place, of some arguments as they are, or of fresh ones that are laid out."""
         with without_warnings(), mode.entered():
             leaves, given, guards = self._laid(place, mode) if flat is None else ([*flat], [*flat], {})
-            kept = {at: given[at] * given[at] for at in self.written if mode.recorded and _follows(given[at])}
+            kept = {at: given[at] * given[at] for at in self.written if has_gradient(given[at])}
             run = replace(written_by(self.writes, self.sample, given, self.written), guards=guards)
-            if run.error is not None or not mode.recorded:
+            if run.error is not None or mode is not RECORDED:
                 return run
             missed = (at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
             run = replace(run, unnoticed=(*run.unnoticed, *missed))
@@ -249,7 +248,7 @@ class WriteCase(LayoutCase):
 
     def _laid(self, place: Place, mode: Mode) -> tuple[list[Any], list[Any], dict[str, GuardedTensor]]:
         """The leaves, the arguments that are made of them, and the guards."""
-        argnums, labels = self.argnums if mode.recorded else (), self.sample.labels
+        argnums, labels = self.argnums if mode is RECORDED else (), self.sample.labels
         leaves = [
             value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
             for argnum, value in enumerate(replicas(self.given))
@@ -259,7 +258,7 @@ class WriteCase(LayoutCase):
             layout = place.layouts.get(argnum)
             given[argnum] = leaves[argnum].clone() if layout is None else layout.of(leaves[argnum])
         guards: dict[str, GuardedTensor] = {}
-        if place.name and not mode.recorded:
+        if place.name and mode is not RECORDED:
             for argnum, value in enumerate(given):
                 apart = argnum not in (place.interleaved or ())
                 if apart and isinstance(value, Tensor):
@@ -488,10 +487,6 @@ class WriteCase(LayoutCase):
         label = self._label(place)
         about = about if about.startswith(("`", "the ")) else f"`{about}`"
         return f"{about} is right where `{label}` is contiguous, and wrong where it is {place.name}{beside}"
-
-
-def _follows(value: Tensor) -> bool:
-    return is_inexact(value) and value.requires_grad
 
 
 def _misses(kept: Tensor, leaf: Tensor) -> bool:
