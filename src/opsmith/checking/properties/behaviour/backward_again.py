@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.exceptions import Overlooking, first_line
+from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.property import Coverage, Findings, Property
 from opsmith.checking.run import LiveCall, Run, copies, covered_runs
@@ -30,10 +30,8 @@ def _check(run: Run, coverage: Coverage) -> Findings:
 
 
 def _succeeds(run: Run) -> bool:
-    with Overlooking():  # what a backward raises in any case, `gradient` reports
-        run.call().backward()
-        return True
-    return False
+    """True if there is a backward; what it raises in any case, `gradient` reports."""
+    return not isinstance(attempt(lambda: run.call().backward()), Raised)
 
 
 def _ways(run: Run, coverage: Coverage) -> Iterator[Way]:

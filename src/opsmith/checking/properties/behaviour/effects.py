@@ -71,15 +71,11 @@ def _of_import(imported: ImportChanges) -> Failure:
         "or put it back"
     )
     load = "runpy.run_path" if source.endswith(".py") else "importlib.import_module"
-    replay = "\n".join(
-        [
-            "import importlib, runpy, opsmith",
-            "from opsmith.checking.side_effects.global_settings import ImportChanges, settings",
-            "",
-            "before = settings()",
-            f"{load}({source!r})",
-            f"assert not ImportChanges.since(before, {source!r}).changed",
-        ]
+    replay = (
+        "import importlib, runpy, opsmith\n"
+        "from opsmith.checking.side_effects.global_settings import ImportChanges, settings\n\n"
+        f"before = settings()\n{load}({source!r})\n"
+        f"assert not ImportChanges.since(before, {source!r}).changed"
     )
     evidence = {IMPORTED: source, "settings": ", ".join(changed)}
     return Failure(NAME, None, "side-effect", message, None, evidence, replay=replay, given="unpromised")

@@ -290,9 +290,9 @@ class WriteCase(LayoutCase):
     @cached_property
     def labels(self) -> list[str]:
         """The labels of the new values, then the names of the further results."""
-        labels, results = self.sample.labels, [each.name for each in self.subject.results(self.sample)]
-        written = self.sample.flattening.positions(self.operator.specification.schema.written)
-        return [*(labels[argnum] for argnum in written), *results[len(written) :]]
+        positions = self.sample.flattening.positions(self.operator.specification.schema.written)
+        results = self.subject.results(self.sample)[len(positions) :]
+        return [*(self.sample.labels[argnum] for argnum in positions), *(each.name for each in results)]
 
     def check(self) -> Findings:
         """Write in contiguous memory, again, in each mode and layout; stop where all would say the same."""
