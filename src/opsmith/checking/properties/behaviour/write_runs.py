@@ -335,7 +335,7 @@ class WriteCase(LayoutCase):
         elif is_stated(run.error) and not run.in_backward:
             yield Note(f"it does not take `{label}` {place.name}, and says so: {text}")
         else:
-            wrong = self._wrong(label, "layout", f"{self._right_elsewhere(label, place)}: {text}")
+            wrong = self._wrong(label, "layout", f"{self._right_elsewhere(f'`{label}`', place)}: {text}")
             self._holds([wrong], place, mode)
         return False
 
@@ -485,7 +485,6 @@ class WriteCase(LayoutCase):
         if place.interleaved is not None:
             beside = f" with `{self.sample.labels[place.interleaved[1]]}` in memory"
         label = self._label(place)
-        about = about if about.startswith(("`", "the ")) else f"`{about}`"
         return f"{about} is right where `{label}` is contiguous, and wrong where it is {place.name}{beside}"
 
 
