@@ -159,14 +159,15 @@ def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]
     calls.hidden_state.clear()
     first = calls.run.call()
     first.values()
+
+    def again(call: str) -> CallValues:
+        new = zip(first.leaves, calls.runs[call].flat(), strict=True)
+        leaves = [_rewritten(*pair, open_write=call == OTHER_CALL) for pair in new]
+        return first.again(leaves).values()
+
     for call in (OTHER_CALL, THIS_CALL, *exchanges):
-        open_write = call == OTHER_CALL
-        leaves = [
-            _rewritten(*pair, open_write=open_write)
-            for pair in zip(first.leaves, calls.runs[call].flat(), strict=True)
-        ]
-        what = "other numbers were in them" if open_write else UNCOUNTED_WRITE
-        yield calls.answer(call, f"in the same tensors, after {what}", partial(_values_again, first, leaves))
+        what = "other numbers were in them" if call == OTHER_CALL else UNCOUNTED_WRITE
+        yield calls.answer(call, f"in the same tensors, after {what}", partial(again, call))
     calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
         yield calls.answer(call, "in memory that another call has freed")
@@ -182,10 +183,6 @@ def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
     with torch.no_grad():
         (leaf if open_write else leaf.data).copy_(value)
     return leaf
-
-
-def _values_again(first: LiveCall, leaves: list[Any]) -> CallValues:
-    return first.again(leaves).values()
 
 
 def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
