@@ -23,11 +23,10 @@ from opsmith.checking.exceptions import (
     refuse_own,
 )
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample
+from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import LiveCall, Run, copies
+from opsmith.checking.run import LiveCall, Run, copies, each_run
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.canaries import GuardedTensor, form_of, guarded
 from opsmith.checking.side_effects.global_settings import ImportChanges, import_changes, other_settings
 from opsmith.checking.side_effects.liveness import (
@@ -53,11 +52,11 @@ def run(subject: Subject) -> Findings:
     imported = import_changes.get()
     if imported is not None and imported.changed:
         yield _of_import(imported)
-    found = [*each_sample(NAME, _sample, subject)]
+    found = [*each_run(NAME, _check, subject)]
     yield from found
     causes = {finding.cause for finding in found if isinstance(finding, Failure)}
     own = through_apply(subject)
-    for finding in [] if own is None else each_sample(NAME, _sample, own):
+    for finding in [] if own is None else each_run(NAME, _check, own):
         if isinstance(finding, Failure) and finding.cause not in causes:
             yield of_own_apply(finding, subject)
 
@@ -121,23 +120,18 @@ class Watched:
 
     def written(self, during: str, where: str) -> Iterator[Failure]:
         """Yield what was written into; what is kept only where no argument and no grad_output explains it."""
-        explained = False
-        for cause, guards in (("mutates-input", self.arguments), ("mutates-grad-output", self.grads)):
-            for name, guard in guards.items():
-                written = guard.written()
-                if written is None:
-                    continue
-                explained = True
-                words, outside = written
-                if outside:
-                    message = (
-                        f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
-                        "hold its indices to the tensor's sizes and strides"
-                    )
-                else:
-                    message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
-                yield self.run.failure(name, cause, message, where)
-        for who, bits in () if explained else self.kept:
+        guards = [("mutates-input", *each) for each in self.arguments.items()]
+        guards += [("mutates-grad-output", *each) for each in self.grads.items()]
+        found = [(cause, name, *seen) for cause, name, guard in guards if (seen := guard.written())]
+        for cause, name, words, outside in found:
+            message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
+            if outside:
+                message = (
+                    f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
+                    "hold its indices to the tensor's sizes and strides"
+                )
+            yield self.run.failure(name, cause, message, where)
+        for who, bits in () if found else self.kept:
             what = bits.written()
             if what is not None:
                 message = (
@@ -148,15 +142,15 @@ class Watched:
                 return
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
+def _check(run: Run) -> Findings:
     """Run forward, backward and second order on guarded tensors, and compare every bit before and after."""
+    sample, derived = run.sample, bool(run.sample.origin)
     if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    derived = bool(sample.origin)
     # State outside of a call does not depend on derived inputs.
     parts = (_forward, _backwards) if derived else (_forward, _backwards, _outside_call, _in_slices)
     with Overlooking() if derived else nullcontext():  # the properties of results report what it raises
-        for observed in EffectsRun.of(subject, sample, NAME):
+        for observed in EffectsRun.of(run.subject, sample, NAME):
             failed = False
             for finding in chain.from_iterable(part(observed) for part in parts if not failed):
                 failed = failed or isinstance(finding, Failure)  # a later part would report the same
