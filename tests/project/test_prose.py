@@ -70,7 +70,6 @@ KEPT: dict[tuple[str, str], str] = {
     ("checking/diagnosis/detectors/region.py", "rule.words.startswith('at')"): "a list of indices",
     ("checking/diagnosis/detectors/region.py", "text.startswith(('the last', 'the first'))"): "grammar",
     ("checking/properties/behaviour/memory.py", "'result' not in each.words"): "name of a value",
-    ("checking/properties/behaviour/mutation.py", "about.startswith(('`', 'the '))"): "name of a value",
     ("torch_library/origins/fallback.py", "task.startswith('backward')"): "name of a task",
 }
 """Keys and names that are words; each should become a value."""

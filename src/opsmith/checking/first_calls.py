@@ -30,8 +30,8 @@ from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.domain import among_symmetric
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import Variations, variations
+from opsmith.checking.side_effects.canaries import read_outside
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.margins import read_outside
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import is_
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -23,6 +22,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.compare import differ_beyond_rounding
 from opsmith.judging.tensors import dense, replica
 
 
@@ -61,14 +61,15 @@ class LiveCall:
         """The leaves that require a gradient."""
         return [self.leaves[argnum] for argnum in self.argnums]
 
-    def again(self) -> LiveCall:
-        """Another call with the same leaves, or with new copies of them."""
+    def again(self, leaves: list[Any] | None = None) -> LiveCall:
+        """Another call with the same leaves, or with new copies of them; or with others in their place."""
+        made = self.leaves if leaves is None else leaves
         with torch.enable_grad():
             given = [
-                leaf if same else leaf.clone()
-                for leaf, same in zip(self.leaves, map(is_, self.leaves, self.given), strict=True)
+                leaf.clone() if isinstance(leaf, Tensor) and own is not before else leaf
+                for leaf, own, before in zip(made, self.leaves, self.given, strict=True)
             ]
-            return replace(self, given=given, results=self.subject.call(self.sample, given))
+            return replace(self, leaves=made, given=given, results=self.subject.call(self.sample, given))
 
     def grads(self) -> list[Tensor]:
         """Contiguous grad_outputs, the same for the same shapes."""
@@ -158,9 +159,9 @@ class Run:
         made = record(partial(self.subject.call, self.sample), given, self.argnums, leaf=leaf)
         return LiveCall(self.subject, self.sample, self.argnums, *made)
 
-    def values(self) -> CallValues:
-        """The results and gradients of a new call."""
-        return self.call().values()
+    def values(self, flat: Sequence[Any] | None = None) -> CallValues:
+        """The results and gradients of a new call, of given arguments or of fresh ones."""
+        return self.call(flat).values()
 
     def names(self, where: str = "") -> list[TensorName]:
         """The name of each tensor of `CallValues.tensors`.
@@ -257,6 +258,12 @@ def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else tensor.detach().clone() for tensor in dense(tensors))
 
 
+def differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[int]:
+    """Positions of the tensors that differ by more than rounding, of those that both have."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return [at for at, pair in pairs if differ_beyond_rounding(*pair)]
+
+
 def record_copies(
     call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int]
 ) -> tuple[list[Any], Any]:
@@ -274,9 +281,24 @@ def record_copies(
     return leaves, returned
 
 
-def each_run(property: str, check: Callable[[Run], Findings], subject: Subject) -> Findings:
-    """Run a function on every sample; an exception of the operator is a finding, and ends nothing."""
-    yield from each_sample(property, lambda subject, sample: check(Run(subject, sample, property)), subject)
+def each_run(
+    property: str, check: Callable[[Run], Findings], subject: Subject, *, devices: bool = False
+) -> Findings:
+    """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
+
+    Args:
+        property: Name of the property.
+        check: Checks one run.
+        subject: The subject of the check.
+        devices: True to run each sample on every device.
+    """
+
+    def check_sample(subject: Subject, sample: Sample) -> Findings:
+        runs = Run.of(subject, sample, property) if devices else [Run(subject, sample, property)]
+        for run in runs:
+            yield from check(run)
+
+    yield from each_sample(property, check_sample, subject)
 
 
 def covered_runs(

@@ -21,8 +21,11 @@ from opsmith.checking.report import GIVEN, Failure, Outcome, Status, all_dtypes,
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import stands_alone
 from opsmith.checking.severity import circumstance
-from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
-from opsmith.checking.side_effects.random_states import random_states_restored
+from opsmith.checking.side_effects.global_settings import (
+    random_states_restored,
+    thread_count,
+    without_warnings,
+)
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
 

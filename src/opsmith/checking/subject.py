@@ -16,7 +16,7 @@ from opsmith.checking.exceptions import Overlooking, WrongFormError, structure_o
 from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.random_states import is_state, seed_torch, torch_state_restored
+from opsmith.checking.side_effects.global_settings import is_state, seed_torch, torch_state_restored
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import Kernel, choose

@@ -30,8 +30,8 @@ from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
+from opsmith.checking.side_effects.global_settings import seed_torch, torch_state_restored
 from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
-from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,

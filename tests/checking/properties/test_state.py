@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.side_effects.plain_caller import MODULES, as_a_script, call_plainly
+from opsmith.checking.side_effects.interleavings import MODULES, as_a_script, call_plainly
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, WEIGHT = torch.randn(3, 4, generator=GENERATOR), torch.randn(4, generator=GENERATOR)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import opsmith
-from opsmith.checking.side_effects.margins import with_margins
+from opsmith.checking.side_effects.canaries import with_margins
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux"),

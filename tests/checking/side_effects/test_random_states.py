@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from opsmith.checking.side_effects.random_states import seed_torch
+from opsmith.checking.side_effects.global_settings import seed_torch
 
 
 @pytest.mark.parametrize("name", ["manual_seed_all", "manual_seed"])

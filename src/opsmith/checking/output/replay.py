@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,12 +20,15 @@ from torch import Tensor
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.checking.samples.memory_layouts import Layout
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.random_states import torch_state_restored
+from opsmith.checking.side_effects.global_settings import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forward_arguments import Slot
 from opsmith.core.origins.function_class import class_of
 from opsmith.judging.tensors import is_inexact
+
+if TYPE_CHECKING:
+    from opsmith.checking.run import Run
 
 Shows = Callable[[Exception], bool]
 
@@ -405,51 +408,42 @@ def _seed(subject: Subject) -> list[str]:
 
 
 def layout_replay(
-    subject: Subject,
-    sample: Sample,
-    flat: Sequence[Any],
-    grads: Sequence[Tensor | None],
-    argnums: Sequence[int],
-    odd: Sequence[tuple[int, bool, Layout]],
-    output: int,
-    property: str,
+    run: Run, contiguous: Sequence[Any], odd: Sequence[tuple[int, Layout]], output: int
 ) -> str | None:
     """The replay of an output that depends on the layout of a tensor.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
-        flat: Its arguments, contiguous.
-        grads: Gradients of results, contiguous.
-        argnums: The inputs that are differentiated by.
-        odd: The tensors that are not contiguous: position, whether it is a grad_output, and layout.
+        run: The run that shows it.
+        contiguous: Its arguments, then the gradients of results.
+        odd: The positions of those that are not contiguous in it, with their layouts.
         output: Position of the differing output among results and gradients.
-        property: Name of the property.
     """
+    subject, sample, count = run.subject, run.sample, len(run.sample.flat)
+    flat, grads = contiguous[:count], contiguous[count:]
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None
     # An item of a list has no argument name.
-    items = any("[" in sample.labels[position] for position, backward, _ in odd if not backward)
+    items = any("[" in sample.labels[position] for position, _ in odd if position < count)
     if target is None or parts is None or items:
-        return check_again(subject, property)
+        return check_again(subject, run.name)
     more, names = _incoming(grads)
     call, seed = target.call(sample), _seed(subject)
     if output < len(parts):
         more, body = {}, [f"return {call}{parts[output][0]}"]
     else:
-        label = sample.labels[argnums[output - len(parts)]]
+        label = sample.labels[run.argnums[output - len(parts)]]
         taken = _taken(call, [parts[at][0] for at in names], [label], list(names.values()))
         taken = [f"{label} = {label}.detach().requires_grad_()", *taken]
         body = [*taken[:-1], f"return {taken[-1]}[0]"]
     given = [*sample.flattening.schema.names, *more]
     lines: list[str] = []
     laid, undone = {}, {}
-    for position, backward, layout in odd:
-        label = names[position] if backward else sample.labels[position]
+    for position, layout in odd:
+        label = sample.labels[position] if position < count else names[position - count]
         laid[label], undone[label] = f"odd_{label}", f"odd_{label}{layout.undone}"
         code = re.sub(r"\bx\b", label, layout.code)
         lines.append(f"odd_{label} = {code}")
     lines += ["", f"def run({', '.join(given)}):", *(f"    {line}" for line in body), ""]
     for name, values in (("got", laid), ("expected", undone)):
         lines += [*seed, f"{name} = run({', '.join(values.get(each, each) for each in given)})"]
-    return replay(subject, sample, flat, [*lines, ASSERTION], more, property=property, fresh=True)
+    return replay(subject, sample, flat, [*lines, ASSERTION], more, property=run.name, fresh=True)

@@ -1,18 +1,20 @@
-"""Global settings of the process: torch's, Python's warning filters, the environment, and others."""
+"""Global settings and random states of the process: torch's, Python's, NumPy's, and the environment."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -49,17 +51,15 @@ def _put_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def _autocast() -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-
-
 def _put_autocast(state: tuple[bool, torch.dtype]) -> None:
     torch.set_autocast_enabled("cpu", state[0])
     torch.set_autocast_dtype("cpu", state[1])
 
 
-def _put_fill(filled: bool) -> None:
-    setattr(torch.utils.deterministic, FILL, filled)
+def _numpy(get: Callable[[Any], Any]) -> Any:
+    """Something of NumPy's; None where it is not imported."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else get(numpy)
 
 
 IGNORE = ("ignore", None, Warning, None, 0)
@@ -84,14 +84,22 @@ SETTINGS = (
     Setting("torch's default device", torch.get_default_device, lambda device: None),
     Setting("grad mode (`torch.is_grad_enabled()`)", torch.is_grad_enabled, torch.set_grad_enabled),
     Setting("inference mode", torch.is_inference_mode_enabled, lambda on: None),
-    Setting("autocast", _autocast, _put_autocast),
+    Setting(
+        "autocast",
+        lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        _put_autocast,
+    ),
     Setting(
         "torch's deterministic mode",
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
         lambda mode: 0 if mode else 1,
     ),
-    Setting("`fill_uninitialized_memory`", lambda: getattr(torch.utils.deterministic, FILL), _put_fill),
+    Setting(
+        "`fill_uninitialized_memory`",
+        lambda: getattr(torch.utils.deterministic, FILL),
+        lambda filled: setattr(torch.utils.deterministic, FILL, filled),
+    ),
     Setting(
         "the number of torch's threads",
         torch.get_num_threads,
@@ -129,8 +137,8 @@ SETTINGS = (
     ),
     Setting(
         "NumPy's error handling",
-        lambda: numpy.geterr() if (numpy := sys.modules.get("numpy")) is not None else None,
-        lambda state: sys.modules["numpy"].seterr(**state) if state is not None else None,
+        lambda: _numpy(lambda numpy: numpy.geterr()),
+        lambda state: state and _numpy(lambda numpy: numpy.seterr(**state)),
         by_libraries=True,
     ),
 )
@@ -161,9 +169,9 @@ import_changes: ContextVar[ImportChanges | None] = ContextVar("import_changes", 
 """What the import of the checked file has changed; the command sets it, which imports the file."""
 
 
-def settings() -> dict[str, Any]:
+def settings(every: Iterable[Setting] = SETTINGS) -> dict[str, Any]:
     """Read all settings."""
-    return {setting.name: setting.get() for setting in SETTINGS}
+    return {setting.name: setting.get() for setting in every}
 
 
 @contextmanager
@@ -209,20 +217,20 @@ def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def _set(get: Callable[[], T], put: Callable[[T], Any], value: T) -> Iterator[None]:
+def _restored(get: Callable[[], T], put: Callable[[T], Any], value: T | None = None) -> Iterator[T]:
+    """A region after which something is as it was before, which it gets; it may begin with another value."""
     before = get()
-    put(value)
+    if value is not None:
+        put(value)
     try:
-        yield
+        yield before
     finally:
         put(before)
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Set torch's default dtype within the context, in which it makes tensors of numbers and of shapes."""
-    with _set(torch.get_default_dtype, torch.set_default_dtype, dtype):
-        yield
+    return _restored(torch.get_default_dtype, torch.set_default_dtype, dtype)
 
 
 @contextmanager
@@ -237,7 +245,7 @@ def thread_count(count: int) -> Iterator[None]:
         ...     torch.get_num_threads()
         1
     """
-    with _set(torch.get_num_threads, torch.set_num_threads, count):
+    with _restored(torch.get_num_threads, torch.set_num_threads, count):
         yield
 
 
@@ -271,5 +279,104 @@ def without_logs() -> Iterator[None]:
     if before >= logging.ERROR:  # each change empties the caches of all loggers
         yield
         return
-    with _set(lambda: before, logging.disable, logging.ERROR):
+    with _restored(lambda: before, logging.disable, logging.ERROR):
         yield
+
+
+def _accelerator() -> Any:
+    """Torch's module of the accelerator; None where there is none."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return None if accelerator is None else torch.get_device_module(accelerator)
+
+
+def torch_state() -> list[Tensor]:
+    """Return the state of each default generator: of the CPU, then of each device."""
+    device = _accelerator()
+    states = [] if device is None else map(device.get_rng_state, range(device.device_count()))
+    return [torch.get_rng_state(), *states]
+
+
+def set_torch_state(states: list[Tensor]) -> None:
+    """Set what `torch_state` has returned."""
+    torch.set_rng_state(states[0])
+    for index, state in enumerate(states[1:]):
+        _accelerator().set_rng_state(state, index)
+
+
+def seed_torch(seed: int) -> None:
+    """Seed each default generator, as `torch.manual_seed` does, which keeps a stack for each kind of device.
+
+    Example:
+        >>> with torch_state_restored():
+        ...     seed_torch(7)
+        ...     torch.initial_seed()
+        7
+    """
+    torch.default_generator.manual_seed(seed)
+    device = _accelerator()
+    if device is not None:
+        getattr(device, "manual_seed_all", device.manual_seed)(seed)  # torch.mps has one device
+
+
+def seed_all(seed: int) -> None:
+    """Seed every random state."""
+    seed_torch(seed)
+    random.seed(seed)
+    _numpy(lambda numpy: numpy.random.seed(seed % 2**32))
+
+
+RANDOM_STATES = (
+    Setting("torch", torch_state, set_torch_state),
+    Setting("Python's `random`", random.getstate, random.setstate),
+    Setting(
+        "NumPy",
+        lambda: _numpy(lambda numpy: numpy.random.get_state()),
+        lambda state: state and _numpy(lambda numpy: numpy.random.set_state(state)),
+    ),
+)
+"""Every random state."""
+
+
+def torch_state_restored() -> AbstractContextManager[list[Tensor]]:
+    """A region after which torch's random state is as it was before; it gets that state."""
+    return _restored(torch_state, set_torch_state)
+
+
+def random_states_restored() -> AbstractContextManager[dict[str, Any]]:
+    """A region after which every random state is as it was before; it gets these states by name."""
+
+    def put(before: dict[str, Any]) -> None:
+        for each in RANDOM_STATES:
+            each.put(before[each.name])
+
+    return _restored(lambda: settings(RANDOM_STATES), put)
+
+
+def is_state(states: list[Tensor]) -> bool:
+    """Return True if torch's random state is the same as it was: nothing was drawn.
+
+    Example:
+        >>> states = torch_state()
+        >>> is_state(states)
+        True
+    """
+    return all(map(torch.equal, states, torch_state()))
+
+
+def moved_since(before: dict[str, Any]) -> list[str]:
+    """Return the names of the random states that are others now.
+
+    Example:
+        >>> with random_states_restored() as before:
+        ...     _ = random.random()
+        ...     moved_since(before)
+        ["Python's `random`"]
+    """
+    now = settings(RANDOM_STATES)
+    return [name for name, was in before.items() if was is not None and not _same(was, now[name])]
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool((first == second).all()) if hasattr(first, "all") else bool(first == second)

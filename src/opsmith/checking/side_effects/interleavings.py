@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, refuse_own
+import opsmith
+from opsmith.checking.exceptions import Overlooking, Raised, attempt, refuse_own
 from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import POLL_S, EndlessCallError
 from opsmith.checking.run import CallValues, LiveCall, Run, copies
 from opsmith.checking.samples.perturb import exchanged
 from opsmith.checking.side_effects.outside_state import HiddenState
-from opsmith.checking.side_effects.plain_caller import as_a_script, call_plainly
+from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.attribution import AboutOperatorError
 from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
@@ -54,7 +60,7 @@ class InterleavedAnswer:
 
     call: str
     when: str
-    given: CallValues | BaseException
+    given: CallValues | Raised
     modes: bool = False
     alone: bool = False
     mode: Mode | None = None
@@ -67,73 +73,63 @@ class InterleavedCalls:
 
     Args:
         hidden_state: Hidden state of the operator; cleared before each interleaving.
+        run: The tested call.
         runs: Run of each call: `THIS_CALL`, and others that may disturb it.
         right: Answer of each call alone.
         arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
     """
 
     hidden_state: HiddenState
-    runs: dict[str, Run]
+    run: Run
+    runs: dict[str, Run] = field(default_factory=dict)
     right: dict[str, CallValues] = field(default_factory=dict)
     arguments: list[Any] = field(default_factory=list)
 
-    def prepare(self) -> None:
-        """Run each new call alone; remove one that raises."""
-        for call, run in [each for each in self.runs.items() if each[0] not in self.right]:
-            flat = run.flat()
-            self.hidden_state.clear()
-            try:
-                self.right[call] = run.call(flat).values()
-            except Exception as error:
-                refuse_own(error)
-                if call == THIS_CALL:
-                    raise
-                del self.runs[call]
-            else:
-                self.arguments.append(flat)
+    def __post_init__(self) -> None:
+        self.add(THIS_CALL, self.run)
+
+    def add(self, call: str, run: Run) -> bool:
+        """Make a new call alone, and add it; return False for another one that raises."""
+        flat = run.flat()
+        self.hidden_state.clear()
+        right = attempt(partial(run.values, flat))
+        if isinstance(right, Raised):
+            if run is self.run:
+                raise right.error
+            return False
+        self.runs[call], self.right[call] = run, right
+        self.arguments.append(flat)
+        return True
 
     def add_exchanged(self) -> list[str]:
         """Add calls that differ from the tested call by two numbers of one argument; return their names."""
         labels = {at: self.run.sample.labels[at] for at in self.run.sample.inexact[:EXCHANGES]}
         names = {at: f"a call with two numbers of `{label}` exchanged" for at, label in labels.items()}
-        for at, call in names.items():
-            self.runs[call] = replace(self.run, changed=partial(exchanged, at))
-        self.prepare()
-        return self.known(*names.values())
-
-    @property
-    def run(self) -> Run:
-        """The tested call."""
-        return self.runs[THIS_CALL]
+        changed = {call: replace(self.run, changed=partial(exchanged, at)) for at, call in names.items()}
+        return [call for call, run in changed.items() if self.add(call, run)]
 
     def known(self, *calls: str) -> list[str]:
         """Those of some calls that can be made."""
         return [call for call in calls if call in self.runs]
 
     def answer(
-        self, call: str, when: str, run: Callable[[], CallValues] | None = None, **how: Any
-    ) -> InterleavedAnswer:
-        """Make a call, forward and backward, or by a function, and record its answer or exception."""
-        try:
-            return InterleavedAnswer(call, when, (run or self.runs[call].values)(), **how)
-        except Exception as error:
-            refuse_own(error)
-            return InterleavedAnswer(call, when, error, **how)
-
-    def after(
         self,
-        first: Callable[[], Any] | None,
         call: str,
         when: str,
         run: Callable[[], CallValues] | None = None,
+        *,
+        first: Callable[[], Any] | None = None,
         **how: Any,
     ) -> InterleavedAnswer:
-        """Make a call from no hidden state, after another one, whose exceptions do not count."""
-        self.hidden_state.clear()
+        """Make a call, or run a function, and record its answer or exception.
+
+        What comes first begins with no hidden state, and its exceptions do not count.
+        """
         if first is not None:
+            self.hidden_state.clear()
             with Overlooking():
                 first()
-        return self.answer(call, when, run, **how)
+        return InterleavedAnswer(call, when, attempt(run or self.runs[call].values), **how)
 
 
 def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -141,41 +137,37 @@ def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     for first, second in product([*calls.runs], repeat=2):
         if THIS_CALL in (first, second):
             when = "again" if first == second else f"after {first}"
-            yield calls.after(calls.runs[first].values, second, when)
+            yield calls.answer(second, when, first=calls.runs[first].values)
 
 
 def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Keep two graphs at once, and run their backwards in both orders."""
-    for other in calls.runs:
-        for early in (True, False):
-            if other == THIS_CALL:
-                continue
-            calls.hidden_state.clear()
-            pairs = [(THIS_CALL, calls.run.call()), (other, calls.runs[other].call())]
-            for call, graph in pairs if early else reversed(pairs):
-                beside = other if call == THIS_CALL else THIS_CALL
-                when = f"when {beside} comes between its forward and its backward"
-                yield calls.answer(call, when, graph.values)
+    for other, early in product([*calls.runs][1:], (True, False)):
+        calls.hidden_state.clear()
+        pairs = [(THIS_CALL, calls.run.call()), (other, calls.runs[other].call())]
+        for call, graph in pairs if early else reversed(pairs):
+            beside = other if call == THIS_CALL else THIS_CALL
+            when = f"when {beside} comes between its forward and its backward"
+            yield calls.answer(call, when, graph.values)
 
 
 def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Write other numbers into the same tensors, also behind their versions; then reuse freed memory."""
-    if OTHER_CALL not in calls.runs or any(
-        isinstance(each, Tensor) and 0 in each.stride() for each in calls.run.flat()
-    ):
+    if OTHER_CALL not in calls.runs or any(0 in each.stride() for each in tensors_in(calls.run.flat())):
         return
     exchanges = calls.add_exchanged()
     calls.hidden_state.clear()
     first = calls.run.call()
     first.values()
+
+    def again(call: str) -> CallValues:
+        new = zip(first.leaves, calls.runs[call].flat(), strict=True)
+        leaves = [_rewritten(*pair, open_write=call == OTHER_CALL) for pair in new]
+        return first.again(leaves).values()
+
     for call in (OTHER_CALL, THIS_CALL, *exchanges):
-        open_write = call == OTHER_CALL
-        leaves = [
-            _rewritten(*pair, open_write=open_write)
-            for pair in zip(first.leaves, calls.runs[call].flat(), strict=True)
-        ]
-        what = "other numbers were in them" if open_write else UNCOUNTED_WRITE
-        yield calls.answer(call, f"in the same tensors, after {what}", partial(_called_again, first, leaves))
+        what = "other numbers were in them" if call == OTHER_CALL else UNCOUNTED_WRITE
+        yield calls.answer(call, f"in the same tensors, after {what}", partial(again, call))
     calls.hidden_state.clear()
     for call in (THIS_CALL, OTHER_CALL) * 2:
         yield calls.answer(call, "in memory that another call has freed")
@@ -191,17 +183,6 @@ def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
     with torch.no_grad():
         (leaf if open_write else leaf.data).copy_(value)
     return leaf
-
-
-def _called_again(first: LiveCall, leaves: list[Any]) -> CallValues:
-    with torch.enable_grad():
-        given = leaves if first.given is first.leaves else [_copy(each) for each in leaves]
-        results = first.subject.call(first.sample, given)
-    return replace(first, leaves=leaves, given=given, results=results).values()
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -246,23 +227,22 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
 
 def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call without gradients, and with gradients after a call without."""
-    right = calls.right[THIS_CALL]
+    right, anew = calls.right[THIS_CALL], calls.hidden_state.clear
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
         ("`torch.inference_mode()`", torch.inference_mode),
     ]
     for name, mode in modes:
+        under = f"under {name}"
 
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
                 results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
-            plain = tuple(None if each is None else each.clone() for each in results)  # no inference tensors
-            return CallValues(plain, right.gradients)
+            return CallValues(copies(results), right.gradients)  # no inference tensors
 
-        under = f"under {name}"
-        yield calls.after(None, THIS_CALL, under, inside, modes=True, alone=True, mode=mode)
+        yield calls.answer(THIS_CALL, under, inside, first=anew, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
-            yield calls.after(inside, call, f"after {THIS_CALL} was made {under}")
+            yield calls.answer(call, f"after {THIS_CALL} was made {under}", first=inside)
         yield calls.answer(THIS_CALL, f"{under}, after the same with gradients", inside, modes=True)
 
     def single() -> CallValues:
@@ -270,7 +250,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             return calls.run.values()
 
     when = "under `torch.autograd.set_multithreading_enabled(False)`"
-    yield calls.after(None, THIS_CALL, when, single, modes=True, alone=True)
+    yield calls.answer(THIS_CALL, when, single, first=anew, modes=True, alone=True)
 
 
 def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -285,7 +265,8 @@ def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
             if isinstance(given, BaseException):
                 refuse_own(given)
             if given is not None:
-                yield InterleavedAnswer(call, "in four threads at once", given, modes=True)
+                answer = given if isinstance(given, CallValues) else Raised(given)
+                yield InterleavedAnswer(call, "in four threads at once", answer, modes=True)
 
 
 def _grads(graph: LiveCall) -> tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]:
@@ -300,7 +281,8 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call, forward and backward, as a script makes it that knows of no check."""
     when = "by a script in a thread of its own, where nothing shows that a check runs"
-    yield calls.after(None, THIS_CALL, when, partial(_plainly, calls.run), by_script=True)
+    anew = calls.hidden_state.clear
+    yield calls.answer(THIS_CALL, when, partial(_plainly, calls.run), first=anew, by_script=True)
 
 
 def _plainly(run: Run) -> CallValues:
@@ -310,10 +292,10 @@ def _plainly(run: Run) -> CallValues:
     forward = partial(subject.call, sample, by=partial(call_plainly, function))
     with as_a_script():
         graph = LiveCall(subject, sample, run.argnums, *record(forward, run.flat(), run.argnums))
-        results, inputs = copies(graph.results), [graph.leaves[argnum] for argnum in run.argnums]
-        if not (graph.open and inputs):
-            return CallValues(results, (None,) * len(inputs))
-        given = [graph.results[at] for at in graph.open], inputs, graph.grads()
+        results = copies(graph.results)
+        if not (graph.open and graph.inputs):
+            return CallValues(results, (None,) * len(graph.inputs))
+        given = graph.outputs, graph.inputs, graph.grads()
         gradients = call_plainly(torch.autograd.grad, given, {"allow_unused": True})
     return CallValues(results, copies(dense(gradients)))
 
@@ -381,13 +363,16 @@ def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) 
             for step in steps:
                 step.abort()
 
-    threads = [threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(stages))]
+    _finish([threading.Thread(target=work, args=(at,), daemon=True) for at in range(len(stages))])
+    return answers
+
+
+def _finish(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
         while thread.is_alive():  # a call that is to be stopped is stopped at the next line of Python
             thread.join(POLL_S)
-    return answers
 
 
 def _waiting(step: threading.Barrier) -> Callable[[Any, dict[str, Any]], None]:
@@ -404,3 +389,84 @@ def _waiting(step: threading.Barrier) -> Callable[[Any, dict[str, Any]], None]:
             return
 
     return wait
+
+
+SCRIPT = "script.py"
+"""File of the caller's frames, and `sys.argv`."""
+
+MODULES = ("opsmith.checking", "opsmith.cli", "opsmith.testing", "pytest", "_pytest")
+"""Beginnings of the names of modules that a script does not import."""
+
+VARIABLES = "PYTEST_"
+"""Beginning of the names of the environment's variables that a script does not have."""
+
+_OPSMITH = Path(opsmith.__file__).parent
+
+
+@contextmanager
+def as_a_script() -> Iterator[None]:
+    """A region in which modules, arguments and variables are those of a script.
+
+    Example:
+        >>> with as_a_script():
+        ...     sys.argv, "opsmith.checking" in sys.modules
+        (['script.py'], False)
+    """
+    modules = {name: sys.modules[name] for name in [*sys.modules] if name.startswith(MODULES)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    arguments = sys.argv
+    try:
+        for name in modules:
+            del sys.modules[name]
+        for name in variables:
+            del os.environ[name]
+        sys.argv = [SCRIPT]
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.update(variables)
+        sys.modules.update(modules)
+
+
+def call_plainly(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function in a new thread, whose frames are those of a script.
+
+    Args:
+        function: The function; code of opsmith's that wraps it gets the name of the script, too.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+
+    Example:
+        >>> call_plainly(lambda: sys._getframe(1).f_code.co_filename, (), {})
+        'script.py'
+    """
+    answer: list[Any] = []
+    work = _moved(_work), _moved(function), args, kwargs, answer
+    _finish([threading.Thread(target=copy_context().run, args=work, daemon=True)])
+    returned, error = answer
+    if error is not None:
+        raise error
+    return returned
+
+
+def _work(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], answer: list[Any]
+) -> None:
+    try:
+        answer += function(*args, **kwargs), None
+    except BaseException as error:
+        answer += None, error
+
+
+def _moved(function: Any) -> Any:
+    """The same code under the name of a script, with the functions that it wraps."""
+    if not isinstance(function, FunctionType) or not _is_opsmiths(function):
+        return function
+    code = function.__code__.replace(co_filename=SCRIPT)
+    cells = tuple(CellType(_moved(each.cell_contents)) for each in function.__closure__ or ())
+    names = {**function.__globals__, "__name__": "__main__", "__file__": SCRIPT}
+    return FunctionType(code, names, function.__name__, function.__defaults__, cells)
+
+
+def _is_opsmiths(function: FunctionType) -> bool:
+    return Path(function.__code__.co_filename).is_relative_to(_OPSMITH)

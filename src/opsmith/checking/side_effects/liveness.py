@@ -133,12 +133,8 @@ def record_saved_tensors() -> Iterator[list[Tensor]]:
             saved.append(every[-1])
         return every[-1]
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
         yield saved
-
-
-def _unpack(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any]:

@@ -128,13 +128,12 @@ class SavedValue:
             saved: Saves a tensor; None to save no numbers.
         """
         value = reached.current()
+        states: tuple[TensorState | ObjectState, ...] = ()
         held = contents(value)
-        items = None if held is None else held.copy()
-        if saved is None:
-            return cls(reached, value, items)
-        if isinstance(value, torch.nn.Module):
-            return cls(reached, value, items, (ObjectState.of(value, saved),))
-        return cls(reached, value, items, tuple(map(saved, tensors_within(value))))
+        if saved is not None:
+            module = isinstance(value, torch.nn.Module)
+            states = (ObjectState.of(value, saved),) if module else tuple(map(saved, tensors_within(value)))
+        return cls(reached, value, None if held is None else held.copy(), states)
 
     def restore(self, *, wholly: bool = False) -> None:
         """Put the value back under its name if it is state, and its tensors back into a container; or all."""
@@ -142,7 +141,7 @@ class SavedValue:
         if moved and self.reached.put is not None and (wholly or _may_change(self.value)):
             self.reached.put(self.value)
         held = contents(self.value)
-        if self.items is not None and (wholly or not _same_items(held, self.items)):
+        if self.items is not None and (wholly or [*_state_in(held)] != [*_state_in(self.items)]):
             held.clear()
             (held.update if isinstance(held, dict | set) else held.extend)(self.items)
         for each in self.states:
@@ -173,12 +172,8 @@ def _may_change(value: Any) -> bool:
     return isinstance(value, Tensor | NUMBERS) and not isinstance(value, bool)
 
 
-def _same_items(container: Any, items: Any) -> bool:
-    """Return True if a container has the same tensors and numbers; other items are ignored."""
-    return [*_items(container)] == [*_items(items)]
-
-
-def _items(container: Any) -> Iterator[tuple[Any, Any]]:
+def _state_in(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The tensors and numbers in a container, as they can be compared; other items are ignored."""
     pairs = container.items() if isinstance(container, dict) else enumerate(list(container))
     for key, item in list(pairs):
         if _may_change(item) and not isinstance(item, Tensor):
@@ -235,10 +230,8 @@ def _key(value: Any) -> Any:
     """Return what is compared: simple values themselves, nothing of a tensor, else the type."""
     if isinstance(value, Tensor):
         return "a tensor"
-    if value is None or isinstance(value, bool | int | str | bytes):
-        return value
-    if isinstance(value, float | complex):
-        return repr(value)  # nan equals nan
+    if _is_plain(value):
+        return repr(value) if isinstance(value, float | complex) else value  # nan equals nan
     if isinstance(value, tuple):
         return tuple(_key(item) for item in value)
     return type(value)

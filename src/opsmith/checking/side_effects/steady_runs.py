@@ -17,17 +17,12 @@ from torch import Tensor
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run
-from opsmith.checking.side_effects.canaries import fill_freed_memory
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.run import Run, differing
+from opsmith.checking.side_effects.canaries import BYTES, fill_freed_memory
+from opsmith.checking.side_effects.global_settings import random_states_restored, seed_all, without_warnings
 from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.side_effects.random_states import random_states_restored, seed_all
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
-from opsmith.judging.compare import differ_beyond_rounding
-
-BYTES = (0xFF, 0x41)
-"""Bytes left in used memory between two runs that must be the same."""
 
 SAMPLES = 3
 """Most samples on which it is tried."""
@@ -76,11 +71,9 @@ class SteadyRuns:
 
     def before_backward(self, results: Sequence[Tensor]) -> None:
         """Begin every backward of a call with the same random states."""
+        # A backward that draws for itself gets other numbers than its forward.
         for node in {each.grad_fn for each in results if each.grad_fn is not None}:
-            node.register_prehook(self._before)
-
-    def _before(self, grads: Any) -> None:
-        seed_all(self.seed + 1)  # a backward that draws for itself gets other numbers than its forward
+            node.register_prehook(lambda grads: seed_all(self.seed + 1))
 
     def words(self) -> str:
         """Description for a remark."""
@@ -133,8 +126,7 @@ def _is_steady(run: Run) -> bool:
     first = run.values()
     for byte in BYTES:
         fill_freed_memory([*first.tensors, *run.sample.flat], byte)
-        again = run.values()
-        if any(differ_beyond_rounding(*pair) for pair in zip(first.tensors, again.tensors, strict=True)):
+        if differing(first.tensors, run.values().tensors):
             return False
     assert run.subject.steady is not None
     return all(

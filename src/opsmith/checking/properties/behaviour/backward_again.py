@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN
-from opsmith.checking.exceptions import Overlooking, first_line
+from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.property import Coverage, Findings, Property, covered_samples
-from opsmith.checking.run import LiveCall, Run, copies
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.property import Coverage, Findings, Property
+from opsmith.checking.run import LiveCall, Run, copies, covered_runs
 from opsmith.checking.side_effects.liveness import nodes
-from opsmith.checking.subject import Subject
 from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
 
 NAME = "backward_again"
@@ -23,28 +21,26 @@ SAVED = "saved_hooks"
 Method = Callable[[Run], Outputs]
 
 
-def _sample(property: str, subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
+def _check(run: Run, coverage: Coverage) -> Findings:
     """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
-    for run in Run.of(subject, sample):
-        if run.argnums and run.call().open and (property == NAME or _succeeds(run)):
+    for each in Run.of(run.subject, run.sample, run.name):
+        if each.argnums and each.call().open and (run.name == NAME or _succeeds(each)):
             coverage.ran += 1
-            yield from compare(_ways(property, run, coverage))
+            yield from compare(_ways(each, coverage))
 
 
 def _succeeds(run: Run) -> bool:
-    with Overlooking():  # what a backward raises in any case, `gradient` reports
-        run.call().backward()
-        return True
-    return False
+    """True if there is a backward; what it raises in any case, `gradient` reports."""
+    return not isinstance(attempt(lambda: run.call().backward()), Raised)
 
 
-def _ways(property: str, run: Run, coverage: Coverage) -> Iterator[Way]:
-    known = {right: right(run) for _, _, right in METHODS[property].values()}
-    for name, (cause, method, right) in METHODS[property].items():
-        failure = partial(another_output, property, run, name, cause, **WORDS[property])
+def _ways(run: Run, coverage: Coverage) -> Iterator[Way]:
+    methods, gradients = METHODS[run.name], [each for each in run.names() if each.kind == "gradient"]
+    known = {right: right(run) for _, _, right in methods.values()}
+    for name, (cause, method, right) in methods.items():
+        failure = partial(another_output, run.name, run, name, cause, **WORDS[run.name])
         ask, fault = partial(_gradients, method, run), partial(differs_from, known[right])
         excused = partial(_is_left_out, method, coverage)
-        gradients = [each for each in run.names() if each.kind == "gradient"]
         yield Way(name, gradients, ask, fault, failure, excused=excused)
 
 
@@ -82,10 +78,6 @@ def _accumulated(call: LiveCall) -> Outputs:
     return [leaf.grad for leaf in call.inputs]
 
 
-def _backward(run: Run) -> Outputs:
-    return _accumulated(run.call())
-
-
 def _backward_twice(run: Run) -> Outputs:
     """Accumulate the gradients of two calls in the same leaves, as for two batches."""
     call = run.call()
@@ -96,11 +88,6 @@ def _backward_twice(run: Run) -> Outputs:
 def _creating(run: Run) -> Outputs:
     call = run.call()
     return call.backward([each.requires_grad_() for each in call.grads()], create_graph=True)
-
-
-def _through_copies(run: Run) -> Outputs:
-    """Pass arguments that autograd has computed, as in the middle of a model."""
-    return run.call(leaf=False).backward()
 
 
 def _used_twice(run: Run) -> Outputs:
@@ -153,10 +140,10 @@ WORDS = {
 
 METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
     NAME: {
-        "by `.backward()`": ("side-effect", _backward, _once),
+        "by `.backward()`": ("side-effect", lambda run: _accumulated(run.call()), _once),
         "by two `.backward()`s into the same `.grad`": ("side-effect", _backward_twice, _twice),
         "of a backward with `create_graph=True`": ("stale-state", _creating, _once),
-        "where the arguments are not leaves": (UNKNOWN, _through_copies, _once),
+        "where the arguments are not leaves": (UNKNOWN, lambda run: run.call(leaf=False).backward(), _once),
         "as a hook on the argument sees it": ("side-effect", _seen_by_hooks, _once),
         "where each result is used twice": (UNKNOWN, _used_twice, _of_doubled),
         "where hooks on the results double grad_output": (UNKNOWN, _changed_by_hooks, _of_doubled),
@@ -175,7 +162,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
 BACKWARD_AGAIN = Property(
     NAME,
     "every method of computing the gradients gives the same",
-    partial(covered_samples, NAME, partial(_sample, NAME), "there is nothing to differentiate"),
+    partial(covered_runs, NAME, _check, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,
     reruns=True,
@@ -184,7 +171,7 @@ BACKWARD_AGAIN = Property(
 SAVED_HOOKS = Property(
     SAVED,
     "the gradients are the same where hooks pack the saved tensors",
-    partial(covered_samples, SAVED, partial(_sample, SAVED), "there is nothing to differentiate"),
+    partial(covered_runs, SAVED, _check, "there is nothing to differentiate"),
     subset=True,
     sends_gradients=True,
 )

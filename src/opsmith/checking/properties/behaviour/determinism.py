@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.property import Findings, Note, Property, each_sample
-from opsmith.checking.report import Failure, Given
-from opsmith.checking.run import Run, TensorName, copies
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.canaries import fill_freed_memory, poison_new_memory
+from opsmith.checking.property import Findings, Note, Property
+from opsmith.checking.report import Given
+from opsmith.checking.run import Run, TensorName, copies, each_run
+from opsmith.checking.side_effects.canaries import BYTES, fill_freed_memory, poison_new_memory
 from opsmith.checking.side_effects.steady_runs import DIFFERS
-from opsmith.checking.subject import Subject
 from opsmith.checking.ways import Outputs
 from opsmith.judging.answer import Computation
 from opsmith.judging.compare import (
@@ -31,31 +28,25 @@ from opsmith.judging.tensors import is_inexact
 
 NAME = "determinism"
 WIDEST_DTYPES = (torch.float64, torch.complex128)
-BYTES = (0xFF, 0x41)
-"""Bytes left in used memory: nan in every floating dtype, and a number."""
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
+def _check(run: Run) -> Findings:
     """Run forward and backward several times from the same random state, and in memory that was filled.
 
     Each run begins with the state that was there before the check: `state` tests what calls leave behind.
     """
-    for run in Run.of(subject, sample):
-        plain = []
-        for repeat in range(subject.effort.repeats):
-            if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
-                subject.call(sample, run.flat())
-            plain.append(_values(run))
-        dirtied, filled = [], []
-        for byte in BYTES:
-            dirtied.append(_filled_values(run, plain[0], byte))
-            with poison_new_memory():
-                filled.append(_values(run))
-        names = run.names()
-        results = names[: len(subject.results(sample))] if len(plain[0]) > len(names) else []
-        for place, named in enumerate([*results, *names]):  # without gradients enabled, and with them
-            columns = [[tensors[place] for tensors in runs] for runs in (plain, dirtied, filled)]
-            yield from _look(run, named, place, *columns)
+    plain = []
+    for repeat in range(run.subject.effort.repeats):
+        if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
+            run.subject.call(run.sample, run.flat())
+        plain.append(_values(run))
+    dirtied = [_values_in(run, plain[0], byte) for byte in BYTES]
+    filled = [_values_in(run, plain[0], None) for _ in BYTES]
+    names = run.names()
+    results = names[: len(run.subject.results(run.sample))] if len(plain[0]) > len(names) else []
+    for place, named in enumerate([*results, *names]):  # without gradients enabled, and with them
+        columns = [[tensors[place] for tensors in runs] for runs in (plain, dirtied, filled)]
+        yield from _look(run, named, place, *columns)
 
 
 def _values(run: Run) -> Outputs:
@@ -67,13 +58,24 @@ def _values(run: Run) -> Outputs:
     return (*alone, *run.values().tensors) if run.argnums else alone
 
 
+def _values_in(run: Run, like: Outputs, byte: int | None) -> Outputs:
+    """Values of a run after memory of the sizes of its tensors was filled with a byte, and freed.
+
+    Without a byte torch fills new memory.
+    """
+    if byte is None:
+        with poison_new_memory():
+            return _values(run)
+    fill_freed_memory([*like, *run.sample.flat], byte)
+    return _values(run)
+
+
 def _look(
     run: Run, named: TensorName, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs
 ) -> Findings:
     """Compare an output of several runs: as they are, in used memory that was filled, and in new memory."""
     by = "backward" if named.kind == "gradient" else "call"
     what = f"two {by}s give different {'gradients of ' * (by == 'backward')}`{named.name}`"
-    evidence: dict[str, Any] = {"sample": str(run.sample)}
     reads = _reads_unwritten(run, place, plain, dirtied, filled)
     if reads is not None:
         message = (
@@ -81,7 +83,7 @@ def _look(
             f"`new_empty` or `numpy.empty`): {reads}. Make it with zeros, or write every element; "
             "`opsmith check --sanitize` names the line of a kernel in C++"
         )
-        yield Failure(NAME, named.name, "nondeterministic", message, named.where, evidence)
+        yield run.failure(named.name, "nondeterministic", message, named.where)
         return
     one, *others = (*plain, *dirtied)
     for other in others:
@@ -102,11 +104,11 @@ def _look(
             f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. A global "
             "that changes, a clock, or threads that write in any order do this"
         )
-        evidence |= {DIFFERS: "result" if by == "call" else "gradient", **difference.evidence()}
+        evidence = {DIFFERS: "result" if by == "call" else "gradient", **difference.evidence()}
         # A surrogate gradient is wrong on purpose, and may draw whether it passes.
         drawn = by != "call" and run.subject.specification.gradients.surrogate
         given: Given = "unpromised" if drawn else "usual"
-        yield Failure(NAME, named.name, "nondeterministic", message, named.where, evidence, given=given)
+        yield run.failure(named.name, "nondeterministic", message, named.where, evidence, given=given)
         return
 
 
@@ -121,16 +123,16 @@ def _reads_unwritten(run: Run, place: int, plain: Outputs, dirtied: Outputs, fil
     differ = partial(differ_beyond_rounding, one)
     steady = not any(other is not None and differ(other) for other in plain[1:])
     alike = not any(differ_beyond_rounding(full, each) for each in filled)
-    more_nan = _has_more_nan(full, one)
-    if all(map(differ, filled)) and (steady or alike or more_nan):
-        if not (more_nan or _reads_again(run, place, poisoned=True)):
-            return None
+    if all(map(differ, filled)) and (steady or alike or _has_more_nan(full, one)):
         filling = "nan" if is_inexact(full) else "the largest number"
-        return f"where torch fills new memory with {filling}, {exact_difference(full, one)}"
-    other = next((each for each in dirtied if steady and each is not None and differ(each)), None)
-    if other is None or not (_has_more_nan(other, one) or _reads_again(run, place, poisoned=False)):
+        read: Tensor | None = full
+        byte, where = None, f"torch fills new memory with {filling}"
+    else:
+        dirty = (each for each in dirtied if steady and each is not None and differ(each))
+        read, byte, where = next(dirty, None), BYTES[0], "the memory was used for something else before"
+    if read is None or not (_has_more_nan(read, one) or _reads_again(run, place, byte)):
         return None
-    return f"where the memory was used for something else before, {exact_difference(other, one)}"
+    return f"where {where}, {exact_difference(read, one)}"
 
 
 def _has_more_nan(filled: Tensor, plain: Tensor) -> bool:
@@ -142,29 +144,11 @@ REPEATS = 8
 """Number of pairs of runs that confirm it: what draws one of two values passes them once in 2**8 times."""
 
 
-def _reads_again(run: Run, place: int, *, poisoned: bool) -> bool:
-    """True if each further run in filled memory differs from one beside it.
-
-    Args:
-        run: The sample.
-        place: Position of the tensor among the values of a run.
-        poisoned: True if torch fills new memory; False if freed memory is filled.
-    """
+def _reads_again(run: Run, place: int, byte: int | None) -> bool:
+    """True if each further run in memory of a byte, or that torch fills, differs from one in other memory."""
     like = _values(run)
-    for _ in range(REPEATS):
-        filled, other = (_filled_values(run, like, byte) for byte in BYTES)
-        if poisoned:
-            with poison_new_memory():
-                filled = _values(run)
-        if not differ_beyond_rounding(other[place], filled[place]):
-            return False
-    return True
-
-
-def _filled_values(run: Run, like: Outputs, byte: int) -> Outputs:
-    """Values of a run after memory of the sizes of its tensors was filled with a byte, and freed."""
-    fill_freed_memory([*like, *run.sample.flat], byte)
-    return _values(run)
+    others = (_values_in(run, like, BYTES[1])[place] for _ in range(REPEATS))
+    return all(differ_beyond_rounding(other, _values_in(run, like, byte)[place]) for other in others)
 
 
 def _within_bounds(run: Run, place: int, results: Sequence[Tensor]) -> bool:
@@ -218,7 +202,7 @@ def _spread(results: Sequence[Tensor]) -> float:
 DETERMINISM = Property(
     NAME,
     "running it twice gives the same, whatever memory held before",
-    partial(each_sample, NAME, _sample),
+    partial(each_run, NAME, _check, devices=True),
     subset=True,
     first=True,
     compares_runs=False,

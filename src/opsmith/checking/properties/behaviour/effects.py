@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import rule_location
 from opsmith.checking.exceptions import (
     Overlooking,
+    Raised,
+    attempt,
     attribute_exception,
     by_statement,
     first_line,
@@ -19,12 +23,11 @@ from opsmith.checking.exceptions import (
     refuse_own,
 )
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property, each_sample
+from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import LiveCall, Run, copies
+from opsmith.checking.run import LiveCall, Run, copies, each_run
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.canaries import GuardedTensor, guarded
+from opsmith.checking.side_effects.canaries import GuardedTensor, form_of, guarded
 from opsmith.checking.side_effects.global_settings import ImportChanges, import_changes, other_settings
 from opsmith.checking.side_effects.liveness import (
     address,
@@ -49,12 +52,11 @@ def run(subject: Subject) -> Findings:
     imported = import_changes.get()
     if imported is not None and imported.changed:
         yield _of_import(imported)
-    causes: set[str] = set()
-    for finding in each_sample(NAME, _sample, subject):
-        causes.update([finding.cause] if isinstance(finding, Failure) else [])
-        yield finding
+    found = [*each_run(NAME, _check, subject)]
+    yield from found
+    causes = {finding.cause for finding in found if isinstance(finding, Failure)}
     own = through_apply(subject)
-    for finding in [] if own is None else each_sample(NAME, _sample, own):
+    for finding in [] if own is None else each_run(NAME, _check, own):
         if isinstance(finding, Failure) and finding.cause not in causes:
             yield of_own_apply(finding, subject)
 
@@ -68,24 +70,14 @@ def _of_import(imported: ImportChanges) -> Failure:
         "or put it back"
     )
     load = "runpy.run_path" if source.endswith(".py") else "importlib.import_module"
-    replay = [
-        "import importlib, runpy, opsmith",
-        "from opsmith.checking.side_effects.global_settings import ImportChanges, settings",
-        "",
-        "before = settings()",
-        f"{load}({source!r})",
-        f"assert not ImportChanges.since(before, {source!r}).changed",
-    ]
-    return Failure(
-        NAME,
-        None,
-        "side-effect",
-        message,
-        None,
-        {IMPORTED: source, "settings": ", ".join(changed)},
-        replay="\n".join(replay),
-        given="unpromised",
+    replay = (
+        "import importlib, runpy, opsmith\n"
+        "from opsmith.checking.side_effects.global_settings import ImportChanges, settings\n\n"
+        f"before = settings()\n{load}({source!r})\n"
+        f"assert not ImportChanges.since(before, {source!r}).changed"
     )
+    evidence = {IMPORTED: source, "settings": ", ".join(changed)}
+    return Failure(NAME, None, "side-effect", message, None, evidence, replay=replay, given="unpromised")
 
 
 @dataclass(frozen=True)
@@ -101,10 +93,8 @@ class EffectsRun(Run):
     def guarded(self) -> tuple[list[Any], dict[str, GuardedTensor]]:
         """The arguments with margins around them, and their guards; none of what a call may resize."""
         flat, guards = guarded(self.flat(), sliced=self.sliced)
-        labelled = enumerate(zip(self.sample.labels, guards, strict=True))
-        return flat, {
-            name: guard for at, (name, guard) in labelled if guard and not self.sample.is_buffer(at)
-        }
+        named = enumerate(zip(self.sample.labels, guards, strict=True))
+        return flat, {label: each for at, (label, each) in named if each and not self.sample.is_buffer(at)}
 
     def evidence(self) -> dict[str, Any]:
         """Evidence of every failure that it shows."""
@@ -130,23 +120,18 @@ class Watched:
 
     def written(self, during: str, where: str) -> Iterator[Failure]:
         """Yield what was written into; what is kept only where no argument and no grad_output explains it."""
-        explained = False
-        for cause, guards in (("mutates-input", self.arguments), ("mutates-grad-output", self.grads)):
-            for name, guard in guards.items():
-                written = guard.written()
-                if written is None:
-                    continue
-                explained = True
-                words, outside = written
-                if outside:
-                    message = (
-                        f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
-                        "hold its indices to the tensor's sizes and strides"
-                    )
-                else:
-                    message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
-                yield self.run.failure(name, cause, message, where)
-        for who, bits in () if explained else self.kept:
+        guards = [("mutates-input", *each) for each in self.arguments.items()]
+        guards += [("mutates-grad-output", *each) for each in self.grads.items()]
+        found = [(cause, name, *seen) for cause, name, guard in guards if (seen := guard.written())]
+        for cause, name, words, outside in found:
+            message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
+            if outside:
+                message = (
+                    f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
+                    "hold its indices to the tensor's sizes and strides"
+                )
+            yield self.run.failure(name, cause, message, where)
+        for who, bits in () if found else self.kept:
             what = bits.written()
             if what is not None:
                 message = (
@@ -157,30 +142,19 @@ class Watched:
                 return
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
+def _check(run: Run) -> Findings:
     """Run forward, backward and second order on guarded tensors, and compare every bit before and after."""
-    try:
-        yield from _parts(subject, sample)
-    except Exception as error:
-        refuse_own(error)
-        if not sample.origin:  # the properties of results report what it raises for derived inputs
-            raise
-
-
-def _parts(subject: Subject, sample: Sample) -> Findings:
+    sample, derived = run.sample, bool(run.sample.origin)
     if sample.inexact and not any(sample.flat[argnum].numel() for argnum in sample.inexact):
         return  # there is no memory to write into
-    for observed in EffectsRun.of(subject, sample, NAME):
-        failed = False
-        # State outside of a call does not depend on derived inputs.
-        for part in (
-            (_forward, _backwards) if sample.origin else (_forward, _backwards, _outside_call, _in_slices)
-        ):
-            for finding in part(observed):
-                failed = failed or isinstance(finding, Failure)
+    # State outside of a call does not depend on derived inputs.
+    parts = (_forward, _backwards) if derived else (_forward, _backwards, _outside_call, _in_slices)
+    with Overlooking() if derived else nullcontext():  # the properties of results report what it raises
+        for observed in EffectsRun.of(run.subject, sample, NAME):
+            failed = False
+            for finding in chain.from_iterable(part(observed) for part in parts if not failed):
+                failed = failed or isinstance(finding, Failure)  # a later part would report the same
                 yield finding
-            if failed:  # a later part runs the same again, and would report the same
-                break
 
 
 def _in_slices(observed: EffectsRun) -> Findings:
@@ -202,33 +176,30 @@ def _forward(observed: EffectsRun) -> Findings:
     subject, labels = observed.subject, observed.sample.labels
     flat, guards = observed.guarded()
     where = subject.runs_at(flat)
-    forms = [_form(value) for value in flat]
+    forms = [*map(_form, flat)]
     with torch.no_grad():
         first = subject.call(observed.sample, flat)
-    declared = {at for at, value in enumerate(flat) if any(value is result for result in first)}
-    for at in sorted(declared):
-        yield Note(f"it writes into `{labels[at]}` and returns it, as it has declared")
-        guards.pop(labels[at], None)
+    for at, value in enumerate(flat):
+        if any(value is result for result in first):
+            yield Note(f"it writes into `{labels[at]}` and returns it, as it has declared")
+            guards.pop(labels[at], None)
+            forms[at] = _form(value)
     yield from Watched(observed, guards).written("a call", where)
-    yield from _reformed(observed, flat, forms, declared, where)
+    yield from _reformed(observed, flat, forms, where)
     if not observed.sliced:
         yield from _shared_memory(observed)
 
 
 def _form(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return None
-    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.requires_grad
+    return (*form_of(value), value.requires_grad) if isinstance(value, Tensor) else None
 
 
-def _reformed(
-    observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], declared: set[int], where: str
-) -> Findings:
+def _reformed(observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], where: str) -> Findings:
     """Report arguments whose memory, shape or flags were replaced without a write into their memory."""
     for at, (value, form) in enumerate(zip(flat, forms, strict=True)):
-        if at in declared or _form(value) == form:
-            continue
         label = observed.sample.labels[at]
+        if _form(value) == form:
+            continue
         if value.requires_grad != form[-1]:
             message = f"a call changed `{label}.requires_grad` from {form[-1]} to {value.requires_grad}"
             hint = "take a copy that requires what it should: `x.detach().requires_grad_()`"
@@ -277,14 +248,7 @@ def _shared_memory(observed: EffectsRun) -> Findings:
 def _shares_memory(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or not one.numel() or not other.numel():
         return False
-    if one is other or capabilities.shares_memory(one, other):
-        return True
-    first, second = one.untyped_storage(), other.untyped_storage()  # each NumPy array gets one of its own
-    return (
-        one.device == other.device
-        and first.data_ptr() < second.data_ptr() + second.nbytes()
-        and second.data_ptr() < first.data_ptr() + first.nbytes()
-    )
+    return one is other or capabilities.shares_memory(one, other)
 
 
 def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
@@ -330,10 +294,10 @@ def _backwards(observed: EffectsRun) -> Findings:
     grads, grad_guards = guarded(call.grads(), sliced=observed.sliced)
     results = (subject.results(sample)[at].gradient_name() for at in call.open)
     watched.grads = {name: guard for name, guard in zip(results, grad_guards, strict=True) if guard}
-    first = copies(call.backward(grads, retain_graph=True))
+    call.backward(grads, retain_graph=True)
     found: list[Finding] = [*watched.written("a backward", observed.backward_location())]
     if not found and not observed.sliced:
-        found = [*_second_backward(observed, call, first, on_context)]
+        found = [*_second_backward(observed, call, on_context)]
     yield from found or _second_order(observed, call, watched)
 
 
@@ -342,45 +306,41 @@ REPEATS = 8
 
 
 def _second_backward(
-    observed: EffectsRun,
-    call: LiveCall,
-    first: Sequence[Tensor | None],
-    on_context: Sequence[tuple[str, SavedBits]],
+    observed: EffectsRun, call: LiveCall, on_context: Sequence[tuple[str, SavedBits]]
 ) -> Findings:
     """A second backward through the same graph, with the same grad_outputs."""
-    subject, sample = observed.subject, observed.sample
-    try:
-        second = copies(call.backward(retain_graph=True))
-    except Exception as error:
-        refuse_own(error)
-        if _refused(error, lambda: call.backward(retain_graph=True)):
-            yield Note(f"a second backward through the same graph is refused: {first_line(error)}")
+    again = partial(call.backward, retain_graph=True)
+    second = attempt(again)
+    if isinstance(second, Raised):
+        if _refused(second.error, again):
+            yield Note(f"a second backward through the same graph is refused: {first_line(second.error)}")
             return
         message = (
-            f"a second backward through the same graph (`retain_graph=True`) raises {type(error).__name__}: "
-            f"{first_line(error)}; the first one has removed or changed what was kept. Leave it as it is"
+            f"a second backward through the same graph (`retain_graph=True`) raises {second}; the first one "
+            "has removed or changed what was kept. Leave it as it is"
         )
         yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
     changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
     by = f": the first one wrote into {', '.join(changed)}" if changed else ""
     # Hooks unpack a new tensor each time, so that what the first backward adds to a saved one is lost.
-    (unhooked, collecting), (repeated, _) = _two_backwards(observed), _two_backwards(observed)
-    by = by or collecting
+    both, collecting = _two_backwards(observed)
     for at, argnum in enumerate(observed.argnums):
-        hooked, plain, anew = ([each[at] for each in pair] for pair in ((first, second), unhooked, repeated))
-        # A new call must repeat both gradients; otherwise the difference is between runs, not in the graph.
-        if not (_change_alike(hooked, plain) or _change_alike(plain, anew)):
+        pair, label = [each[at] for each in both], observed.sample.labels[argnum]
+        # New calls must repeat both gradients; else the difference is between runs, as in one that draws.
+        anew = ([each[at] for each in _two_backwards(observed)[0]] for _ in range(REPEATS))
+        if not differ_beyond_rounding(*pair) or not all(_alike(pair, other) for other in anew):
             continue
-        again = ([each[at] for each in _two_backwards(observed)[0]] for _ in range(REPEATS))
-        if not all(_change_alike(plain, pair) for pair in again):
-            continue  # a backward that draws gives two values by chance; `determinism` reports it
-        label = sample.labels[argnum]
         message = (
             f"a second backward through the same graph gives another gradient of `{label}` than the first, "
-            f"and so it does in a new call{by}. Leave what is kept as it is"
+            f"and so it does in a new call{by or collecting}. Leave what is kept as it is"
         )
-        yield observed.failure(label, "mutates-saved", message, rule_location(subject, sample.names[argnum]))
+        yield observed.failure(argnum, "mutates-saved", message)
+
+
+def _alike(pair: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """True if two gradients are the same two as those of another call."""
+    return not any(map(differ_beyond_rounding, pair, other))
 
 
 def _two_backwards(observed: EffectsRun) -> tuple[list[tuple[Tensor | None, ...]], str]:
@@ -388,22 +348,15 @@ def _two_backwards(observed: EffectsRun) -> tuple[list[tuple[Tensor | None, ...]
     call = observed.call()
     found = [copies(call.backward(retain_graph=True)) for _ in range(2)]
     own = {id(each) for each in call.given}
-    kept: list[tuple[str, Tensor | None]] = [
-        (f"ctx.{name}", tensor) for name, tensor in attribute_tensors(call.results)
-    ]
-    for node in nodes(call.results):
-        kept += [("a saved tensor", each) for each in getattr(node, "saved_tensors", ())]
+    kept = [(f"`ctx.{name}`", tensor) for name, tensor in attribute_tensors(call.results)]
+    saved = (getattr(node, "saved_tensors", ()) for node in nodes(call.results))
+    kept += [("a saved tensor", each) for tensors in saved for each in tensors if each is not None]
     names = [
-        f"`.grad` of {name if name.startswith('a ') else f'`{name}`'}"
+        f"`.grad` of {name}"
         for name, tensor in kept
-        if tensor is not None and id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
+        if id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
     ]
     return found, f": {', '.join(dict.fromkeys(names))} adds up those of all of them" if names else ""
-
-
-def _change_alike(pair: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
-    """True if two gradients differ, and the two of another call are the same two."""
-    return differ_beyond_rounding(*pair) and not any(map(differ_beyond_rounding, pair, other))
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:
@@ -420,16 +373,17 @@ def _refused(error: Exception, again: Callable[[], Any]) -> bool:
 def _second_order(observed: EffectsRun, call: LiveCall, watched: Watched) -> Findings:
     """Run a backward of the backward; the property `second_order` compares its numbers."""
     grads = [grad.requires_grad_() for grad in call.grads()]
-    try:
+
+    def outer() -> None:
         found = call.backward(grads, create_graph=True)
         roots = [each for each in found if each is not None and each.requires_grad]
         if roots:
-            leaves = [*grads, *(call.leaves[argnum] for argnum in observed.argnums)]
-            outer = [torch.ones_like(each) for each in roots]
-            torch.autograd.grad(roots, leaves, outer, allow_unused=True)
-    except Exception as error:
-        refuse_own(error)
-        yield Note(f"second order was left out: {first_line(error)}")
+            ones = [torch.ones_like(each) for each in roots]
+            torch.autograd.grad(roots, [*grads, *call.inputs], ones, allow_unused=True)
+
+    made = attempt(outer)
+    if isinstance(made, Raised):
+        yield Note(f"second order was left out: {first_line(made.error)}")
         return
     yield from watched.written("a backward of the backward", observed.backward_location())
 
@@ -444,7 +398,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     for argnum in argnums[1:] or argnums:
         call.leaves[argnum].grad = torch.full_like(call.leaves[argnum], 3)
     leaves = {argnum: TensorState.of(call.leaves[argnum]) for argnum in argnums}
-    forms = [_form(value) for value in call.given]
+    forms = [*map(_form, call.given)]
     objects = {sample.labels[at]: sample.objects.state(at, call.given) for at in sample.objects}
     written = [*_objects_written(observed, objects, "a call", subject.runs_at(call.given))]
     if argnums:
@@ -460,7 +414,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
             )
             yield observed.failure(label, "side-effect", message, observed.backward_location())
     where = observed.backward_location() if argnums else subject.specification.where
-    yield from _reformed(observed, call.given, forms, set(), where)
+    yield from _reformed(observed, call.given, forms, where)
     yield from written or _objects_written(observed, objects, "a backward", where)
     yield from _objects_changed(observed, objects, where)
     for name, what in before.changes():

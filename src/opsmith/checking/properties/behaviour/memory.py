@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.side_effects.liveness import (
     WatchedMemory,
     address,
@@ -33,15 +31,13 @@ CALLS = 3
 """Number of calls; memory that stays after one of them alone is a constant."""
 
 
-def _sample(subject: Subject, sample: Sample) -> Findings:
-    """Drop each sample's graph, and check that memory is freed, without and with the cycle collector."""
-    for run in Run.of(subject, sample):
-        leaks = [*_leaks(run)]
-        yield from leaks
-        if run.argnums and not leaks:
-            yield from _on_context(run)
-        if run.argnums:
-            yield from _saved(run)
+def _check(run: Run) -> Findings:
+    """Drop the graph of a call, and check that memory is freed, without and with the cycle collector."""
+    leaks = [*_leaks(run)]
+    yield from leaks
+    if run.argnums:
+        yield from () if leaks else _on_context(run)
+        yield from _saved(run)
 
 
 def _leaks(run: Run) -> Findings:
@@ -106,10 +102,11 @@ def _what(stays: Sequence[WatchedMemory]) -> str:
     return " and ".join(dict.fromkeys(each.words or "what is saved" for each in stays))
 
 
-def _failure(cause: str, run: Run, kept: Sequence[WatchedMemory], message: str, where: str) -> Failure:
-    size = sum(each.nbytes for each in kept) // CALLS
-    evidence = {"sample": str(run.sample), "kept": _what(kept), "bytes": size}
-    return Failure(NAME, kept[0].name, cause, message, where, evidence)
+def _failure(
+    cause: str, run: Run, kept: Sequence[WatchedMemory], message: str, where: str, **shown: str
+) -> Failure:
+    evidence = {"kept": _what(kept), "bytes": sum(each.nbytes for each in kept) // CALLS, **shown}
+    return run.failure(kept[0].name, cause, message, where, evidence)
 
 
 def _in_a_circle(run: Run, circle: Sequence[WatchedMemory], where: str) -> Failure:
@@ -121,9 +118,8 @@ def _in_a_circle(run: Run, circle: Sequence[WatchedMemory], where: str) -> Failu
         "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
         "`ctx.save_for_backward`, which closes no circle"
     )
-    failure = _failure("held", run, circle, message, where)
     shown = {"attributes": ", ".join(f"ctx.{name}" for name in attributes)} if attributes else {}
-    return replace(failure, evidence={**failure.evidence, **shown})
+    return _failure("held", run, circle, message, where, **shown)
 
 
 def _circular(run: Run) -> list[str]:
@@ -150,8 +146,8 @@ def _on_context(run: Run) -> Findings:
             "as long as the graph; autograd does not detect writes into it either. Keep it by "
             f"`ctx.save_for_backward({label})`, which lets go of it"
         )
-        evidence = {"sample": str(run.sample), "bytes": tensor.untyped_storage().nbytes()}
-        yield Failure(NAME, label, "held", message, run.backward_location(), evidence)
+        evidence = {"bytes": tensor.untyped_storage().nbytes()}
+        yield run.failure(label, "held", message, run.backward_location(), evidence)
         return
 
 
@@ -204,7 +200,7 @@ def _bytes(count: int) -> str:
 MEMORY = Property(
     NAME,
     "memory that is no longer needed is freed",
-    partial(each_sample, NAME, _sample),
+    partial(each_run, NAME, _check, devices=True),
     subset=True,
     about_gradients=False,
 )

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run
-from opsmith.checking.samples.grad_outputs import contiguous_grad_outputs
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.random_states import (
+from opsmith.checking.side_effects.global_settings import (
     is_state,
     moved_since,
     random_states_restored,
     seed_torch,
     torch_state,
     torch_state_restored,
+    without_warnings,
 )
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
@@ -38,25 +35,29 @@ def run(subject: Subject) -> Findings:
     """Compare the declaration with the random operations of the reference and the global random states."""
     drew = False
 
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
+    def check(run: Run) -> Findings:
         nonlocal drew
+        subject, sample = run.subject, run.sample
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
-        if draws and "torch" not in moved and _same_from_any_state(subject, sample):
+        if draws and "torch" not in moved and _same_from_each_seed(subject, sample)[0]:
             draws = []  # in a region that keeps torch's state, from a seed of its own
         drew = drew or bool(draws) or "torch" in moved
         # An operator that sets the random state changes it too, which `effects` reports.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
-            applied = subject.kind.applied
-            yield _of_a_class(subject, sample) if applied else _undeclared(subject, sample, draws)
+            yield _of_a_class(run) if subject.kind.applied else _undeclared(run, draws)
         for name in moved:
             if name != "torch":
-                yield _foreign(subject, sample, name)
+                message = (
+                    f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does "
+                    "not reach and checkpointing does not restore: draw with torch, or give it a seed as an "
+                    "argument"
+                )
+                yield run.failure(None, "nondeterministic", message, evidence={FOREIGN_STATE: name})
 
-    raised = False
-    for finding in each_sample(NAME, check_sample, subject):
-        raised = raised or (isinstance(finding, Failure) and finding.cause == "raises")
-        yield finding
+    found = [*each_run(NAME, check, subject)]
+    yield from found
+    raised = any(isinstance(finding, Failure) and finding.cause == "raises" for finding in found)
     if subject.specification.random and not drew and not raised:
         message = (
             "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
@@ -75,49 +76,34 @@ def _states_moved(subject: Subject, sample: Sample) -> list[str]:
         return moved_since(before)
 
 
-def _failure(subject: Subject, sample: Sample, message: str, where: str = "", **evidence: Any) -> Failure:
-    shown = {"sample": str(sample), **evidence}
-    return Failure(NAME, None, "nondeterministic", message, where or subject.specification.where, shown)
-
-
-def _undeclared(subject: Subject, sample: Sample, draws: list[str]) -> Failure:
+def _undeclared(run: Run, draws: list[str]) -> Failure:
     by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
-    declared = subject.specification.origin.declares_random
+    declared = run.subject.specification.origin.declares_random
     message = (
-        f"{subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
+        f"{run.subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
         "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
         f"Declare it with `{declared}`, or give it a seed or a `torch.Generator` as an argument"
     )
-    return _failure(subject, sample, message, draws=draws)
+    return run.failure(None, "nondeterministic", message, evidence={"draws": draws})
 
 
-def _of_a_class(subject: Subject, sample: Sample) -> Failure | Note:
+def _of_a_class(run: Run) -> Failure | Note:
     """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
-    argnums = differentiated(subject, sample).argnums
     with torch_state_restored(), without_warnings():
-        call = Run(subject, sample, by=argnums).call()
-        grads = contiguous_grad_outputs(subject, sample, call.results).grads
+        call = run.call()
         after_forward = torch_state()
-        differentiate(call.results, [call.leaves[argnum] for argnum in argnums], grads)
-        drew = bool(argnums) and not is_state(after_forward)
+        call.backward()
+        drew = bool(run.argnums) and not is_state(after_forward)
     if not drew:
         return Note(
             "its forward draws from torch's random state, and every run here starts from the same one; "
             '`opsmith.adopt(..., kind="stochastic")` declares it'
         )
     message = (
-        f"the backward of {subject.name} draws from torch's random state, as its forward does, and gets "
+        f"the backward of {run.subject.name} draws from torch's random state, as its forward does, and gets "
         "other numbers: save what the forward drew, and use that"
     )
-    return _failure(subject, sample, message, subject.specification.where_of("gradient"))
-
-
-def _foreign(subject: Subject, sample: Sample, name: str) -> Failure:
-    message = (
-        f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does not "
-        "reach and checkpointing does not restore: draw with torch, or give it a seed as an argument"
-    )
-    return _failure(subject, sample, message, **{FOREIGN_STATE: name})
+    return run.failure(None, "nondeterministic", message, run.subject.specification.where_of("gradient"))
 
 
 RANDOMNESS = Property(
@@ -135,32 +121,24 @@ SEEDS = (11, 12)
 
 def seeds(subject: Subject, sample: Sample) -> bool:
     """True if torch's random state after a call does not depend on the state before."""
-    return subject.once(
-        "seeds", sample, lambda: _alike(state for _, state in _from_each_seed(subject, sample))
-    )
+    return subject.once("seeds", sample, lambda: _same_from_each_seed(subject, sample)[1])
 
 
-def _same_from_any_state(subject: Subject, sample: Sample) -> bool:
-    """True if the results are the same bits from two random states."""
-    return _alike(results for results, _ in _from_each_seed(subject, sample))
-
-
-def _alike(runs: Iterable[list[torch.Tensor]]) -> bool:
-    first, second = runs
-    return len(first) == len(second) > 0 and all(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(first, second, strict=True)
-    )
-
-
-def _from_each_seed(
-    subject: Subject, sample: Sample
-) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Results of a call from each of two random states, none where it raises, and the state after it."""
+def _same_from_each_seed(subject: Subject, sample: Sample) -> tuple[bool, bool]:
+    """True if a call from two random states has the same results; and True if it leaves the same state."""
+    runs: list[tuple[list[Tensor], list[Tensor]]] = []
     for seed in SEEDS:
-        results: list[torch.Tensor] = []
+        results: list[Tensor] = []
         with torch_state_restored():
             seed_torch(seed)
             args, kwargs = sample.arguments(sample.at())
             with Overlooking():  # the properties report what it raises
                 results = tensors_in([subject.called(args, kwargs)])
-            yield results, torch_state()
+            runs.append((results, torch_state()))
+    (results, state), (others, other) = runs
+    return _alike(results, others), _alike(state, other)
+
+
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    equal = [torch.equal(*map(torch.nan_to_num, pair)) for pair in zip(one, other, strict=False)]
+    return len(one) == len(other) > 0 and all(equal)

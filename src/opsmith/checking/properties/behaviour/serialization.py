@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-import functools
 import io
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
+from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.promises import of_tools
-from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, each_sample
+from opsmith.checking.property import Finding, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.subject import Subject
 from opsmith.judging.attribution import calls_operator
 from opsmith.judging.compare import differ_beyond_rounding, exact_difference, metadata_difference
@@ -46,18 +45,13 @@ def run(subject: Subject) -> Findings:
         failed = failed or isinstance(finding, Failure)
         yield finding
     if not failed:
-        yield from each_sample(NAME, _results, subject)
+        yield from each_run(NAME, _results, subject)
 
 
 def _unreachable(subject: Subject) -> str | None:
     """The reason why pickle cannot find a class by its name; None where it can."""
-    if not subject.kind.applied:
-        return None
     kind = subject.specification.origin.subject
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    if found is kind:
+    if not subject.kind.applied or attempt(partial(_pickled, kind)) is kind:
         return None
     return (
         f"`{kind.__qualname__}` is not found by its name in `{kind.__module__}`, and pickle "
@@ -72,19 +66,15 @@ def _copies(subject: Subject) -> Iterator[Finding]:
     refused: dict[str, list[str]] = {}
     for what, made, taken in _forms(original):
         for how, copied in WAYS.items():
-            try:
-                with without_warnings():
-                    again = taken(copied(made))
-            except Exception as error:
-                refuse_own(error)
-                problem = error_words(error)
-                if subject.kind.in_library:  # torch's own object, which torch may not support storing
-                    refused.setdefault(problem, []).append(f"{how} of {what}")
-                else:
-                    yield _failure(subject, f"{how} of {what} raises {problem}", "raises", {})
-                continue
-            if again is not original:
-                yield from _same(subject, again, f"{how} of {what}")
+            words, again = f"{how} of {what}", attempt(partial(copied, made))
+            if not isinstance(again, Raised):
+                if taken(again) is not original:
+                    yield from _same(subject, taken(again), words)
+            elif subject.kind.in_library:  # torch's own object, which torch may not support storing
+                refused.setdefault(str(again), []).append(words)
+            else:
+                where = subject.specification.where
+                yield Failure(NAME, None, "raises", f"{words} raises {again}", where)
     for problem, failed in refused.items():
         yield Note(f"{', '.join(failed)}: {problem}")
 
@@ -94,7 +84,7 @@ def _forms(original: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     yield "it", original, lambda copied: copied
     yield "a module that holds it", Holder(original), lambda copied: copied.held
     if callable(original) and not isinstance(original, type):
-        yield "a `functools.partial` of it", functools.partial(original), lambda copied: copied.func
+        yield "a `functools.partial` of it", partial(original), lambda copied: copied.func
 
 
 @calls_operator
@@ -120,66 +110,47 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def _same(subject: Subject, again: Any, what: str) -> Findings:
     """Compare the results of a copy with those of the operator."""
     other = replace(subject, operator=again) if subject.apply is None else replace(subject, apply=again)
-    for sample in subject.samples[:1]:
+    for run in (Run(subject, sample, NAME) for sample in subject.samples[:1]):
         with torch.no_grad():
-            expected, found = subject.call(sample, sample.at()), other.call(sample, sample.at())
-        for result, got, right in zip(subject.results(sample), found, expected, strict=True):
+            expected, found = subject.call(run.sample, run.flat()), other.call(run.sample, run.flat())
+        for result, got, right in zip(subject.results(run.sample), found, expected, strict=True):
             if not isinstance(got, Tensor) or not isinstance(right, Tensor):
                 continue
             steady = subject.specification.rounds_alike
             differ = exact_difference(got, right) if steady else differ_beyond_rounding(got, right)
             if metadata_difference(got, right, strides=True) or differ:
-                yield _failure(
-                    subject,
-                    f"what comes back from {what} gives another `{result.name}`",
-                    "stale-state",
-                    {"sample": str(sample)},
-                )
+                message = f"what comes back from {what} gives another `{result.name}`"
+                yield run.failure(None, "stale-state", message)
 
 
-def _results(subject: Subject, sample: Sample) -> Findings:
+def _results(run: Run) -> Findings:
     """Copy and store results, and compare them with the originals."""
-    if subject.rank(sample):
+    if run.subject.rank(run.sample):
         return
     with torch.no_grad():
-        results = subject.call(sample, sample.at())
-    for result, value in zip(subject.results(sample), results, strict=True):
-        if not isinstance(value, Tensor):
+        results = run.subject.call(run.sample, run.flat())
+    named = zip(run.subject.results(run.sample), results, strict=True)
+    tensors = [(result.name, value) for result, value in named if isinstance(value, Tensor)]
+    for (name, value), (how, copied) in product(tensors, WAYS.items()):
+        again = attempt(partial(copied, value.detach()))
+        if isinstance(again, Raised):
+            words = f"{how} of `{name}` raises {again}"
+            if _lacks(copied, value.dtype):
+                yield Note(f"{words}; so torch does for any tensor of {value.dtype}")
+            else:
+                yield run.failure(name, "raises", words)
             continue
-        for how, copied in WAYS.items():
-            try:
-                with without_warnings():
-                    again = copied(value.detach())
-            except Exception as error:
-                refuse_own(error)
-                words = f"{how} of `{result.name}` raises {error_words(error)}"
-                if _lacks(copied, value.dtype):
-                    yield Note(f"{words}; so torch does for any tensor of {value.dtype}")
-                else:
-                    yield _failure(subject, words, "raises", {"sample": str(sample)}, result.name)
-                continue
-            lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
-            fault = metadata_difference(again, value, strides=not lazy)
-            difference = None if fault else exact_difference(again, value)
-            if fault is None and difference is None:
-                continue
+        lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
+        fault = metadata_difference(again, value, strides=not lazy)
+        difference = None if fault else exact_difference(again, value)
+        if fault or difference:
             reason = f"the {fault[0]} {fault[1]}, not {fault[2]}" if fault else f"other values: {difference}"
-            words = f"`{result.name}` comes back from {how} with {reason}"
-            yield _failure(subject, words, "unknown", {"sample": str(sample)}, result.name)
+            yield run.failure(name, "unknown", f"`{name}` comes back from {how} with {reason}")
 
 
 def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:
     """True if torch itself cannot copy a tensor of a dtype by this function."""
-    with Overlooking(), without_warnings():
-        copied(torch.zeros(2, dtype=dtype))
-        return False
-    return True
-
-
-def _failure(
-    subject: Subject, words: str, cause: str, evidence: dict[str, Any], input: str | None = None
-) -> Failure:
-    return Failure(NAME, input, cause, words, subject.specification.where, evidence)
+    return isinstance(attempt(lambda: copied(torch.zeros(2, dtype=dtype))), Raised)
 
 
 SERIALIZATION = Property(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated
-from opsmith.checking.exceptions import Overlooking, error_words, refuse_own
+from opsmith.checking.exceptions import Overlooking, Raised, attempt
 from opsmith.checking.properties.behaviour.randomness import seeds
-from opsmith.checking.property import Findings, Note, Property, each_sample
+from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import CallValues, Run, copies
+from opsmith.checking.run import CallValues, Run, copies, differing, each_run
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.side_effects.interleavings import (
     FEW_INTERLEAVINGS,
     INTERLEAVINGS,
@@ -41,24 +42,23 @@ def run(subject: Subject) -> Findings:
     own = [sample for sample in subject.samples if not sample.origin]
     most = subject.effort.samples  # hidden state shows on every sample
     few = replace(subject, samples=tuple(own[:most]))
-    yield from each_sample(NAME, partial(_sample, every=subject.samples), few)
+    yield from each_run(NAME, partial(_check, every=subject.samples), few, devices=True)
     if len(own) > most:
         few_words = "only the first was" if most == 1 else f"the first {most} were"
         yield Note(f"of {len(own)} samples, {few_words} looked at")
 
 
-def _sample(subject: Subject, sample: Sample, every: Sequence[Sample]) -> Findings:
-    for run in Run.of(subject, sample):
-        memory = HiddenState.of(subject, run.values)
-        with memory.away():
-            unsteady = _unsteady(run, memory)
-            if unsteady is not None:
-                yield unsteady
-                continue
-            calls = InterleavedCalls(memory, {THIS_CALL: run, **dict(_others(run, every))})
-            calls.prepare()
-            first = sample is subject.samples[0]
-            yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
+def _check(run: Run, every: Sequence[Sample]) -> Findings:
+    memory = HiddenState.of(run.subject, run.values)
+    with memory.away(), without_logs():  # once for all calls
+        unsteady = _unsteady(run, memory)
+        if unsteady is not None:
+            yield unsteady
+            return
+        calls = InterleavedCalls(memory, run)
+        _add_others(calls, every)
+        first = run.sample is run.subject.samples[0]
+        yield from _compared(calls, INTERLEAVINGS if first else FEW_INTERLEAVINGS)
 
 
 def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
@@ -71,16 +71,15 @@ def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
     difference = _difference(run, memory.clear)
     if difference is None:
         return None
-    evidence, where = {"sample": str(run.sample)}, run.subject.specification.where
     words = f"the same call gives something else the second time: {difference}; the first is taken as right"
     if _difference(run, begin_anew) is not None:
-        return Failure(NAME, None, "nondeterministic", words, where, evidence)
+        return run.failure(None, "nondeterministic", words)
     before = OutsideState.of(run.subject)
     run.values()
     changed = ", ".join(name for name, _ in before.changes())
     by = f"; each changes {changed}" if changed else ""
     message = f"{words}{by}. From the same state both give the same. {KEPT_HINT}"
-    return Failure(NAME, None, "stale-state", message, where, evidence)
+    return run.failure(None, "stale-state", message)
 
 
 def _difference(run: Run, begin: Callable[[], None]) -> str | None:
@@ -89,32 +88,25 @@ def _difference(run: Run, begin: Callable[[], None]) -> str | None:
     for _ in range(2):
         begin()
         runs.append(run.values().tensors)
-    pairs = zip(*runs, strict=True)
-    return next((describe_difference(*pair) for pair in pairs if differ_beyond_rounding(*pair)), None)
+    return next((describe_difference(runs[0][at], runs[1][at]) for at in differing(*runs)), None)
 
 
-def _others(run: Run, every: Sequence[Sample]) -> Iterator[tuple[str, Run]]:
-    """Calls that may disturb the tested call: with other numbers, layouts and shapes."""
-    subject, sample, device = run.subject, run.sample, run.device
+def _add_others(calls: InterleavedCalls, every: Sequence[Sample]) -> None:
+    """Add calls that may disturb the tested call: with other numbers, layouts and shapes."""
+    run, subject, sample = calls.run, calls.run.subject, calls.run.sample
     for change in (reversed_numbers, scaled) if sample.inexact else ():
-        other = replace(run, changed=change)
-        try:
-            other.values()
-        except Exception as error:
-            refuse_own(error)
-            continue  # it does not take such numbers
-        yield OTHER_CALL, other
-        break
+        if calls.add(OTHER_CALL, replace(run, changed=change)):
+            break  # else it does not take such numbers
     if not subject.effort.neighbours:
         return
-    for form, make in other_forms(sample, device):
-        yield f"a call {form}", replace(run, changed=make)
+    for form, make in other_forms(sample, run.device):
+        calls.add(f"a call {form}", replace(run, changed=make))
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report what it raises there
             argnums = differentiated(subject, each).argnums
-            yield f"a call of {each}", Run(subject, each, NAME, device, by=argnums)
+            calls.add(f"a call of {each}", Run(subject, each, NAME, run.device, by=argnums))
 
 
 def _shapes(sample: Sample) -> list[Any]:
@@ -150,22 +142,20 @@ CALLER_HINT = (
 
 def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
     """Compare an answer with that of the call alone; note another rounding in a mode with another kernel."""
-    specification, evidence = calls.run.subject.specification, {"sample": str(calls.run.sample)}
-    called, given = f"{interleaved.call}, made {interleaved.when},", interleaved.given
+    run, given = calls.run, interleaved.given
+    called = f"{interleaved.call}, made {interleaved.when},"
     stale, alone, hint = "stale-state", "alone", KEPT_HINT
     if interleaved.by_script:
         stale, alone, hint = "looks-at-caller", "in this check", CALLER_HINT
-    holders = [] if interleaved.by_script else calls.hidden_state.filled()
-    by = f" It keeps something in {', '.join(holders)}." if holders else ""
-    evidence.update({"kept in": ", ".join(holders)} if holders else {})
-    if isinstance(given, BaseException):
-        text = error_words(given)
-        message = f"{called} raises {text}; {alone} it goes well.{by} {hint}"
-        cause = "raises" if interleaved.alone else stale
-        yield Failure(NAME, None, cause, message, specification.where, evidence)
+    holders = ", ".join([] if interleaved.by_script else calls.hidden_state.filled())
+    by = f" It keeps something in {holders}." if holders else ""
+    evidence = {"kept in": holders} if holders else {}
+    if isinstance(given, Raised):
+        message = f"{called} raises {given}; {alone} it goes well.{by} {hint}"
+        yield run.failure(None, "raises" if interleaved.alone else stale, message, evidence=evidence)
         return
     names, right = calls.runs[interleaved.call].names(), calls.right[interleaved.call].tensors
-    held_to_bits = interleaved.modes and specification.rounds_alike
+    held_to_bits = interleaved.modes and run.subject.specification.rounds_alike
     for position, (named, one, other) in enumerate(zip(names, right, given.tensors, strict=False)):
         differs = differ_beyond_rounding(one, other)
         if differs and interleaved.mode is not None:
@@ -173,7 +163,7 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
         elif differs:
             difference = describe_difference(one, other)
             message = f"{named} of {called} is another one than {alone}: {difference}.{by} {hint}"
-            yield Failure(NAME, named.name, stale, message, named.where, evidence)
+            yield run.failure(named.name, stale, message, named.where, evidence)
         elif held_to_bits and one is not None and other is not None and not same_bits(one, other):
             yield Note(f"{named} rounds otherwise {interleaved.when} than with gradients in one thread")
 
@@ -188,60 +178,59 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
     mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
     """
     assert isinstance(interleaved.given, CallValues)
-    subject, sample = calls.run.subject, calls.run.sample
-    right = calls.right[THIS_CALL].results[position]
-    given = interleaved.given.results[position]
-    name = subject.results(sample)[position].name
-    evidence = {"sample": str(sample), "mode": interleaved.when.removeprefix("under ").strip("`")}
-    where = subject.runs_at(calls.run.flat())
+    run, sample = calls.run, calls.run.sample
+    right, given = calls.right[THIS_CALL].results[position], interleaved.given.results[position]
+    name = run.subject.results(sample)[position].name
+    fail = partial(
+        run.failure,
+        where=run.subject.runs_at(run.flat()),
+        evidence={"mode": interleaved.when.removeprefix("under ").strip("`")},
+    )
     plain = _requiring(calls, (), position)
     if plain is not None and differ_beyond_rounding(right, plain):
         needed = [
-            at
-            for at in calls.run.argnums
+            sample.labels[at]
+            for at in run.argnums
             if not differ_beyond_rounding(right, _requiring(calls, (at,), position))
         ]
-        labels = " and ".join(f"`{sample.labels[at]}`" for at in needed)
-        which = f"where {labels} requires no gradient" if len(needed) == 1 else "where no input requires one"
+        one = needed[0] if len(needed) == 1 else None
+        which = f"where `{one}` requires no gradient" if one else "where no input requires one"
         message = (
             f"`{name}` is another one {which}, with gradients enabled as well as {interleaved.when}: "
             f"{describe_difference(right, plain)}. {BESIDE_GRADIENTS}: what a call returns must not depend "
             "on what requires a gradient"
         )
-        label = sample.labels[needed[0]] if len(needed) == 1 else name
-        return Failure(NAME, label, "input-needs-grad", message, where, evidence)
+        return fail(one or name, "input-needs-grad", message)
     changed = f"`{name}` of a call that is made {interleaved.when} is another one"
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
     if _reference_stays(calls, interleaved, position):
         message = f"{changed}, and the reference's is not: {off}. Its implementation depends on the mode"
-        return Failure(NAME, name, "kernel-mismatch", message, where, evidence)
-    return Failure(NAME, name, "unknown", f"{changed}: {off}, so that the mode decides", where, evidence)
+        return fail(name, "kernel-mismatch", message)
+    return fail(name, "unknown", f"{changed}: {off}, so that the mode decides")
 
 
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
     """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
     run = replace(calls.run, by=argnums)
-    interleaved = calls.after(None, THIS_CALL, "", lambda: CallValues(copies(run.call().results)))
-    return None if isinstance(interleaved.given, BaseException) else interleaved.given.results[position]
+    calls.hidden_state.clear()
+    results = attempt(lambda: copies(run.call().results))
+    return None if isinstance(results, Raised) else results[position]
 
 
 def result_by_need(
     subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
     """Describe a result that differs, in every run, if some inputs require a gradient, and none does."""
-    needed, plain = (
+    (needed, again), (plain, once_more) = (
         [copies(Run(subject, sample, NAME, device, dtype, tuple(some)).call().results) for _ in range(2)]
         for some in (argnums, ())
     )
-    for described, *each in zip(subject.results(sample), *needed, *plain, strict=False):
-        with_one, again, without, once_more = each
-        if (
-            differ_beyond_rounding(without, with_one)
-            and not differ_beyond_rounding(with_one, again)
-            and not differ_beyond_rounding(without, once_more)
-        ):
-            return f"`{described.name}` is another one then: {describe_difference(without, with_one)}"
+    unsteady = {*differing(needed, again), *differing(plain, once_more)}
+    for at in differing(plain, needed):
+        if at not in unsteady:
+            name = subject.results(sample)[at].name
+            return f"`{name}` is another one then: {describe_difference(plain[at], needed[at])}"
     return None
 
 

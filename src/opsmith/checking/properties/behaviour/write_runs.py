@@ -1,34 +1,50 @@
-"""Runs of a call in place: its arguments laid out and guarded, and what was written into and beside them."""
+"""Calls in place: their arguments laid out and guarded, and what was written into and beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
-from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.properties.behaviour.layouts import LayoutCase
+from opsmith.checking.exceptions import Raised, attempt, error_words
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.properties.behaviour.layouts import LayoutCase, is_stated
+from opsmith.checking.property import Finding, Findings, Note, raised
+from opsmith.checking.report import Failure
 from opsmith.checking.run import copies
 from opsmith.checking.samples.batches import replicas
-from opsmith.checking.samples.memory_layouts import Layout, layouts_for
+from opsmith.checking.samples.memory_layouts import CHUNK, Layout, layouts_for
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.canaries import GuardedTensor
+from opsmith.checking.side_effects.canaries import GuardedTensor, form_of
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.functional_form import all_results
 from opsmith.core.operator import Operator
 from opsmith.judging.attribution import calls_operator
-from opsmith.judging.compare import as_bytes, is_close, is_same, share_of_largest
+from opsmith.judging.compare import (
+    Difference,
+    SavedBits,
+    as_bytes,
+    describe_write,
+    exact_difference,
+    is_close,
+    is_same,
+    share_of_largest,
+)
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
+
+Writer = Operator[..., Any] | LibraryWrite
+
+LAYOUT = "wrong for"
+"""Evidence of a layout in which it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +54,17 @@ class Mode:
     Args:
         name: In words.
         entered: Enters it.
-        recorded: True if autograd records the call, so that it is differentiated, too.
     """
 
     name: str
     entered: Callable[[], AbstractContextManager[Any]]
-    recorded: bool = False
 
 
 NO_GRAD = Mode("under `torch.no_grad()`", torch.no_grad)
 GRAD_MODE = Mode("in grad mode without a gradient", torch.enable_grad)
 INFERENCE = Mode("under `torch.inference_mode()`", torch.inference_mode)
-RECORDED = Mode("where gradients are recorded", torch.enable_grad, recorded=True)
+RECORDED = Mode("where gradients are recorded", torch.enable_grad)
+"""Autograd records the call, which is differentiated, too."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +133,9 @@ class WriteRun:
         outputs: Copies of these, then the gradient of each differentiated input.
         changed: Tensors with other bits than before.
         rose: Tensors whose version rose.
-        unversioned: Tensors that have a version, were written, and whose version did not rise.
         moved: Tensors that lie in other memory than before.
-        unnoticed: Tensors that a node saved before, and whose write its backward missed.
+        unnoticed: Tensors that were written, and whose version did not rise, or that a node saved before, and
+            whose write its backward missed.
         guards: Guards of the memory around some arguments, by their labels.
         error: The exception.
         in_backward: True if the call succeeded and its backward raised.
@@ -131,7 +146,6 @@ class WriteRun:
     outputs: tuple[Tensor | None, ...] = ()
     changed: frozenset[int] = frozenset()
     rose: frozenset[int] = frozenset()
-    unversioned: tuple[int, ...] = ()
     moved: tuple[int, ...] = ()
     unnoticed: tuple[int, ...] = ()
     guards: Mapping[str, GuardedTensor] = field(default_factory=dict)
@@ -148,25 +162,22 @@ def written_by(writes: Subject, sample: Sample, given: list[Any], written: Seque
         given: Its arguments, which are written into.
         written: Positions of those that are declared.
     """
-    before = [_State.of(value) for value in given]
-    error, results = None, []
-    try:
-        results = writes.call(sample, given)
-    except Exception as raised:
-        refuse_own(raised)
-        error = raised
-    now = [_State.of(value) for value in given]
-    pairs = [*enumerate(zip(before, now, strict=True))]
-    changed = frozenset(at for at, (was, new) in pairs if not torch.equal(was.bits, new.bits))
-    rose = frozenset(at for at, (was, new) in pairs if was.version != new.version)
+    tensors = {at: value for at, value in enumerate(given) if isinstance(value, Tensor)}
+    before = {at: as_bytes(value) for at, value in tensors.items()}
+    forms = {at: form_of(value) for at, value in tensors.items()}
+    versions = {at: capabilities.version(value) for at, value in tensors.items()}
+    made = attempt(partial(writes.call, sample, given))
+    results, error = ((), made.error) if isinstance(made, Raised) else (made, None)
+    changed = frozenset(at for at, x in tensors.items() if not torch.equal(before[at], as_bytes(x)))
+    rose = frozenset(at for at, x in tensors.items() if versions[at] != capabilities.version(x))
     return WriteRun(
         given,
         results,
         copies(results),
         changed,
         rose,
-        tuple(at for at in written if at in changed - rose and before[at].version is not None),
-        tuple(at for at in written if now[at].form != before[at].form),
+        tuple(at for at in written if form_of(given[at]) != forms[at]),
+        tuple(at for at in written if at in changed - rose and versions[at] is not None),
         error=error,
     )
 
@@ -195,28 +206,18 @@ def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
 
 
 @dataclass(frozen=True)
-class WriteCase:
+class WriteCase(LayoutCase):
     """A sample in a dtype on a device, written in place, beside its functional form on contiguous memory.
 
     Args:
-        form: The functional form's contiguous call.
         operator: The operator that writes in place.
+        found: Failures so far are entered here, by input and cause.
         referred: True to call its reference instead.
     """
 
-    form: LayoutCase
-    operator: Operator[..., Any] | LibraryWrite
+    operator: Writer = field(kw_only=True)
+    found: dict[tuple[str | None, str], list[Failure]] = field(default_factory=dict)
     referred: bool = False
-
-    @property
-    def subject(self) -> Subject:
-        """The functional form."""
-        return self.form.runner.subject
-
-    @property
-    def sample(self) -> Sample:
-        """The sample."""
-        return self.form.runner.sample
 
     @cached_property
     def writes(self) -> Subject:
@@ -227,38 +228,37 @@ class WriteCase:
     def written(self) -> list[int]:
         """Positions of the tensors that are declared to be written."""
         positions = self.sample.flattening.positions(self.operator.specification.schema.written)
-        return [argnum for argnum in positions if isinstance(self.form.flat[argnum], Tensor)]
+        return [argnum for argnum in positions if isinstance(self.given[argnum], Tensor)]
 
-    def run(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
+    def write(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
         """One call in place, of some arguments as they are, or of fresh ones that are laid out."""
         with without_warnings(), mode.entered():
             leaves, given, guards = self._laid(place, mode) if flat is None else ([*flat], [*flat], {})
-            kept = {at: given[at] * given[at] for at in self.written if mode.recorded and _follows(given[at])}
+            kept = {at: given[at] * given[at] for at in self.written if has_gradient(given[at])}
             run = replace(written_by(self.writes, self.sample, given, self.written), guards=guards)
-            if run.error is not None or not mode.recorded:
+            if run.error is not None or mode is not RECORDED:
                 return run
-            unnoticed = tuple(at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
-            inputs = [leaves[argnum] for argnum in self.form.runner.argnums]
-            try:
-                gradients = differentiate(run.results, inputs, replicas(self.form.grads))
-            except Exception as error:
-                refuse_own(error)
-                return replace(run, unnoticed=unnoticed, error=error, in_backward=True)
-            return replace(run, unnoticed=unnoticed, outputs=(*run.outputs, *copies(gradients)))
+            missed = (at for at in kept if at in run.changed and _misses(kept[at], leaves[at]))
+            run = replace(run, unnoticed=(*run.unnoticed, *missed))
+            inputs = [leaves[argnum] for argnum in self.argnums]
+            gradients = attempt(partial(differentiate, run.results, inputs, replicas(self.grads)))
+            if isinstance(gradients, Raised):
+                return replace(run, error=gradients.error, in_backward=True)
+            return replace(run, outputs=(*run.outputs, *copies(gradients)))
 
     def _laid(self, place: Place, mode: Mode) -> tuple[list[Any], list[Any], dict[str, GuardedTensor]]:
         """The leaves, the arguments that are made of them, and the guards."""
-        argnums, labels = self.form.runner.argnums if mode.recorded else (), self.sample.labels
+        argnums, labels = self.argnums if mode is RECORDED else (), self.sample.labels
         leaves = [
             value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
-            for argnum, value in enumerate(replicas(self.form.flat))
+            for argnum, value in enumerate(replicas(self.given))
         ]
         given = [*leaves]
         for argnum in self.written:
             layout = place.layouts.get(argnum)
             given[argnum] = leaves[argnum].clone() if layout is None else layout.of(leaves[argnum])
         guards: dict[str, GuardedTensor] = {}
-        if place.name and not mode.recorded:
+        if place.name and mode is not RECORDED:
             for argnum, value in enumerate(given):
                 apart = argnum not in (place.interleaved or ())
                 if apart and isinstance(value, Tensor):
@@ -271,25 +271,221 @@ class WriteCase:
             given[one], given[other] = guard.tensor.unbind(dim)
         return leaves, given, guards
 
+    def untouched(self) -> dict[int, Tensor]:
+        """Mark the elements of written arguments that the reference does not touch: it keeps a nan's bits.
 
-@dataclass(frozen=True)
-class _State:
-    """Elements of a tensor that a write may change; none of other values."""
+        Whole numbers keep their bits through arithmetic, and need no mark.
+        """
+        flat = [marked(value) if at in self.written else value for at, value in enumerate(self.given)]
+        run = reference_write(self.subject, self.sample, flat)
+        inexact = [at for at in self.written if is_inexact(flat[at])]
+        return {} if run is None else {at: _same_bits(run.given[at], flat[at]) for at in inexact}
 
-    bits: Tensor
-    version: int | None
-    form: Any
+    @cached_property
+    def where(self) -> str:
+        """`file:line` of what writes."""
+        kernel = self.kernel(self.given)
+        return kernel.where if kernel else self.operator.specification.where
 
-    @classmethod
-    def of(cls, value: Any) -> _State:
-        if not isinstance(value, Tensor):
-            return cls(torch.empty(0), None, None)
-        form = value.data_ptr(), value.shape, value.stride(), value.dtype
-        return cls(as_bytes(value), capabilities.version(value), form)
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels of the new values, then the names of the further results."""
+        positions = self.sample.flattening.positions(self.operator.specification.schema.written)
+        results = self.subject.results(self.sample)[len(positions) :]
+        return [*(self.sample.labels[argnum] for argnum in positions), *(each.name for each in results)]
 
+    def check(self) -> Findings:
+        """Write in contiguous memory, again, in each mode and layout; stop where all would say the same."""
+        alone = self.write(PLAIN, NO_GRAD)
+        if alone.error is not None:
+            yield raised(self.name, self.subject, alone.error, str(self.sample))
+            return
+        if not self._holds(self._elements(alone), PLAIN, NO_GRAD):
+            return
+        if not self._holds(self._faults(alone, PLAIN, NO_GRAD), PLAIN, NO_GRAD):
+            return
+        self._holds(self._again(alone), PLAIN, NO_GRAD)
+        recorded = False
+        for mode in (GRAD_MODE, INFERENCE, *([RECORDED] if self.argnums else [])):
+            if mode is GRAD_MODE:  # the first call of a process alone runs a kernel in Python in grad mode
+                self.operator.forget_calls()
+            recorded = (yield from self._tried(PLAIN, mode)) and mode is RECORDED
+        if not self.inputs_too:
+            return  # it draws, and what is drawn for a tensor follows its layout
+        for place in [OFFSET, *places(self.given, self.written)][: self.subject.effort.layouts]:
+            if place.interleaved is not None and self._label(place) in {input for input, _ in self.found}:
+                continue  # a write beside its elements hits those of another argument
+            fine = yield from self._tried(place, NO_GRAD)
+            # torch refuses to write into chunks where it records, since each is one of several views.
+            chunked = CHUNK in {each.name for each in place.layouts.values()}
+            if fine and recorded and place.layouts and not chunked:
+                yield from self._tried(place, RECORDED)
 
-def _follows(value: Tensor) -> bool:
-    return is_inexact(value) and value.requires_grad
+    def _tried(self, place: Place, mode: Mode) -> Generator[Finding, None, bool]:
+        """Write in a place and a mode; return True if nothing is wrong."""
+        run = self.write(place, mode)
+        if run.error is None:
+            return self._holds(self._faults(run, place, mode), place, mode)
+        label, text = self._label(place), error_words(run.error)
+        if replace(self, referred=True).write(place, mode).error is not None:
+            where = f", `{label}` {place.name}," if place.name else ""
+            yield Note(f"a call {mode.name}{where} was left out, since the reference raises, too: {text}")
+        elif not place.name:
+            yield raised(self.name, self.subject, run.error, f"{self.sample}, {mode.name}")
+        elif is_stated(run.error) and not run.in_backward:
+            yield Note(f"it does not take `{label}` {place.name}, and says so: {text}")
+        else:
+            wrong = self._wrong(label, "layout", f"{self._right_elsewhere(f'`{label}`', place)}: {text}")
+            self._holds([wrong], place, mode)
+        return False
+
+    def _holds(self, failures: Iterable[Failure], place: Place, mode: Mode) -> bool:
+        """Enter what is wrong with a call, one after another; return True if nothing is."""
+        fine = True
+        shown = {"sample": ", ".join(filter(None, (str(self), mode.name, place.name)))}
+        shown |= {LAYOUT: place.name} if place.name else {}
+        for each in failures:
+            fine, failure = False, replace(each, evidence={**each.evidence, **shown})
+            self.found.setdefault((failure.input, failure.cause), []).append(failure)
+        return fine
+
+    def _wrong(
+        self, input: str, cause: str, words: str, difference: Difference | None = None, where: str = ""
+    ) -> Failure:
+        shown = {} if difference is None else difference.evidence()
+        return self.failure(input, cause, words, where or self.where, shown)
+
+    def _faults(self, run: WriteRun, place: Place, mode: Mode) -> Iterator[Failure]:
+        """Yield all that is wrong with a call."""
+        for argnum in run.moved:
+            label = self.sample.labels[argnum]
+            words = (
+                f"a call lays other memory, or another shape, under `{label}` (`.data = `, `resize_`), and "
+                "does not write into its own, which others share: write into that, as `.copy_(...)` does"
+            )
+            yield self._wrong(label, "not-written", words)
+        if not run.moved:
+            yield from self._values(run, place, mode)
+            yield from self._beside(run, place)
+
+    def _values(self, run: WriteRun, place: Place, mode: Mode) -> Iterator[Failure]:
+        """Compare new values, results and gradients with those of the functional form."""
+        wrong = False
+        for position, output in enumerate(run.outputs):
+            at = position - len(self.labels)
+            if wrong and at >= 0:
+                return  # a gradient of a wrong result would report the same
+            fault = self.twin.fault(position, output)
+            if fault is None:
+                continue
+            wrong = True
+            if at < 0:
+                label, cause, where = self.labels[position], "kernel-mismatch", self.where
+                about = f"`{label}`"
+            else:
+                label, where = self.sample.labels[self.argnums[at]], self.backward_location(at)
+                cause = "unknown" if output is not None and bool(output.any()) else "missing-gradient"
+                about = f"the gradient of `{label}`"
+            words = f"{about} after a call {mode.name} is not that of the functional form: {fault}"
+            if place.name:
+                cause = "layout"
+                words = f"{self._right_elsewhere(about, place)}: {fault}; follow its strides and its offset"
+            yield self._wrong(label, cause, words, fault, where)
+
+    def _beside(self, run: WriteRun, place: Place) -> Iterator[Failure]:
+        """Yield what a call wrote beside what it may write, and the writes that autograd does not see."""
+        labels = self.sample.labels
+        # Who ignores strides writes beside its elements.
+        faulty = {input for input, cause in self.found if cause == "layout"}
+        outside: list[tuple[str, str, str | None]] = []
+        for argnum, value in enumerate(run.given):
+            if not isinstance(value, Tensor) or argnum in self.written:
+                continue
+            label, words = labels[argnum], SavedBits(value, self.given[argnum]).written()
+            if argnum in (place.interleaved or ()):
+                between = f"`{label}`, whose elements lie between its own"
+                outside.append((self._label(place), between, words))
+            elif words is not None:
+                hint = f"name it in `mutates=`, or work on a copy, `{self.sample.names[argnum]}.clone()`"
+                text = f"a call wrote into `{label}`, which it does not declare: {words}; {hint}"
+                yield self._wrong(label, "mutates-input", text)
+        outside += [(label, "memory of others", guard.outside()) for label, guard in run.guards.items()]
+        for label, whose, words in outside:
+            if words is not None and label not in faulty:
+                text = (
+                    f"a call writes outside of `{label}`, into {whose}: {words}; hold its indices to the "
+                    "tensor's sizes and strides"
+                )
+                yield self._wrong(label, "out-of-bounds", text)
+        for argnum in dict.fromkeys(run.unnoticed):
+            text = (
+                f"a call writes into `{labels[argnum]}` and does not raise its version, so that a backward "
+                "that saved the value from before takes the new one, in silence: write by torch's operations "
+                "in place, and not through `.data`, `.numpy()` or a pointer"
+            )
+            yield self._wrong(labels[argnum], "version", text)
+
+    def _elements(self, alone: WriteRun) -> Iterator[Failure]:
+        """Compare the elements that were written with those that the reference writes, bit by bit."""
+        reference = None if self.subject.draws else reference_write(self.subject, self.sample, self.given)
+        if reference is None:
+            return
+        known = self.untouched()
+        for argnum in self.written:
+            before, right, got = self.given[argnum], reference.given[argnum], alone.given[argnum]
+            label = self.sample.labels[argnum]
+            if got.shape != before.shape:
+                sizes = f"{list(before.shape)} to {list(got.shape)}"
+                words = f"a call changes the sizes of `{label}` from {sizes}: write into its elements alone"
+                yield self._wrong(label, "shape", words)
+                continue
+            if not before.numel() or right.shape != got.shape or right.dtype != got.dtype:
+                continue
+            written = compare_writes(before, right, got, known.get(argnum))
+            count = int(written.left.sum())
+            if count:
+                at = f", the first at {written.left.nonzero()[0].tolist()}" if got.dim() else ""
+                words = (
+                    f"a call writes nothing into `{label}`, and the reference does: write into its own "
+                    "memory, as `.copy_(...)` does"
+                    if count == written.every
+                    else f"a call leaves {count} of the {written.every} elements of `{label}` as they were "
+                    f"that the reference writes{at}: write all of them"
+                )
+                yield self._wrong(label, "not-written", words)
+            if bool(written.more.any()):
+                more = exact_difference(torch.where(written.more, got, before), before)
+                words = f"a call writes into `{label}` where the reference leaves it as it is: "
+                yield self._wrong(label, "overwritten", words + describe_write(more))
+
+    def _again(self, alone: WriteRun) -> Iterator[Failure]:
+        """Write a second time into what was written, beside the functional form of the values there."""
+        values = [*self.contiguous]
+        for argnum in self.written:
+            values[argnum] = alone.given[argnum].clone()
+        run = self.write(PLAIN, NO_GRAD, alone.given)
+        twin = self.right(values)
+        if twin.error is not None or run.error is not None:
+            return  # new values may be none that it takes
+        for label, (position, output) in zip(self.labels, enumerate(run.outputs), strict=True):
+            fault = twin.fault(position, output)
+            if fault is not None:
+                words = (
+                    f"a second call, on what the first one wrote, makes another `{label}` than the "
+                    f"functional form of the same values: {fault}; keep nothing between calls"
+                )
+                yield self._wrong(label, "stale-state", words, fault)
+
+    def _label(self, place: Place) -> str:
+        first = next(iter(place.layouts), place.interleaved[0] if place.interleaved else self.written[0])
+        return self.sample.labels[first]
+
+    def _right_elsewhere(self, about: str, place: Place) -> str:
+        beside = ""
+        if place.interleaved is not None:
+            beside = f" with `{self.sample.labels[place.interleaved[1]]}` in memory"
+        label = self._label(place)
+        return f"{about} is right where `{label}` is contiguous, and wrong where it is {place.name}{beside}"
 
 
 def _misses(kept: Tensor, leaf: Tensor) -> bool:
@@ -375,16 +571,3 @@ def marked(value: Tensor) -> Tensor:
     whole, bits = SIGNALLING[real.dtype]
     made = torch.full(real.shape, bits, dtype=whole, device=value.device).view(real.dtype)
     return torch.view_as_complex(made) if value.is_complex() else made
-
-
-def untouched(case: WriteCase) -> dict[int, Tensor]:
-    """Mark the elements of written arguments that the reference does not touch: it keeps a nan's bits there.
-
-    Whole numbers keep their bits through arithmetic, and need no mark.
-    """
-    flat = [marked(value) if at in case.written else value for at, value in enumerate(case.form.flat)]
-    run = reference_write(case.subject, case.sample, flat)
-    if run is None:
-        return {}
-    inexact = [at for at in case.written if is_inexact(flat[at])]
-    return {at: _same_bits(run.given[at], flat[at]) for at in inexact}
