@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import COMPARISONS
+from opsmith.checking.diagnosis.evidence import COMPARISONS, along
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.core.generate_like import WHOLE
 from opsmith.judging.compare import in_double, largest_magnitude
@@ -35,6 +35,12 @@ CONSTANTS = 8
 """Largest number of distinct values that conditions of equality are made of."""
 ABOUT = "about"
 
+Source = tuple[str, str]
+"""Name of the values in a message, and their alignment with the elements."""
+
+OF_ENTRIES = ("times", "times first")
+"""Alignments of counts of the entries of a tensor, not of the indices of a dimension."""
+
 
 @dataclass(frozen=True)
 class ElementTable:
@@ -43,26 +49,25 @@ class ElementTable:
     Args:
         wrong: Mask of the wrong elements.
         excused: Mask of the elements that are not evidence if they are right.
-        columns: Numbers beside each element.
-        marks: Truth values beside each element.
+        columns: Mapping[Source, Tensor] beside each element.
     """
 
     wrong: Tensor
     excused: Tensor
     columns: dict[Source, Tensor]
-    marks: dict[str, Tensor]
 
     @classmethod
     def of(cls, pairs: Sequence[Observation], wrong: Callable[[Observation], Tensor]) -> ElementTable:
         """Build the table of some pairs."""
         masks = [wrong(pair) for pair in pairs]
         small = [negligible(pair, mask).flatten() for pair, mask in zip(pairs, masks, strict=True)]
-        return cls(
-            torch.cat([mask.flatten() for mask in masks]),
-            torch.cat(small),
-            _joined([values_beside(pair) for pair in pairs]),
-            _joined([marks(pair) for pair in pairs]),
-        )
+        beside = [values_beside(pair) for pair in pairs]
+        columns = {
+            source: torch.cat([each[source].flatten() for each in beside])
+            for source in beside[0]
+            if all(source in each for each in beside) and len({each[source].dtype for each in beside}) == 1
+        }
+        return cls(torch.cat([mask.flatten() for mask in masks]), torch.cat(small), columns)
 
     @property
     def bits(self) -> float:
@@ -77,18 +82,6 @@ class ElementTable:
         extra = int((chosen & ~self.wrong & ~self.excused).sum())
         outside = int((~chosen & ~self.excused).sum())
         return outside > 0 and extra <= SLIPS * int(chosen.sum())
-
-
-K = TypeVar("K")
-
-
-def _joined(every: Sequence[Mapping[K, Tensor]]) -> dict[K, Tensor]:
-    """Join the tensors that all pairs have, of one dtype."""
-    return {
-        name: torch.cat([each[name].flatten() for each in every])
-        for name in every[0]
-        if all(name in each for each in every) and len({each[name].dtype for each in every}) == 1
-    }
 
 
 def negligible(pair: Observation, wrong: Tensor) -> Tensor:
@@ -123,68 +116,61 @@ Candidate = tuple[float, str, Tensor]
 def _candidates(table: ElementTable) -> Iterator[Candidate]:
     for (name, how), each in table.columns.items():
         if each.dtype == torch.bool:
-            yield PLAIN, f"where {name} is True", each
-            yield PLAIN, f"where {name} is False", ~each
+            yield from ((PLAIN, f"where {name} is {truth}", each == truth) for truth in (True, False))
         elif how.startswith("times"):
             yield PLAIN, f"where {name} occurs more than once", each > 1
-            yield PLAIN, f"where {name} occurs once", each == 1
-            yield PLAIN, f"where {name} does not occur", each == 0
         elif each.is_complex():
-            for part, values in (("real", each.real), ("imaginary", each.imag)):
-                yield PLAIN, f"where the {part} part of {name} is negative", values < 0
-                yield PLAIN, f"where the {part} part of {name} is positive", values > 0
+            for part, values in (
+                ("real part", each.real),
+                ("imaginary part", each.imag),
+                ("size", each.abs()),
+            ):
+                yield from _against(f"the {part} of {name}", values, "0", torch.zeros_like(values))
+                yield from _bounds(table, f"the {part} of {name}", values, ends=1)
     plain = {
         source: each
         for source, each in table.columns.items()
         if each.dtype == torch.float64 and not source[1].startswith("times")
     }
     beside = [(name, each) for (name, how), each in plain.items() if how != "number"]
-    for name, each in beside[:1]:
+    for place, (name, each) in enumerate(beside):
         yield from _against(name, each, "0", torch.zeros_like(each))
-        yield from _constants(name, each)
-        yield from (one for one in _thresholds(table, name, each) if ABOUT not in one[1])
-    for name, each in beside[1:]:
-        yield from _against(name, each, "0", torch.zeros_like(each))
+        if not place:
+            yield from _constants(name, each)
+            yield from (one for one in _thresholds(table, name, each) if ABOUT not in one[1])
     # Conditions on inputs alone are simpler than those on results and grad_outputs.
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
-    for some in (given, plain):
-        for ((first, how), first_values), ((other, kind), other_values) in combinations(some.items(), 2):
-            if how == "number":
-                continue
+    yield from _of_two(given)
+    yield from _differing(table, given)
+    yield from _of_two(plain)
+    for make in (_constants, partial(_thresholds, table), partial(_bounds, table, ends=2)):
+        for name, each in beside:
+            yield from make(name, each)
+
+
+def _of_two(columns: Mapping[Source, Tensor]) -> Iterator[Candidate]:
+    """Yield comparisons of numbers beside each element, and of those with a number argument."""
+    for ((first, how), first_values), ((other, kind), other_values) in combinations(columns.items(), 2):
+        if how != "number":
             yield from _against(first, first_values, other, other_values)
             if kind == "number":
                 yield from _against(f"the size of {first}", first_values.abs(), other, other_values)
                 yield from _against(first, first_values, f"minus {other}", -other_values)
-        if some is given:
-            yield from ((PLAIN, words, chosen) for words, chosen in table.marks.items())
-            yield from _differing(table, given)
-    for name, each in beside:
-        yield from _constants(name, each)
-    for name, each in beside:
-        yield from _thresholds(table, name, each)
-    for (name, _), each in table.columns.items():
-        if each.is_complex():
-            yield from _threshold(table, f"the size of {name}", each.abs())
-    for name, each in beside:
-        yield from _bands(table, name, each)
 
 
-def _differing(table: ElementTable, given: dict[Source, Tensor]) -> Iterator[Candidate]:
+def _differing(table: ElementTable, given: Mapping[Source, Tensor]) -> Iterator[Candidate]:
     """Yield thresholds of the difference of two inputs."""
     for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2):
         if "number" not in (how, kind):
             name = f"the difference of {first} and {other}"
             yield from _thresholds(table, name, first_values - other_values)
-            yield from _bands(table, name, first_values - other_values)
+            yield from _bounds(table, name, first_values - other_values, ends=2)
 
 
 def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
     distinct, counts = each.unique(return_counts=True)
     for value in distinct[counts > 1][:CONSTANTS].tolist():
         yield PLAIN, f"where {name} is {value:g}", each == value
-    whole = each == each.round()
-    yield PLAIN, f"where {name} is a whole number", whole
-    yield PLAIN, f"where {name} is not a whole number", ~whole
 
 
 def _against(one: str, first_values: Tensor, other: str, other_values: Tensor) -> Iterator[Candidate]:
@@ -193,37 +179,29 @@ def _against(one: str, first_values: Tensor, other: str, other_values: Tensor) -
 
 
 def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
-    yield from _threshold(table, name, each)
-    yield from _threshold(table, f"the size of {name}", each.abs())
+    yield from _bounds(table, name, each, ends=1)
+    yield from _bounds(table, f"the size of {name}", each.abs(), ends=1)
 
 
-def _threshold(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
-    """Yield conditions of a bound that separates the wrong elements from the others."""
+def _bounds(table: ElementTable, name: str, each: Tensor, ends: int) -> Iterator[Candidate]:
+    """Yield the bound that separates the wrong elements from the others, or an interval with two ends."""
     wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
     if not wrong.numel() or not others.numel():
         return
-    if wrong.min() > others.max():
-        limit = between(float(others.max()), float(wrong.min()))
-        yield THRESHOLD, f"where {name} is greater than {limit}", each >= wrong.min()
-    elif wrong.max() < others.min():
-        limit = between(float(wrong.max()), float(others.min()))
-        yield THRESHOLD, f"where {name} is less than {limit}", each <= wrong.max()
-
-
-def _bands(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
-    """Yield conditions of an interval, or of its complement."""
-    wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
-    if not wrong.numel() or not others.numel():
-        return
-    for words, ours, rest in (("between", wrong, others), ("not between", others, wrong)):
+    for inside, ours, rest in ((True, wrong, others), (False, others, wrong)):
         low, high = float(ours.min()), float(ours.max())
         below, above = rest[rest < low], rest[rest > high]
-        if len(below) + len(above) < len(rest) or not len(below) or not len(above):
+        if len(below) + len(above) < len(rest) or (len(below) > 0) + (len(above) > 0) != ends:
             continue
-        ends = between(float(below.max()), low), between(high, float(above.min()))
-        inside = (each >= low) & (each <= high)
-        chosen = inside if words == "between" else ~inside
-        yield BAND, f"where {name} is {words} {ends[0]} and {ends[1]}", chosen
+        first = between(float(below.max()), low) if len(below) else ""
+        last = between(high, float(above.min())) if len(above) else ""
+        if first and last:
+            chosen = (each >= low) & (each <= high)
+            words = f"{'' if inside else 'not '}between {first} and {last}"
+            yield BAND, f"where {name} is {words}", chosen if inside else ~chosen
+        elif inside:
+            words = f"greater than {first}" if first else f"less than {last}"
+            yield THRESHOLD, f"where {name} is {words}", each >= low if first else each <= high
 
 
 def between(low: float, high: float) -> str:
@@ -248,10 +226,6 @@ def between(low: float, high: float) -> str:
     return f"{ABOUT} {middle:.3g}"
 
 
-Source = tuple[str, str]
-"""Name of the values in a message, and their alignment with the elements."""
-
-
 def values_beside(pair: Observation) -> dict[Source, Tensor]:
     """Return tensors that align with each element of a pair, by name; the input's own first.
 
@@ -259,14 +233,14 @@ def values_beside(pair: Observation) -> dict[Source, Tensor]:
     integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
     A number stands beside every element.
     """
-    shape, own = pair.expected.shape, f"`{pair.argument}`"
-    named = {f"`{label}`": value for label, value in pair.inputs.items() if isinstance(value, Tensor)}
-    named = {**({own: named[own]} if own in named else {}), **named}
+    shape, found = pair.expected.shape, dict[Source, Tensor]()
+    own_first = sorted(pair.inputs, key=lambda label: label != pair.argument)
+    named = {
+        f"`{label}`": pair.inputs[label] for label in own_first if isinstance(pair.inputs[label], Tensor)
+    }
     named |= {f"the result `{label}`": value for label, value in pair.results.items()}
     alone = len(pair.grads) == 1
-    for label, value in pair.given.items():
-        named["the grad_output" if alone else f"the grad_output of `{label}`"] = value
-    found: dict[Source, Tensor] = {}
+    named |= {f"the grad_output{'' if alone else f' of `{name}`'}": grad for name, grad in pair.given.items()}
     for name, value in named.items():
         for how, aligned in _aligned(value.detach().cpu(), shape):
             found[name, how] = aligned
@@ -274,7 +248,7 @@ def values_beside(pair: Observation) -> dict[Source, Tensor]:
             for how, times in _times(value.cpu(), shape):
                 found[f"an index in {name}", how] = times
             for how, times in _aligned(_own_times(value.cpu()), shape):
-                found[f"its value in {name}", f"times {how}"] = times
+                found[f"its value in {name}", OF_ENTRIES[how == "first"]] = times
     for label, value in pair.inputs.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[f"`{label}`", "number"] = torch.full(shape, float(value), dtype=torch.float64)
@@ -297,33 +271,10 @@ def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
             continue
         index = value.long() % size
         counts = torch.bincount(index.flatten(), minlength=size).to(torch.float64)
-        yield f"times along {dim}", counts.reshape(-1, *[1] * (len(shape) - dim - 1)).expand(shape)
+        yield f"times along {dim}", along(counts, dim, len(shape)).expand(shape)
         if 1 < value.dim() == len(shape) and shape == (*value.shape[:dim], size, *value.shape[dim + 1 :]):
             ones = torch.ones(value.shape, dtype=torch.float64)
             yield f"times within {dim}", torch.zeros(shape, dtype=torch.float64).scatter_add(dim, index, ones)
-
-
-def marks(pair: Observation) -> dict[str, Tensor]:
-    """Return truth values of each element that depend on other elements: the largest of a row, ties."""
-    found: dict[str, Tensor] = {}
-    shape = pair.expected.shape
-    for (name, how), aligned in values_beside(pair).items():
-        if how or aligned.dtype == torch.bool or aligned.is_complex() or not aligned.numel() or not shape:
-            continue
-        for which, extreme in EXTREMES.items():
-            found[f"where {name} is {which}"] = aligned == extreme(aligned)
-        found[f"where {name} occurs more than once"] = _own_times(aligned) > 1
-        for dim in range(len(shape)) if len(shape) > 1 else ():
-            along = f"along dimension {dim}"
-            for which, extreme in EXTREMES.items():
-                found[f"where {name} is {which} {along}"] = aligned == extreme(aligned, dim, keepdim=True)
-            if aligned.numel() <= 4096 and max(shape) <= 128:
-                same = (aligned.unsqueeze(dim) == aligned.unsqueeze(dim + 1)).sum(dim + 1)
-                found[f"where {name} occurs more than once {along}"] = same > 1
-    return found
-
-
-EXTREMES = {"largest": torch.amax, "smallest": torch.amin}
 
 
 def _own_times(values: Tensor) -> Tensor:

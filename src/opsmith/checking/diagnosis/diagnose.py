@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
-from opsmith.checking.diagnosis.conditions import values_beside
+from opsmith.checking.diagnosis.conditions import Source, values_beside
 from opsmith.checking.diagnosis.detectors import (
     broadcast,
     grad_output,
@@ -23,7 +24,7 @@ from opsmith.checking.diagnosis.detectors import (
     region,
     scale,
 )
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, multiple
+from opsmith.checking.diagnosis.evidence import Detection, Evidence
 from opsmith.checking.diagnosis.observation import SAME, Observation
 from opsmith.judging.compare import all_close, largest_magnitude
 
@@ -120,11 +121,13 @@ def diagnose(observation: Observation) -> Diagnosis:
         got, right = list(observation.got.shape), list(observation.expected.shape)
         found["shape"] = Detection("shape", f"it has the shape {got}, and the right one {right}")
     for detector in DETECTORS:
-        if not detector.applies(observation, found):
-            continue
-        for each in detector.detect(evidence):
-            if each.cause not in found or (found[each.cause].weak and not each.weak):
-                found[each.cause] = each
+        each = (
+            evidence.first_fitting(detector.detect(evidence))
+            if detector.applies(observation, found)
+            else None
+        )
+        if each is not None and (each.cause not in found or (found[each.cause].weak and not each.weak)):
+            found[each.cause] = each
     tested = {"fresh inputs": len(evidence.fresh)} if observation.observer is not None else {}
     found = found or {UNKNOWN: unknown(evidence)}
     cause = first_of({name for name, each in found.items() if not each.weak} or set(found))
@@ -170,8 +173,9 @@ def unknown(evidence: Evidence) -> Detection:
         return Detection(UNKNOWN, words, measured)
     if pair.argument is not None and evidence.everywhere(lambda pair: not bool(pair.expected.any())):
         return Detection(UNKNOWN, CONSTANT, measured)
-    for each in evidence.first_fitting(_patterns(pair)):
-        return replace(each, evidence=measured)
+    found = evidence.first_fitting(_patterns(evidence))
+    if found is not None:
+        return replace(found, evidence=measured)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
@@ -188,9 +192,10 @@ CONSTANT = (
 )
 
 
-def _patterns(first: Observation) -> Iterator[Detection]:
+def _patterns(evidence: Evidence) -> Iterator[Detection]:
     """Yield patterns that have no cause of their own."""
-    pattern, dims = partial(Detection, UNKNOWN), range(first.expected.dim())
+    pattern, first = partial(Detection, UNKNOWN), evidence.first
+    dims = range(first.expected.dim())
     for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
         words = f"it is the right one in the reverse order along {words}"
         yield pattern(words, predicted=partial(_reversed, dims=some))
@@ -198,12 +203,19 @@ def _patterns(first: Observation) -> Iterator[Detection]:
         off = (first.got - first.expected).flatten()[0].item()
         words = f"it is the right one plus the same number everywhere ({off:.6g})"
         yield pattern(words, predicted=lambda pair: pair.expected + (pair.got - pair.expected).flatten()[0])
-        for (name, _), times in product(values_beside(first), (True, False)):
-            factor = _factor(first, name, times=times)
-            if factor is not None:
-                words = f"it is the right one with the factor {name} once too {'often' if times else 'few'}"
-                words += "" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}"
-                yield pattern(words, predicted=partial(_multiplied, name=name, times=times, factor=factor))
+        for source, times in product(values_beside(first), (True, False)):
+            factor = _factor(first, source, times=times)
+            if factor is not None and evidence.everywhere(
+                lambda pair, of=source, times=times, factor=factor: (  # type: ignore[misc]
+                    cmath.isclose(_factor(pair, of, times=times) or 0, factor, rel_tol=SAME)
+                )
+            ):
+                words = (
+                    f"it is the right one with the factor {source[0]} once too {'often' if times else 'few'}"
+                )
+                yield pattern(
+                    words + ("" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}")
+                )
         if not first.got.is_complex():
             yield pattern("it has the right values in another order", predicted=_reordered)
 
@@ -212,32 +224,14 @@ def _reversed(pair: Observation, dims: tuple[int, ...]) -> Tensor:
     return pair.expected.flip(dims)
 
 
-def _aligned(pair: Observation, name: str) -> Tensor | None:
-    """Return other numbers that may be a factor."""
-    found = next((each for (known, _), each in values_beside(pair).items() if known == name), None)
-    if found is None or found.dtype == torch.bool or (found.is_complex() and not pair.expected.is_complex()):
+def _factor(pair: Observation, source: Source, *, times: bool) -> complex | None:
+    """Fit the factor between both tensors, one of them times the numbers beside it."""
+    numbers = values_beside(pair).get(source)
+    if numbers is None or numbers.dtype == torch.bool or numbers.is_complex() > pair.expected.is_complex():
         return None
-    return found
-
-
-def _factor(pair: Observation, name: str, *, times: bool) -> float | None:
-    """Fit the factor between both tensors, apart from those numbers."""
-    numbers = _aligned(pair, name)
-    if numbers is None:
-        return None
-    right, got = (pair.expected * numbers, pair.got) if times else (pair.expected, pair.got * numbers)
-    factor = multiple(right, got)
-    if factor is None or abs(factor.imag) > SAME * abs(factor):
-        return None
-    return factor.real or None
-
-
-def _multiplied(pair: Observation, name: str, times: bool, factor: float) -> Tensor | None:
-    numbers = _aligned(pair, name)
-    if numbers is None or times:
-        return None if numbers is None else factor * pair.expected * numbers
-    nothing = (numbers == 0) & (pair.expected == 0)
-    return torch.where(nothing, pair.got, factor * pair.expected / numbers)
+    if times:
+        return scale.factor_of(replace(pair, right=pair.expected * numbers))
+    return scale.factor_of(replace(pair, computed=pair.got * numbers))
 
 
 def _reordered(pair: Observation) -> Tensor | None:

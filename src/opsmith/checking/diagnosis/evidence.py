@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -21,14 +20,14 @@ Prediction = Callable[[Observation], Tensor | None]
 
 @dataclass(frozen=True)
 class Detection:
-    """A hypothesis: a cause, and what it predicts; as a detector yields it, the evidence confirms it.
+    """A hypothesis: a cause, and what it predicts.
 
     Args:
         cause: One of `opsmith.checking.causes`.
         reason: Sentence that states it, without a capital letter and a full stop.
         evidence: Measured values.
         weak: True if another confirmed cause describes the fault better.
-        predicted: The prediction to confirm.
+        predicted: The prediction to confirm; None if the cause has been shown otherwise.
     """
 
     cause: str
@@ -99,10 +98,10 @@ class Evidence:
         """Return True if the computed tensor is the predicted one in every observation."""
         return self.everywhere(lambda pair: pair.equals(predicted(pair)))
 
-    def first_fitting(self, hypotheses: Iterable[Detection]) -> Iterator[Detection]:
-        """Yield the first hypothesis whose prediction every observation confirms."""
-        fitting = (each for each in hypotheses if each.predicted is not None and self.fits(each.predicted))
-        yield from islice(fitting, 1)
+    def first_fitting(self, hypotheses: Iterable[Detection]) -> Detection | None:
+        """Return the first hypothesis that predicts nothing, or what every observation confirms."""
+        fitting = (each for each in hypotheses if each.predicted is None or self.fits(each.predicted))
+        return next(fitting, None)
 
 
 def multiple(right: Tensor, actual: Tensor) -> complex | None:
@@ -118,6 +117,11 @@ def multiple(right: Tensor, actual: Tensor) -> complex | None:
 def times(factor: complex, tensor: Tensor) -> Tensor:
     """Multiply a tensor by a factor, which is real where it has no imaginary part."""
     return tensor * (factor if factor.imag else factor.real)
+
+
+def along(values: Tensor, dim: int, dims: int) -> Tensor:
+    """Lay a row of values along one of several dimensions."""
+    return values.reshape(-1, *[1] * (dims - dim - 1))
 
 
 COMPARISONS: Mapping[Callable[[Tensor, Tensor], Tensor], tuple[str, str, str]] = MappingProxyType(

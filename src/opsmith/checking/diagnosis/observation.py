@@ -14,7 +14,7 @@ from torch import Tensor
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.samples.batches import all_finite
+from opsmith.checking.samples.batches import all_finite, replicas
 from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
@@ -24,7 +24,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
 from opsmith.judging.compare import in_double, is_close, largest_magnitude, share_of_largest
-from opsmith.judging.tensors import is_inexact, replica
+from opsmith.judging.tensors import is_inexact, perturbed, replica
 
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""
@@ -32,6 +32,8 @@ Grads = Sequence[Tensor | None]
 SAME = 1e-6
 """Relative difference up to which what holds on one input holds on another: of a factor, and of an error that
 a hypothesis explains."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROUNDINGS = 256
 """Roundings of the largest element that two right computations may differ by."""
@@ -57,9 +59,9 @@ class Observation:
     computed: Tensor | None
     right: Tensor
     argument: str | None = None
-    inputs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    grads: Mapping[str, Tensor | None] = field(default_factory=lambda: MappingProxyType({}))
-    results: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    grads: Mapping[str, Tensor | None] = field(default_factory=dict)
+    results: Mapping[str, Tensor] = field(default_factory=dict)
     tolerance: Tensor | None = None
     observer: Observer | None = None
 
@@ -136,14 +138,12 @@ class Observation:
         """Name a result in a message, if there are several."""
         return f" of `{name}`" if len(self.grads) > 1 else " of the result"
 
-    def grads_of_element(self, name: str, at: int, value: float) -> Grads:
+    def grads_of_element(self, name: str, at: int, value: float) -> dict[str, Tensor]:
         """Return grad_outputs of zeros, but for one element of one result."""
         zeros = partial(torch.zeros_like, memory_format=torch.contiguous_format)
-        grads = {each: None if grad is None else zeros(grad) for each, grad in self.grads.items()}
-        alone = grads[name]
-        assert alone is not None
-        alone.view(-1)[at] = value
-        return list(grads.values())
+        grads = {each: zeros(grad) for each, grad in self.given.items()}
+        grads[name].view(-1)[at] = value
+        return grads
 
     @property
     def exact(self) -> Observer | None:
@@ -153,33 +153,33 @@ class Observation:
     def backward(self, grads: Grads) -> Tensor | None:
         """Compute the gradient for other grad_outputs, on the same inputs."""
         assert self.observer is not None
-        subset = self.observer.subset
-        return self.observer.backward([*self.inputs.values()], subset, grads)[
-            subset.index(self.observer.argnum)
-        ]
+        return self.observer.by_own([*self.inputs.values()], grads)
 
-    def right_for(self, grads: Grads) -> Tensor | None:
-        """Compute the right gradient for other grad_outputs; None where that takes long."""
-        if self.exact is None:
-            return None
-        return in_double(self.exact.rights([*self.inputs.values()], (self.exact.argnum,), grads)[0])
+    def right_for(
+        self, grads: Mapping[str, Any] = NOTHING, inputs: Mapping[str, Any] = NOTHING
+    ) -> Tensor | None:
+        """Compute the right gradient with some grad_outputs or inputs changed.
 
-    def with_grads(self, change: Callable[[str, Tensor], Tensor]) -> Tensor | None:
-        """Compute the right gradient with each grad_output changed; None where it cannot be computed."""
-        if self.exact is None:
-            return None
-        return self.right_for(
-            [None if grad is None else change(name, grad) for name, grad in self.grads.items()]
-        )
-
-    def with_inputs(self, changed: Mapping[str, Any]) -> Tensor | None:
-        """Compute the right gradient with some inputs changed; None where the reference rejects them."""
-        values = [changed.get(label, value) for label, value in self.inputs.items()]
+        None where the reference rejects them, or where that takes long.
+        """
         with Overlooking():  # changed inputs need not be valid
             if self.exact is not None:
-                grads = [*self.grads.values()]
-                return in_double(self.exact.rights(values, (self.exact.argnum,), grads)[0])
+                flat, given = [*{**self.inputs, **inputs}.values()], [*{**self.grads, **grads}.values()]
+                return in_double(self.exact.rights(flat, (self.exact.argnum,), given)[0])
         return None
+
+    def if_changed(
+        self, change: Callable[[Any], Tensor | float | None], *, grad: str = "", input: str = ""
+    ) -> Tensor | None:
+        """Compute the right gradient with one input changed, or one grad_output, or each grad_output.
+
+        None where there is no such change.
+        """
+        if input:
+            changed = {input: change(self.inputs[input])}
+            return None if changed[input] is None else self.right_for(inputs=changed)
+        grads = {name: change(each) for name, each in self.given.items() if grad in ("", name)}
+        return None if None in grads.values() else self.right_for(grads)
 
     @cached_property
     def other_gradients(self) -> Mapping[str, tuple[Tensor | None, Tensor]]:
@@ -192,10 +192,9 @@ class Observation:
         answers = dict(zip(seen.subset, seen.backward(flat, seen.subset, grads), strict=True))
         for argnum, right in zip(every, seen.rights(flat, every, grads) if every else (), strict=True):
             if argnum not in answers:
-                answers[argnum] = None
                 with Overlooking():  # reported by a failure of its own
                     (answers[argnum],) = seen.backward(flat, (argnum,), grads)
-            found[seen.sample.labels[argnum]] = (answers[argnum], right)
+            found[seen.sample.labels[argnum]] = (answers.get(argnum), right)
         return found
 
     @cached_property
@@ -210,7 +209,7 @@ class Observation:
         """Observe with every number moved by a relative step; None outside of the domain."""
         generator = torch.Generator().manual_seed(seed)
         values, grads = (
-            [_moved(each, step, generator) for each in some.values()] for some in (self.inputs, self.grads)
+            [perturbed(each, step, generator) for each in some.values()] for some in (self.inputs, self.grads)
         )
         with Overlooking():
             return None if self.observer is None else self.observer.gradient(values, grads)
@@ -258,18 +257,14 @@ class Observer:
         if self.right is not None or observation.computed is None or not observation.same_shape:
             return observation  # finite differences mark unknown elements themselves
         jumps = self._across(flat, grads, KINK)
-        size = float(observation.right.abs().max()) if observation.right.numel() else 0.0
-        kinks = (jumps > 1e-3 * size) & observation.computed.cpu().isfinite()
+        kinks = (jumps > 1e-3 * largest_magnitude(observation.right)) & observation.computed.cpu().isfinite()
         if bool(kinks.any()):
             # A gradient that nearly vanishes, as at an optimum, changes much relative to its size; it is a
             # jump only if the difference does not shrink with the step.
             kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
-        if not bool(kinks.any()):
-            return observation
         # Zeros are neutral for every hypothesis, such as a sign or a factor.
-        computed, right = (
-            torch.where(kinks, 0, each) for each in (observation.computed.cpu(), observation.right)
-        )
+        both = (observation.computed.cpu(), observation.right)
+        computed, right = (each.masked_fill(kinks, 0) for each in both)
         return replace(observation, computed=computed, right=right)
 
     def _across(self, flat: Sequence[Any], grads: Grads, step: float) -> Tensor:
@@ -277,19 +272,18 @@ class Observer:
         sides = []
         for side in (step, -step):
             generator = torch.Generator().manual_seed(APART)
-            moved = [_moved(value, side, generator, least=1.0) for value in flat]
+            moved = [_beside(value, side, generator) for value in flat]
             sides.append(self.rights(moved, (self.argnum,), grads)[0])
         return (sides[0] - sides[1]).abs()
 
     def gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
         """Observe the gradient, at a kink too."""
-        answers = self.backward(flat, self.subset, grads)
         (right,) = self.rights(flat, (self.argnum,), grads)
         with torch.no_grad():
-            results = self.subject.plain(self.sample)([replica(value) for value in flat])
+            results = self.subject.plain(self.sample)(replicas(flat))
         names = [result.name for result in self.subject.results(self.sample)]
         return Observation(
-            answers[self.subset.index(self.argnum)],
+            self.by_own(flat, grads),
             right,
             self.sample.labels[self.argnum],
             dict(zip(self.sample.labels, flat, strict=True)),
@@ -299,6 +293,10 @@ class Observer:
             self,
         )
 
+    def by_own(self, flat: Sequence[Any], grads: Grads) -> Tensor | None:
+        """Compute the operator's gradient of the input."""
+        return self.backward(flat, self.subset, grads)[self.subset.index(self.argnum)]
+
     def backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""
         own = [replica(value, self.dtype, self.device) for value in flat]
@@ -307,7 +305,7 @@ class Observer:
 
     def rights(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
-        values = [replica(value) for value in flat]
+        values = replicas(flat)
         if self.right is None:
             found = vjp(self.subject.plain(self.sample), values, argnums, grads)
         else:
@@ -332,7 +330,7 @@ class Observer:
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
             values = restored(self.subject, self.sample, draw_fresh(flat, generator, method))
             with Overlooking():  # rejected inputs are drawn again by the next method
-                results = self.subject.plain(self.sample)([replica(value) for value in values])
+                results = self.subject.plain(self.sample)(replicas(values))
                 if not all_finite(results):
                     continue
                 fresh = [
@@ -350,21 +348,22 @@ class Observer:
         Fresh indices are like the given ones: where these are all the same, a gradient that is wrong where
         an index repeats looks like a shifted one.
         """
-        samples = (*self.subject.samples, *variations(self.subject).samples) if _distinct(self.sample) else ()
-        alike = [each for each in samples if form_of(each) == form_of(self.sample)]
-        return max((self.sample, *alike), key=_distinct)
+        alike = [each for each in self._samples() if form_of(each) == form_of(self.sample)]
+        return max((self.sample, *alike), key=_distinct) if _distinct(self.sample) else self.sample
 
     def elsewhere(self) -> list[Observer]:
-        """Return observers of the same arguments at other sizes, the author's samples first."""
-        shapes = _shapes(self.sample)
+        """Return observers of arguments of as many dimensions at other sizes, the author's samples first."""
         others: dict[str, Sample] = {}
-        for sample in (*self.subject.samples, *variations(self.subject).samples):
-            found = _shapes(sample)
-            empty = any(shape is not None and 0 in shape for shape in found)
-            alike = [each is None for each in found] == [each is None for each in shapes]
-            if alike and not empty and found != shapes and sample.labels == self.sample.labels:
-                others.setdefault(str(found), sample)
+        for sample in self._samples():
+            shapes = [_shape(value) for value in sample.flat]
+            pairs = [(_shape(own), shape) for own, shape in zip(self.sample.flat, shapes, strict=False)]
+            alike = sample.labels == self.sample.labels and all(len(own) == len(each) for own, each in pairs)
+            if alike and any(own != each for own, each in pairs) and not any(0 in each for each in shapes):
+                others.setdefault(str(shapes), sample)
         return [replace(self, sample=sample) for sample in others.values()]
+
+    def _samples(self) -> tuple[Sample, ...]:
+        return (*self.subject.samples, *variations(self.subject).samples)
 
 
 def _distinct(sample: Sample) -> int:
@@ -373,14 +372,13 @@ def _distinct(sample: Sample) -> int:
     return sum(len(each.unique()) for each in tensors)
 
 
-def _moved(value: Any, step: float, generator: torch.Generator, *, least: float = 0.0) -> Any:
-    """Move each element by a relative step, or by a step relative to the least size."""
-    fresh = replica(value)
-    if not is_inexact(fresh):
-        return fresh
-    signs = torch.randint(0, 2, fresh.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return fresh + step * signs.to(fresh.device) * fresh.abs().clamp_min(least)
+def _beside(value: Any, step: float, generator: torch.Generator) -> Any:
+    """Move each element by a step relative to its size, or to 1."""
+    if not is_inexact(value):
+        return replica(value)
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return value + step * signs.to(value.device) * value.abs().clamp_min(1.0)
 
 
-def _shapes(sample: Sample) -> list[Any]:
-    return [tuple(value.shape) if isinstance(value, Tensor) else None for value in sample.flat]
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()

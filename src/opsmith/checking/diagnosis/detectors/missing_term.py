@@ -7,17 +7,25 @@ the difference from the right one must be a multiple of the term, the same on ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.detectors.region import index_rules, mask_of
+from opsmith.checking.diagnosis.detectors.region import WIDTHS, IndexRule, index_rules, mask_of
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
-from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, Prediction, multiple, times
+from opsmith.checking.diagnosis.evidence import (
+    COMPARISONS,
+    Detection,
+    Evidence,
+    Prediction,
+    along,
+    multiple,
+    times,
+)
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
 from opsmith.checking.diagnosis.observation import SAME, Observation
 from opsmith.judging.compare import in_double, largest_magnitude
@@ -31,13 +39,13 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
     if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
-        terms = chain(_of_results(evidence), _of_elements(evidence), _of_edges(evidence))
-        weights = (_weight(evidence, words, term, missing=missing) for words, term in terms)
-        hypotheses = (each for each in weights if each is not None)
-        others = chain(_of_two_edges(evidence), _of_a_summand(evidence)) if missing else ()
-        for each in evidence.first_fitting(chain(hypotheses, others)):
-            yield each
-            return
+        for words, term in chain(_of_results(evidence), _of_elements(evidence), _of_edges(evidence)):
+            hypothesis = _weight(evidence, words, term, missing=missing)
+            if hypothesis is not None:
+                yield hypothesis
+        if missing:
+            yield from _of_two_edges(evidence)
+            yield from _of_a_summand(evidence)
 
 
 def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) -> Detection | None:
@@ -86,11 +94,10 @@ def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
     first = evidence.first
     for name, grad in first.given.items():
         for dim, size in enumerate(grad.shape):
-            for words, rule in _rules(size):
-                term = partial(
-                    _masked, name=name, selected=partial(_for_indices, name=name, dim=dim, rule=rule)
-                )
-                yield f"the grad_output of {words.format('index')} of dimension {dim}{first.of(name)}", term
+            for rule in _rules(size):
+                words = f"the grad_output of {rule.words.format('index')} of dimension {dim}{first.of(name)}"
+                selected = partial(_for_indices, name=name, dim=dim, rule=rule)
+                yield words, partial(_masked, name=name, selected=selected)
         for label, aligned in _beside(first, name).items():
             if aligned.dtype == torch.bool:
                 tests = [(f"is {truth}", partial(torch.eq, other=truth)) for truth in (True, False)]
@@ -104,28 +111,20 @@ def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
                 yield f"the grad_output where {label} {words}", partial(_masked, name=name, selected=selected)
 
 
-def _rules(size: int) -> Iterator[tuple[str, Callable[[int], frozenset[int]]]]:
-    """Yield sets of indices along a dimension: the first, the last, tails; each with one description."""
-    known: set[frozenset[int]] = set()
-    sets = [{0}, {size - 1}, set(range(1, size)), set(range(size - 1))]
-    sets += [{0, size - 1}, set(range(1, size - 1)), set(range(0, size, 2)), set(range(1, size, 2))]
-    sets += [set(range(size // width * width, size)) for width in (2, 4, 8, 16, 32, 64)]
-    for each in map(frozenset, sets):
-        if each in known or not 0 < len(each) < size:
-            continue
-        known.add(each)
-        for rule in index_rules(each, size):
-            yield rule.words, rule.at
-            break
+def _rules(size: int) -> Iterator[IndexRule]:
+    """Yield indices along a dimension: the first, the last, tails; each with one description."""
+    cuts = [slice(1), slice(-1, None), slice(1, None), slice(-1), slice(None, None, max(size - 1, 1))]
+    cuts += [slice(1, -1), slice(None, None, 2), slice(1, None, 2)]
+    cuts += [slice(size // width * width, None) for width in (2, *WIDTHS)]
+    for each in dict.fromkeys(range(size)[cut] for cut in cuts):
+        yield from islice(index_rules([*each], size), 1)
 
 
-def _for_indices(
-    pair: Observation, name: str, dim: int, rule: Callable[[int], frozenset[int]]
-) -> Tensor | None:
+def _for_indices(pair: Observation, name: str, dim: int, rule: IndexRule) -> Tensor | None:
     grad = pair.given.get(name)
     if grad is None or dim >= grad.dim():
         return None
-    return mask_of(rule(grad.shape[dim]), grad.shape[dim]).reshape(-1, *[1] * (grad.dim() - dim - 1))
+    return along(mask_of(rule.at(grad.shape[dim]), grad.shape[dim]), dim, grad.dim())
 
 
 def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
@@ -151,9 +150,8 @@ def _masked(pair: Observation, name: str, selected: Prediction) -> Tensor | None
     mask = selected(pair)
     if mask is None:
         return None
-    return pair.with_grads(
-        lambda each, grad: grad * mask.to(grad.device) if each == name else torch.zeros_like(grad)
-    )
+    others = {each: torch.zeros_like(grad) for each, grad in pair.given.items()}
+    return pair.right_for({**others, name: pair.given[name] * mask.to(pair.given[name].device)})
 
 
 def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
@@ -162,7 +160,7 @@ def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
         yield f"what flows through {edge}", partial(_along, compute=GradientPaths.through, edges=(edge,))
 
 
-def _edges(evidence: Evidence) -> tuple[OperandEdge, ...]:
+def _edges(evidence: Evidence) -> Sequence[OperandEdge]:
     paths = evidence.first.paths
     return () if paths is None else paths.edges
 
@@ -206,16 +204,11 @@ def _of_a_summand(evidence: Evidence) -> Iterator[Detection]:
 
 def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
     """Detect a number argument whose value 0 makes the gradient right, on every fresh input."""
-    yield from evidence.first_fitting(
-        Detection(
-            "missing-term",
-            f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there",
-            {"term": f"`{label}`", "times": 0.0},
-            predicted=partial(Observation.with_inputs, changed={label: 0.0}),
-        )
-        for label, value in evidence.first.inputs.items()
-        if isinstance(value, float) and value
-    )
+    for label, value in evidence.first.inputs.items():
+        if isinstance(value, float) and value:
+            words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
+            predicted = partial(Observation.right_for, inputs={label: 0.0})
+            yield Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0}, predicted=predicted)
 
 
 def missing(evidence: Evidence) -> Iterator[Detection]:

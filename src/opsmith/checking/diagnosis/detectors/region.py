@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, conditions, negligible
 from opsmith.checking.diagnosis.detectors.scale import shown_factor
-from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, multiple, times
+from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, along, multiple, times
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.judging.compare import all_close
 
@@ -114,27 +114,24 @@ LISTED = 6
 COMBINATIONS = 200
 """Largest number of combinations of index rules."""
 
-Indices = frozenset[int]
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Rule(Generic[T, R]):
-    """A set of indices along one dimension, at every size; or a mask of elements, at every shape.
+    """Indices along one dimension, at every size; or a mask of elements, at every shape.
 
     Args:
         words: Description, as in `in its last row`; of indices, `{}` stands for the counted item.
-        at: Returns the set at a size, or the mask of a shape.
+        at: Returns the indices at a size, or the mask of a shape.
     """
 
     words: str
     at: Callable[[T], R]
 
 
-IndexRule = Rule[int, Indices]
+IndexRule = Rule[int, range]
 ElementRule = Rule[torch.Size, Tensor]
 
 
@@ -150,16 +147,12 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
     """
     if int(mask.sum()) == 1 and mask.dim() > 1:
         index = mask.nonzero()[0].tolist()
-        yield ElementRule(f"at {index}", partial(_single, index=index))
+        named = {dim: IndexRule("", _sliced(at, at + 1)) for dim, at in enumerate(index)}
+        yield ElementRule(f"at {index}", partial(_box, named=named))
     yield from _boxes(mask)
     yield from _diagonals(mask)
-    for words, inside in (("at its border", False), ("away from its border", True)):
-        bordered = partial(_border, inside=inside)
-        if mask.dim() > 1 and torch.equal(bordered(mask.shape), mask):
-            yield ElementRule(words, bordered)
-    for each in (
-        index_rules(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ()
-    ):
+    several = mask.dim() > 1 and int(mask.sum()) > 1
+    for each in index_rules(_listed(mask.flatten()), mask.numel()) if several else ():
         yield ElementRule(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
     if len(indices) <= LISTED:
@@ -171,70 +164,46 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
     )
 
 
-def _single(shape: torch.Size, index: list[int]) -> Tensor:
-    mask = torch.zeros(shape, dtype=torch.bool)
-    if len(index) == len(shape) and all(at < size for at, size in zip(index, shape, strict=True)):
-        mask[tuple(index)] = True
-    return mask
-
-
-def index_rules(found: Indices, size: int) -> Iterator[IndexRule]:
-    """Yield descriptions of a set of indices along a dimension, the simplest first."""
-    for each in _rules(found, size):
-        if each.at(size) == found:
-            yield each
-
-
-def _rules(found: Indices, size: int) -> Iterator[IndexRule]:
+def index_rules(found: list[int], size: int) -> Iterator[IndexRule]:
+    """Yield descriptions of indices along a dimension, the simplest first."""
     if not found or len(found) == size:
         return
-    low, high = min(found), max(found)
-    rules: list[tuple[str, Callable[[int], range]]] = [
-        ("the last {}", lambda n: range(max(n - 1, 0), n)),
-        ("the first {}", lambda n: range(min(n, 1))),
-    ]
+    low, high = found[0], found[-1]
+    rules = [("the last {}", _sliced(-1, None)), ("the first {}", _sliced(1))]
     if len(found) == 1 and 0 < low < size - 1:
-        rules.append((f"{{}} {low}", lambda n: range(low, min(low + 1, n))))
+        rules.append((f"{{}} {low}", _sliced(low, low + 1)))
     rules += [
-        ("all but the first {}", lambda n: range(1, n)),
-        ("all but the last {}", lambda n: range(n - 1)),
+        ("all but the first {}", _sliced(1, None)),
+        ("all but the last {}", _sliced(-1)),
         ("the first and the last {}", lambda n: range(0, n, max(n - 1, 1))),
-        ("every {} but the first and the last", lambda n: range(1, n - 1)),
+        ("every {} but the first and the last", _sliced(1, -1)),
     ]
     for width in WIDTHS:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
         rules.append((words, partial(_tail, width=width)))
     if len(found) > 1:
         rules += [
-            (f"the last {size - low} {{}}s", lambda n: range(max(n - (size - low), 0), n)),
-            (f"every {{}} from {low} on", lambda n: range(low, n)),
-            (f"every {{}} up to {high}", lambda n: range(min(high + 1, n))),
-            (f"every {{}} from {low} to {high}", lambda n: range(low, min(high + 1, n))),
-            ("every {} in the second half", lambda n: range(n - n // 2, n)),
-            ("every {} in the first half", lambda n: range(n // 2)),
+            (f"the last {size - low} {{}}s", _sliced(low - size, None)),
+            (f"every {{}} from {low} on", _sliced(low, None)),
+            (f"every {{}} up to {high}", _sliced(high + 1)),
+            (f"every {{}} from {low} to {high}", _sliced(low, high + 1)),
         ]
     for stride in STRIDES if len(found) > 2 else ():
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
-        strided = partial(_strided, start=low % stride, stride=stride)
-        rules.append((f"every {nth} {{}}, from {low % stride} on", strided))
-    for words, at in rules:
-        yield IndexRule(words, partial(_indices, at=at))
+        rules.append((f"every {nth} {{}}, from {low % stride} on", _sliced(low % stride, None, stride)))
+    yield from (IndexRule(words, at) for words, at in rules if [*at(size)] == found)
 
 
-def _indices(n: int, at: Callable[[int], range]) -> Indices:
-    return frozenset(at(n))
+def _sliced(*bounds: int | None) -> Callable[[int], range]:
+    return lambda n: range(n)[slice(*bounds)]
 
 
 def _tail(n: int, width: int) -> range:
     return range(n // width * width, n)
 
 
-def _strided(n: int, start: int, stride: int) -> range:
-    return range(start, n, stride)
-
-
-def _set(mask: Tensor) -> Indices:
-    return frozenset(mask.nonzero().flatten().tolist())
+def _listed(mask: Tensor) -> list[int]:
+    return [int(at) for at in mask.nonzero().flatten()]
 
 
 def _boxes(mask: Tensor) -> Iterator[ElementRule]:
@@ -253,9 +222,9 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
         yield ElementRule(f"in {words}", partial(_box, named=named))
 
 
-def _side(mask: Tensor, dim: int) -> Indices:
+def _side(mask: Tensor, dim: int) -> list[int]:
     others = [other for other in range(mask.dim()) if other != dim]
-    return _set(mask.amax(others) if others else mask)
+    return _listed(mask.amax(others) if others else mask)
 
 
 def _position_words(words: str, dim: int, dims: int) -> str:
@@ -273,19 +242,19 @@ def _box(shape: torch.Size, named: dict[int, IndexRule]) -> Tensor:
     for dim, each in named.items():
         if dim >= len(shape):
             return torch.zeros(shape, dtype=torch.bool)
-        mask &= mask_of(each.at(shape[dim]), shape[dim]).reshape(-1, *[1] * (len(shape) - dim - 1))
+        mask &= along(mask_of(each.at(shape[dim]), shape[dim]), dim, len(shape))
     return mask
 
 
-def mask_of(indices: Indices, size: int) -> Tensor:
-    """Return the mask of a set of indices along a dimension.
+def mask_of(indices: range, size: int) -> Tensor:
+    """Return the mask of indices along a dimension.
 
     Example:
-        >>> mask_of(frozenset({1}), 3)
+        >>> mask_of(range(1, 2), 3)
         tensor([False,  True, False])
     """
     mask = torch.zeros(size, dtype=torch.bool)
-    mask[sorted(indices)] = True
+    mask[[*indices]] = True
     return mask
 
 
@@ -303,16 +272,8 @@ def _related(
 ) -> Tensor:
     if second >= len(shape):
         return torch.zeros(shape, dtype=torch.bool)
-    at = [torch.arange(shape[dim]).reshape(-1, *[1] * (len(shape) - dim - 1)) for dim in (first, second)]
+    at = [along(torch.arange(shape[dim]), dim, len(shape)) for dim in (first, second)]
     return relation(*at).expand(shape)
-
-
-def _border(shape: torch.Size, *, inside: bool) -> Tensor:
-    inner = torch.ones(shape, dtype=torch.bool)
-    for dim, size in enumerate(shape):
-        inner.narrow(dim, 0, min(1, size)).fill_(False)
-        inner.narrow(dim, max(size - 1, 0), min(1, size)).fill_(False)
-    return inner if inside else ~inner
 
 
 def _flat(shape: torch.Size, each: IndexRule) -> Tensor:

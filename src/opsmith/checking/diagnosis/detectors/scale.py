@@ -17,10 +17,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.conditions import OF_ENTRIES, Source, values_beside
 from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.evidence import Detection, Evidence, Prediction, multiple, times
 from opsmith.checking.diagnosis.observation import SAME, Observation
-from opsmith.core.generate_like import WHOLE
 
 FEW = 3
 """Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence. In fewer
@@ -249,8 +249,8 @@ def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
         return
     if not all(bool((pair.got.isfinite() & pair.expected.isfinite()).all()) for pair in evidence.pairs):
         return
-    groups = [*evidence.first_fitting(_of_groups(evidence))]
-    yield from groups or _steady(evidence)
+    yield from _of_groups(first)
+    yield from _steady(evidence)
 
 
 def _steady(evidence: Evidence) -> Iterator[Detection]:
@@ -305,65 +305,50 @@ COUNTS = MappingProxyType(
 )
 
 
-def _of_groups(evidence: Evidence) -> Iterator[Detection]:
+def _of_groups(first: Observation) -> Iterator[Detection]:
     """Yield means over groups instead of sums, and the reverse."""
-    for label, index in evidence.first.inputs.items():
-        if not isinstance(index, Tensor) or index.dtype not in WHOLE:
+    for (name, how), counts in values_beside(first).items():
+        if not how.startswith("times") or not _varied(counts.clamp_min(1)[first.expected != 0]):
             continue
-        for dim, by_value, (form, take) in product(
-            range(evidence.first.expected.dim()), (True, False), COUNTS.items()
-        ):
-            equals = form.format(f"{'it' if by_value else f'its entry of `{label}`'} occurs in `{label}`")
+        dim = next(at for at in range(counts.dim()) if not torch.equal(counts, counts.roll(1, at)))
+        tensor = name.rpartition(" in ")[2]
+        occurs = (
+            f"its entry of {tensor} occurs in {tensor}" if how in OF_ENTRIES else f"it occurs in {tensor}"
+        )
+        for form, take in COUNTS.items():
+            equals = form.format(occurs)
             words = f"it is the right one times a factor for each index of dimension {dim}: {equals}"
-            predicted = partial(_counted, label=label, dim=dim, by_value=by_value, take=take)
+            predicted = partial(_counted, source=(name, how), take=take)
             yield Detection("scale", words, {"equals": equals}, predicted=predicted)
 
 
-def _counted(
-    pair: Observation, label: str, dim: int, by_value: bool, take: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Predict the right gradient times factors that differ: of an index, or of the group of each element."""
-    value = pair.inputs.get(label)
-    if not isinstance(value, Tensor) or not value.dim() or not value.numel() or int(value.min()) < 0:
-        return None
-    index, shape = value.detach().cpu().flatten().long(), pair.expected.shape
-    if by_value:
-        if int(index.max()) >= shape[dim]:
-            return None
-        counts = index.bincount(minlength=shape[dim])
-    elif shape[dim : dim + value.dim()] == value.shape:
-        counts = index.bincount()[index].reshape(value.shape)
-    else:
-        return None
-    behind = len(shape) - dim - counts.dim()
-    counts = counts.clamp_min(1).double().reshape(*counts.shape, *[1] * behind).expand(shape)
-    return pair.expected * take(counts) if _varied(counts[pair.expected != 0]) else None
+def _counted(pair: Observation, source: Source, take: Callable[[Tensor], Tensor]) -> Tensor | None:
+    counts = values_beside(pair).get(source, torch.ones(())).clamp_min(1)
+    varied = _varied(counts.expand(pair.expected.shape)[pair.expected != 0])
+    return pair.expected * take(counts) if varied else None
 
 
 def sign(evidence: Evidence) -> Iterator[Detection]:
     """Detect the negative, the complex conjugate, or the result of a forgotten conjugate."""
-    first = evidence.first
-    if not first.expected.any():
-        return
-    hypotheses = [Detection("sign", NEGATIVE, {"factor": -1.0}, predicted=lambda pair: -pair.expected)]
-    if any(each.is_complex() for each in (first.expected, *first.given.values())):
-        hypotheses += [Detection("sign", reason, predicted=each) for reason, each in CONJUGATES.items()]
-    yield from evidence.first_fitting(hypotheses)
+    if evidence.first.expected.any():
+        yield from (Detection("sign", reason, predicted=predicted) for reason, predicted in SIGNS.items())
 
 
 def _holomorphic(pair: Observation) -> Tensor | None:
     """Compute grad * f' by two conjugations; for a holomorphic f, grad * conj(f') is right."""
-    found = pair.with_grads(lambda _, grad: grad.conj())
+    found = pair.if_changed(torch.conj)
     return None if found is None else found.conj().resolve_conj()
 
 
-NEGATIVE = "it is the right one times -1"
-CONJUGATES: dict[str, Prediction] = {
-    "it is the complex conjugate of the right one: its imaginary part has the other sign": (
-        lambda pair: pair.expected.conj().resolve_conj()
-    ),
-    "it is minus the complex conjugate of the right one: its real part has the other sign": (
-        lambda pair: -pair.expected.conj().resolve_conj()
-    ),
-    "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
-}
+SIGNS: Mapping[str, Prediction] = MappingProxyType(
+    {
+        "it is the right one times -1": lambda pair: -pair.expected,
+        "it is the complex conjugate of the right one: its imaginary part has the other sign": (
+            lambda pair: pair.expected.conj().resolve_conj()
+        ),
+        "it is minus the complex conjugate of the right one: its real part has the other sign": (
+            lambda pair: -pair.expected.conj().resolve_conj()
+        ),
+        "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
+    }
+)
