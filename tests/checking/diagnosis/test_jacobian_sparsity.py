@@ -9,7 +9,7 @@ import torch
 from diagnosed import diagnosed, observation, operator, random
 from torch import Tensor
 
-from opsmith.checking.diagnosis.detectors.grad_output import jacobian_sparsity
+from opsmith.checking.diagnosis.detectors.missing_term import jacobian_sparsity
 from opsmith.checking.diagnosis.detectors.scale import per_index_scale
 from opsmith.checking.diagnosis.evidence import Evidence
 

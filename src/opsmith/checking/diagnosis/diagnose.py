@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,21 +52,17 @@ class Detector:
     Args:
         detect: Makes hypotheses on the first pair, tests them on all, and yields those that hold.
         any_size: True if it also applies to a difference as small as rounding.
-        any_shape: True if it also applies to a tensor of another shape.
         needless_after: Causes that make it unnecessary.
         last_resort: True if it runs only where nothing but weak detections was made before.
     """
 
     detect: Callable[[Evidence], Iterator[Detection]]
     any_size: bool = False
-    any_shape: bool = False
     needless_after: frozenset[str] = frozenset()
     last_resort: bool = False
 
     def applies(self, pair: Observation, found: Mapping[str, Detection]) -> bool:
         """Return True if to run it on a pair after some detections, by cause."""
-        if not pair.same_shape:
-            return self.any_shape
         if pair.is_small and not self.any_size:
             return False
         if self.last_resort and not all(each.weak for each in found.values()):
@@ -76,7 +71,7 @@ class Detector:
 
 
 DETECTORS = (
-    Detector(broadcast.broadcast, any_shape=True),
+    Detector(broadcast.broadcast),
     Detector(missing_term.missing, any_size=True),
     Detector(precision.nonfinite, any_size=True),
     Detector(grad_output.grad_output_dependence, any_size=True),
@@ -84,8 +79,8 @@ DETECTORS = (
     Detector(scale.sign),
     Detector(scale.scale),
     Detector(scale.per_index_scale),
-    Detector(position.swapped, any_shape=True),
-    Detector(position.transposed, any_shape=True),
+    Detector(position.swapped),
+    Detector(position.transposed),
     Detector(position.shifted),
     Detector(region.region),
     Detector(missing_term.forgotten_number),
@@ -98,7 +93,7 @@ DETECTORS = (
             }
         ),
     ),
-    Detector(grad_output.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
+    Detector(missing_term.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
 )
 """All detectors, in the order in which they run; the table of causes decides which cause comes first."""
 
@@ -116,16 +111,13 @@ def diagnose(observation: Observation) -> Diagnosis:
         'it is the right one times -1'
     """
     evidence = Evidence(observation)
-    found: dict[str, Detection] = {}
     if not observation.same_shape:
         got, right = list(observation.got.shape), list(observation.expected.shape)
-        found["shape"] = Detection("shape", f"it has the shape {got}, and the right one {right}")
+        return Diagnosis("shape", f"it has the shape {got}, and the right one {right}")
+    found: dict[str, Detection] = {}
     for detector in DETECTORS:
-        each = (
-            evidence.first_fitting(detector.detect(evidence))
-            if detector.applies(observation, found)
-            else None
-        )
+        hypotheses = detector.detect(evidence) if detector.applies(observation, found) else ()
+        each = evidence.first_fitting(hypotheses)
         if each is not None and (each.cause not in found or (found[each.cause].weak and not each.weak)):
             found[each.cause] = each
     tested = {"fresh inputs": len(evidence.fresh)} if observation.observer is not None else {}
@@ -163,8 +155,6 @@ RESEMBLES = 0.9
 def unknown(evidence: Evidence) -> Detection:
     """Describe the position and size of a difference, and what it resembles."""
     pair = evidence.first
-    if not pair.same_shape:
-        return Detection(UNKNOWN, "")
     count, total = int(pair.wrong.sum()), pair.wrong.numel()
     size = largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
     measured = {"wrong": f"{count} of {total}", "error": size}
@@ -204,18 +194,11 @@ def _patterns(evidence: Evidence) -> Iterator[Detection]:
         words = f"it is the right one plus the same number everywhere ({off:.6g})"
         yield pattern(words, predicted=lambda pair: pair.expected + (pair.got - pair.expected).flatten()[0])
         for source, times in product(values_beside(first), (True, False)):
-            factor = _factor(first, source, times=times)
-            if factor is not None and evidence.everywhere(
-                lambda pair, of=source, times=times, factor=factor: (  # type: ignore[misc]
-                    cmath.isclose(_factor(pair, of, times=times) or 0, factor, rel_tol=SAME)
-                )
-            ):
-                words = (
-                    f"it is the right one with the factor {source[0]} once too {'often' if times else 'few'}"
-                )
-                yield pattern(
-                    words + ("" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}")
-                )
+            factor = scale.steady_factor(evidence, partial(_factor, source=source, times=times))
+            if factor is not None:
+                words = f"the factor {source[0]} once too {'often' if times else 'few'}"
+                words += "" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}"
+                yield pattern(f"it is the right one with {words}")
         if not first.got.is_complex():
             yield pattern("it has the right values in another order", predicted=_reordered)
 

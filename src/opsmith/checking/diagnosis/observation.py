@@ -33,6 +33,9 @@ SAME = 1e-6
 """Relative difference up to which what holds on one input holds on another: of a factor, and of an error that
 a hypothesis explains."""
 
+MOST_ELEMENTS = 96
+"""Largest number of elements of a grad_output that are tried one by one."""
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROUNDINGS = 256
@@ -138,13 +141,6 @@ class Observation:
         """Name a result in a message, if there are several."""
         return f" of `{name}`" if len(self.grads) > 1 else " of the result"
 
-    def grads_of_element(self, name: str, at: int, value: float) -> dict[str, Tensor]:
-        """Return grad_outputs of zeros, but for one element of one result."""
-        zeros = partial(torch.zeros_like, memory_format=torch.contiguous_format)
-        grads = {each: zeros(grad) for each, grad in self.given.items()}
-        grads[name].view(-1)[at] = value
-        return grads
-
     @property
     def exact(self) -> Observer | None:
         """The observer, if autograd through the reference is right: differences take too many runs."""
@@ -180,6 +176,19 @@ class Observation:
             return None if changed[input] is None else self.right_for(inputs=changed)
         grads = {name: change(each) for name, each in self.given.items() if grad in ("", name)}
         return None if None in grads.values() else self.right_for(grads)
+
+    def parts(self, name: str) -> Tensor | None:
+        """Compute the parts of the right gradient for each element of a grad_output, in the order of memory.
+
+        None where that takes long.
+        """
+        grad = self.grads[name]
+        if grad is None or not 0 < grad.numel() <= MOST_ELEMENTS:
+            return None
+        zeros = {each: torch.zeros_like(value) for each, value in self.given.items()}
+        alone = grad.flatten().diag().reshape(-1, *grad.shape)
+        found = [self.right_for({**zeros, name: each}) for each in alone]
+        return torch.stack([each for each in found if each is not None]) if None not in found else None
 
     @cached_property
     def other_gradients(self) -> Mapping[str, tuple[Tensor | None, Tensor]]:

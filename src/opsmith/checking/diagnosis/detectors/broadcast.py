@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, combinations
-from math import prod
 from typing import Any
 
 import torch
@@ -21,11 +20,6 @@ from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.evidence import Detection, Evidence
 from opsmith.checking.diagnosis.observation import Observation
 from opsmith.judging.compare import all_close, share_of_largest
-
-MOST_ELEMENTS = 96
-"""Largest number of elements of a result that are tested one by one."""
-MOST_SLICES = 64
-"""Largest number of slices along one dimension that are tried one by one."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,6 @@ class BroadcastTerms:
         except RuntimeError:  # the shape does not broadcast to it
             return None
 
-    def mean(self, dims: Sequence[int]) -> Tensor:
-        """Divide the sum by the number of terms along some dimensions."""
-        return self.values.sum(self.dims).reshape(self.shape) / prod(self.values.shape[dim] for dim in dims)
-
 
 def _terms(pair: Observation) -> BroadcastTerms | None:
     """Compute the terms of a right gradient, as they add up to it; None where its input was not broadcast."""
@@ -89,16 +79,10 @@ def _written_out(pair: Observation, name: str) -> Tensor | None:
 
 
 def _put_together(pair: Observation, name: str) -> Tensor | None:
-    grad = pair.grads.get(name)
-    if grad is None or grad.numel() > MOST_ELEMENTS or grad.is_complex() or pair.expected.is_complex():
-        return None
-    values = torch.zeros_like(grad, memory_format=torch.contiguous_format)
-    for at in range(grad.numel()):
-        share = pair.right_for(pair.grads_of_element(name, at, float(grad.flatten()[at])))
-        if share is None or int(share.count_nonzero()) > 1:
-            return None  # not broadcast: it depends on several elements
-        values.view(-1)[at] = share.sum()
-    return values
+    parts = pair.parts(name)
+    if parts is None or bool((parts.flatten(1).count_nonzero(1) > 1).any()):
+        return None  # not broadcast: it depends on several elements
+    return parts.flatten(1).sum(1).reshape(pair.results[name].shape)
 
 
 def _sets(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -107,23 +91,19 @@ def _sets(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def broadcast(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a gradient that is not summed over broadcast dimensions, or only in part; or their mean."""
+    """Detect a gradient that is not summed over broadcast dimensions, or only in part."""
     known, about = cache(_terms), f"`{evidence.first.argument}`"
     terms = known(evidence.first)
     if terms is None:
         return
 
-    def made(
-        words: str, make: Callable[[BroadcastTerms], Tensor | None], weak: bool = False, **measured: Any
-    ) -> Detection:
+    def made(words: str, make: Callable[[BroadcastTerms], Tensor | None], **measured: Any) -> Detection:
         def predicted(pair: Observation) -> Tensor | None:
             found = known(pair)
             return None if found is None else make(found)
 
-        return Detection("unreduced-broadcast", words, measured, weak, predicted)
+        return Detection("unreduced-broadcast", words, measured, predicted=predicted)
 
-    shape = list(evidence.first.got.shape)
-    yield made(f"it has the shape {shape}, which {about} was broadcast to", lambda terms: terms.values)
     yield made(
         f"it is summed over other dimensions than the {_listed(terms.dims)} that {about} was broadcast "
         "along: those that autograd sums where it is given a gradient that is not summed",
@@ -134,8 +114,7 @@ def broadcast(evidence: Evidence) -> Iterator[Detection]:
         size, alone = terms.values.shape[some[0]], len(some) == 1
         whole = f"the {size} slices that" if alone else "what"
         whole = f"{whole} broadcasting {about} along {_listed(some)} made"
-        for index in (*range(min(size - 1, MOST_SLICES) if alone else 1), -1):
-            which = {0: "the first", -1: "the last"}.get(index, f"number {index}")
+        for index, which in ((0, "the first"), (-1, "the last")):
             part = partial(BroadcastTerms.part, dims=some, kept=slice(index, index + 1 or None))
             yield made(f"it is {which} of {whole}, and not their sum", part, slice=index, dimensions=[*some])
         for kept, left in (
@@ -143,8 +122,6 @@ def broadcast(evidence: Evidence) -> Iterator[Detection]:
         ):
             part = partial(BroadcastTerms.part, dims=some, kept=kept)
             yield made(f"it lacks the {left} of {whole} in its sum", part, left_out=left, dimensions=[*some])
-        mean = partial(BroadcastTerms.mean, dims=some)
-        yield made(f"it is the mean, and not the sum, of {whole}", mean, weak=True, dimensions=[*some])
 
 
 def _listed(dims: Sequence[int]) -> str:

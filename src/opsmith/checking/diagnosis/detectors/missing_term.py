@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, combinations, islice
+from functools import cache, partial
+from itertools import chain, combinations, islice, product
 
 import torch
 from torch import Tensor
@@ -29,6 +29,12 @@ from opsmith.checking.diagnosis.evidence import (
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
 from opsmith.checking.diagnosis.observation import SAME, Observation
 from opsmith.judging.compare import in_double, largest_magnitude
+
+FEW = 3
+"""With fewer missing or present entries of a Jacobian, their indices may fit by chance."""
+
+STEPS = (-1, 1, -2, 2)
+"""Distances of the indices of missing entries of a Jacobian."""
 
 PAIRS = 30
 """Largest number of distinct edges for which all pairs are tried."""
@@ -209,6 +215,54 @@ def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
             words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
             predicted = partial(Observation.right_for, inputs={label: 0.0})
             yield Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0}, predicted=predicted)
+
+
+def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
+    """Detect missing entries of the Jacobian, by the indices of the grad_output and of the gradient."""
+    first, parts = evidence.first, cache(Observation.parts)
+    for name in first.given:
+        known = parts(first, name) if first.expected.dim() and first.given[name].dim() else None
+        for words, related in () if known is None else _relations(first, name, known != 0):
+            there = known != 0
+            if min(int((there & related).sum()), int((there & ~related).sum())) >= FEW:
+                predicted = partial(_without, parts=parts, name=name, related=related)
+                yield Detection("missing-term", words, predicted=predicted)
+
+
+def _without(
+    pair: Observation, parts: Callable[[Observation, str], Tensor | None], name: str, related: Tensor
+) -> Tensor | None:
+    found = parts(pair, name)
+    return None if found is None else pair.expected - (found * related).sum(0)
+
+
+def _relations(first: Observation, name: str, there: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield relations of indices of the grad_output and of the gradient, as masks of the Jacobian."""
+    of, shape, own = first.of(name), first.given[name].shape, first.expected.shape
+    at = torch.unravel_index(torch.arange(len(there)), shape)
+    outer = [along(each, 0, 1 + len(own)).expand(there.shape) for each in at]
+    inner = [along(torch.arange(size), dim, len(own)).expand(there.shape) for dim, size in enumerate(own)]
+    if shape == own:
+        apart = [one != other for one, other in zip(outer, inner, strict=True)]
+        dims = [str(dim) for dim, each in enumerate(apart) if bool((each & there).any())]
+        where = (
+            f" along dimension{'s' * (len(dims) > 1)} {' and '.join(dims)}" if len(dims) < len(own) else ""
+        )
+        other = torch.stack(apart).any(0)
+        yield (
+            f"it has only the grad_output of the same element{of}; that of the others{where} is missing",
+            other,
+        )
+        yield f"it lacks the grad_output of the same element{of}, and has that of the others", ~other
+    pairs = product(range(len(shape)), range(len(own)))
+    for p, q in sorted(pairs, key=lambda each: each[0] != each[1]):
+        for relation, (_, word, _) in COMPARISONS.items():
+            words = f"the index of dimension {p}{of} is {word} its own of dimension {q}"
+            yield f"it lacks the grad_output where {words}", relation(outer[p], inner[q])
+        for step in STEPS:
+            words = f"{abs(step)} {'after' if step > 0 else 'before'} its own index"
+            words = f"it lacks the grad_output {words}, of dimension {p}{of} beside dimension {q}"
+            yield words, outer[p] - inner[q] == step
 
 
 def missing(evidence: Evidence) -> Iterator[Detection]:

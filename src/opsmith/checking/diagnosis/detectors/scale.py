@@ -71,6 +71,17 @@ def factor_of(pair: Observation) -> complex | None:
     return factor if factor is not None and pair.equals(times(factor, pair.expected)) else None
 
 
+def steady_factor(
+    evidence: Evidence, measure: Callable[[Observation], complex | None] = factor_of
+) -> complex | None:
+    """Return the factor that a measure finds, if it is the same in every observation."""
+    first = measure(evidence.first)
+    same = first is not None and evidence.everywhere(
+        lambda pair: cmath.isclose(measure(pair) or 0, first, rel_tol=SAME)
+    )
+    return first if same else None
+
+
 MOST = 3
 """Largest number of names in a message, where they are equally good."""
 
@@ -131,7 +142,6 @@ OF_SIZES: Mapping[str, Measure] = {
     "1/(n-1), with n {}": lambda n: 1 / (n - 1),
     "n-1, with n {}": lambda n: n - 1,
 }
-_JUST_A_SIZE = ("{}", "1 over {}")
 OF_ARGUMENTS: Mapping[str, Measure] = {
     **FORMS,
     "1 minus {}": lambda a: 1 - a,
@@ -183,24 +193,30 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
     )
     # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
     plain = names == [first] and _plain(value)
-    for quantities, forms in ((sizes, OF_SIZES), (arguments, OF_ARGUMENTS)):
-        known = [(quantities(pair), factor.real) for pair, factor in cases]
-        for which, (form, measure), sign in product(known[0][0], forms.items(), (1, -1)):
-            if plain and quantities is sizes and form not in _JUST_A_SIZE:
-                continue
-            if all(_close(each, sign, measure, found.get(which), close) for found, each in known):
-                names.append(f"{'minus ' if sign < 0 else ''}{form.format(which)}")
+    known = [(quantities(pair, plain=plain), factor.real) for pair, factor in cases]
+    for name, sign in product(known[0][0], (1, -1)):
+        if all(math.isclose(each, sign * found.get(name, 0), rel_tol=close) for found, each in known):
+            names.append(f"{'minus ' * (sign < 0)}{name}")
     # A size is likelier than 1/12.
     if names and names[0] == first and len(names) > 1 and not plain:
         names = [*names[1:MOST], first]
     return names[:MOST]
 
 
-def _close(factor: float, sign: int, measure: Measure, quantity: float | None, close: float) -> bool:
-    """Return True if a factor is a measure of a quantity."""
-    with suppress(ValueError, ZeroDivisionError, OverflowError):
-        return quantity is not None and math.isclose(factor, sign * measure(quantity), rel_tol=close)
-    return False
+def quantities(pair: Observation, *, plain: bool) -> dict[str, float]:
+    """Return what a factor may be, by name: sizes, number arguments, and simple functions of them.
+
+    Args:
+        pair: The observation.
+        plain: True to leave functions of sizes out.
+    """
+    found: dict[str, float] = {}
+    of_sizes = {form: FORMS[form] for form in ("{}", "1 over {}")} if plain else OF_SIZES
+    for numbers, forms in ((sizes(pair), of_sizes), (arguments(pair), OF_ARGUMENTS)):
+        for (name, number), (form, measure) in product(numbers.items(), forms.items()):
+            with suppress(ValueError, ZeroDivisionError, OverflowError):
+                found[form.format(name)] = measure(number)
+    return found
 
 
 def sizes(pair: Observation) -> dict[str, float]:
@@ -300,7 +316,6 @@ COUNTS = MappingProxyType(
     {
         "1 over how often {}": lambda count: 1 / count,
         "how often {}": lambda count: count,
-        "1 over the square root of how often {}": lambda count: count.rsqrt(),
     }
 )
 
