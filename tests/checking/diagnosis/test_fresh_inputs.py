@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
-from opsmith.checking.diagnosis.evidence import Evidence
+from opsmith.checking.diagnosis.observation import Evidence
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.subject_kinds import subject_of

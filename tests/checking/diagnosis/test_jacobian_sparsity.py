@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.missing_term import jacobian_sparsity
 from opsmith.checking.diagnosis.detectors.scale import per_index_scale
-from opsmith.checking.diagnosis.evidence import Evidence
+from opsmith.checking.diagnosis.observation import Evidence
 
 
 def softmax(x: Tensor) -> Tensor:

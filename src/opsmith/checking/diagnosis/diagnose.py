@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
-from opsmith.checking.diagnosis.conditions import Source, values_beside
 from opsmith.checking.diagnosis.detectors import (
-    broadcast,
     grad_output,
     missing_term,
     position,
@@ -23,8 +21,14 @@ from opsmith.checking.diagnosis.detectors import (
     region,
     scale,
 )
-from opsmith.checking.diagnosis.evidence import Detection, Evidence
-from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.checking.diagnosis.observation import (
+    SAME,
+    Detection,
+    Evidence,
+    Observation,
+    Source,
+    values_beside,
+)
 from opsmith.judging.compare import all_close, largest_magnitude
 
 
@@ -71,7 +75,7 @@ class Detector:
 
 
 DETECTORS = (
-    Detector(broadcast.broadcast),
+    Detector(position.broadcast),
     Detector(missing_term.missing, any_size=True),
     Detector(precision.nonfinite, any_size=True),
     Detector(grad_output.grad_output_dependence, any_size=True),

@@ -1,8 +1,12 @@
-"""Observations: a wrong gradient beside the right one, on the inputs of a sample and on others."""
+"""Observations: a wrong gradient beside the right one, on the inputs of a sample and on others.
+
+Hypotheses predict the wrong gradient from the right one, and are tested on all observations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp
@@ -391,3 +396,191 @@ def _beside(value: Any, step: float, generator: torch.Generator) -> Any:
 
 def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+Source = tuple[str, str]
+"""Name of the values in a message, and their alignment with the elements."""
+
+OF_ENTRIES = ("times", "times first")
+"""Alignments of counts of the entries of a tensor, not of the indices of a dimension."""
+
+
+def values_beside(pair: Observation) -> dict[Source, Tensor]:
+    """Return tensors that align with each element of a pair, by name; the input's own first.
+
+    A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
+    integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
+    A number stands beside every element.
+    """
+    shape, found = pair.expected.shape, dict[Source, Tensor]()
+    own_first = sorted(pair.inputs, key=lambda label: label != pair.argument)
+    named = {
+        f"`{label}`": pair.inputs[label] for label in own_first if isinstance(pair.inputs[label], Tensor)
+    }
+    named |= {f"the result `{label}`": value for label, value in pair.results.items()}
+    alone = len(pair.grads) == 1
+    named |= {f"the grad_output{'' if alone else f' of `{name}`'}": grad for name, grad in pair.given.items()}
+    for name, value in named.items():
+        for how, aligned in _aligned(value.detach().cpu(), shape):
+            found[name, how] = aligned
+        if value.dtype in WHOLE and value.numel():
+            for how, times in _times(value.cpu(), shape):
+                found[f"an index in {name}", how] = times
+            for how, times in _aligned(_own_times(value.cpu()), shape):
+                found[f"its value in {name}", OF_ENTRIES[how == "first"]] = times
+    for label, value in pair.inputs.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"`{label}`", "number"] = torch.full(shape, float(value), dtype=torch.float64)
+    return found
+
+
+def _aligned(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    plain = value if value.dtype == torch.bool else in_double(value)
+    if value.dim() <= len(shape):
+        with suppress(RuntimeError):  # it does not broadcast
+            yield "", plain.expand(shape)
+    if 0 < value.dim() < len(shape) and value.shape == shape[: value.dim()]:
+        yield "first", plain.reshape(*value.shape, *[1] * (len(shape) - value.dim())).expand(shape)
+
+
+def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    """Count the occurrences of each index of a dimension in a tensor of indices, or in a row of it."""
+    for dim, size in enumerate(shape):
+        if int(value.min()) < -size or int(value.max()) >= size:
+            continue
+        index = value.long() % size
+        counts = torch.bincount(index.flatten(), minlength=size).to(torch.float64)
+        yield f"times along {dim}", along(counts, dim, len(shape)).expand(shape)
+        if 1 < value.dim() == len(shape) and shape == (*value.shape[:dim], size, *value.shape[dim + 1 :]):
+            ones = torch.ones(value.shape, dtype=torch.float64)
+            yield f"times within {dim}", torch.zeros(shape, dtype=torch.float64).scatter_add(dim, index, ones)
+
+
+def _own_times(values: Tensor) -> Tensor:
+    """Count how often each value occurs."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    times: Tensor = counts[inverse]
+    return times
+
+
+Prediction = Callable[[Observation], Tensor | None]
+"""Computes what the computed tensor is if a hypothesis holds; None where it says nothing."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A hypothesis: a cause, and what it predicts.
+
+    Args:
+        cause: One of `opsmith.checking.causes`.
+        reason: Sentence that states it, without a capital letter and a full stop.
+        evidence: Measured values.
+        weak: True if another confirmed cause describes the fault better.
+        predicted: The prediction to confirm; None if the cause has been shown otherwise.
+    """
+
+    cause: str
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    weak: bool = False
+    predicted: Prediction | None = field(default=None, compare=False, repr=False)
+
+
+SIZES = 8
+"""Largest number of other sizes."""
+MORE = 8
+"""Number of further fresh inputs that narrow down a condition."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Observations that hypotheses are tested on.
+
+    Args:
+        first: The one that was found wrong, on which hypotheses are made.
+    """
+
+    first: Observation
+
+    @cached_property
+    def fresh(self) -> tuple[Observation, ...]:
+        """Observations of the same shapes, on fresh inputs; none where nothing can be drawn again."""
+        return self._drawn(0, self.fresh_count + 1)
+
+    @property
+    def fresh_count(self) -> int:
+        """Number of fresh inputs on which a hypothesis must hold; one more for other integers."""
+        return 0 if self.first.observer is None else self.first.observer.subject.effort.fresh
+
+    @cached_property
+    def more(self) -> tuple[Observation, ...]:
+        """Further ones, where the first fit several conditions."""
+        return self._drawn(self.fresh_count + 1, MORE) if self.first.exact is not None else ()
+
+    def _drawn(self, first: int, count: int) -> tuple[Observation, ...]:
+        """Draw observations with some seeds; where nothing can be drawn again, none."""
+        observer = self.first.observer
+        if observer is None:
+            return ()
+        flat, grads = [*self.first.inputs.values()], [*self.first.grads.values()]
+        drawn = (observer.draw(flat, grads, seed) for seed in range(first, first + count))
+        return tuple(each for each in drawn if each is not None)
+
+    @cached_property
+    def other_sizes(self) -> tuple[Observation, ...]:
+        """Observations at other sizes, where elements can be compared."""
+        observer, grads = self.first.observer, [*self.first.grads.values()]
+        others = [] if observer is None else observer.elsewhere()[:SIZES]
+        drawn = [each.draw(each.sample.in_double(), grads, seed) for seed, each in enumerate(others, start=1)]
+        return tuple(each for each in drawn if each is not None and each.same_shape)
+
+    @property
+    def pairs(self) -> tuple[Observation, ...]:
+        """The first observation and the fresh ones."""
+        return (self.first, *self.fresh)
+
+    def everywhere(self, holds: Callable[[Observation], bool]) -> bool:
+        """Return True if a statement holds for the first observation and for every fresh one."""
+        return holds(self.first) and all(holds(pair) for pair in self.fresh)
+
+    def fits(self, predicted: Prediction) -> bool:
+        """Return True if the computed tensor is the predicted one in every observation."""
+        return self.everywhere(lambda pair: pair.equals(predicted(pair)))
+
+    def first_fitting(self, hypotheses: Iterable[Detection]) -> Detection | None:
+        """Return the first hypothesis that predicts nothing, or what every observation confirms."""
+        fitting = (each for each in hypotheses if each.predicted is None or self.fits(each.predicted))
+        return next(fitting, None)
+
+
+def multiple(right: Tensor, actual: Tensor) -> complex | None:
+    """Fit the number by which one tensor is a multiple of another; None where the right one is zero."""
+    weight = float((right.abs() ** 2).sum())
+    if not weight:
+        return None
+    factor = complex((right.conj() * actual).sum() / weight)
+    real = not right.is_complex() or abs(factor.imag) <= NAMED * abs(factor)
+    return complex(factor.real) if real else factor
+
+
+def times(factor: complex, tensor: Tensor) -> Tensor:
+    """Multiply a tensor by a factor, which is real where it has no imaginary part."""
+    return tensor * (factor if factor.imag else factor.real)
+
+
+def along(values: Tensor, dim: int, dims: int) -> Tensor:
+    """Lay a row of values along one of several dimensions."""
+    return values.reshape(-1, *[1] * (dims - dim - 1))
+
+
+COMPARISONS: Mapping[Callable[[Tensor, Tensor], Tensor], tuple[str, str, str]] = MappingProxyType(
+    {
+        torch.eq: ("is", "the same as", "on the diagonal"),
+        torch.lt: ("is less than", "less than", "above the diagonal"),
+        torch.gt: ("is greater than", "greater than", "below the diagonal"),
+        torch.le: ("is at most", "at most", "on and above the diagonal"),
+        torch.ge: ("is at least", "at least", "on and below the diagonal"),
+        torch.ne: ("is not", "another than", "off the diagonal"),
+    }
+)
+"""Words for each comparison: of values, of indices, and of the row and column of an element."""

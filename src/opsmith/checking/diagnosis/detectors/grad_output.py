@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.precision import precision
-from opsmith.checking.diagnosis.evidence import Detection, Evidence
-from opsmith.checking.diagnosis.observation import ROUNDINGS, Grads, Observation
+from opsmith.checking.diagnosis.observation import ROUNDINGS, Detection, Evidence, Grads, Observation
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.judging.compare import (
     all_close,

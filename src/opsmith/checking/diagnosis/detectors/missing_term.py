@@ -17,17 +17,18 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.region import WIDTHS, IndexRule, index_rules, mask_of
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
-from opsmith.checking.diagnosis.evidence import (
+from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
+from opsmith.checking.diagnosis.observation import (
     COMPARISONS,
+    SAME,
     Detection,
     Evidence,
+    Observation,
     Prediction,
     along,
     multiple,
     times,
 )
-from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
-from opsmith.checking.diagnosis.observation import SAME, Observation
 from opsmith.judging.compare import in_double, largest_magnitude
 
 FEW = 3
@@ -45,7 +46,7 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
     if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
-        for words, term in chain(_of_results(evidence), _of_elements(evidence), _of_edges(evidence)):
+        for words, term in chain(_of_elements(evidence), _of_edges(evidence)):
             hypothesis = _weight(evidence, words, term, missing=missing)
             if hypothesis is not None:
                 yield hypothesis
@@ -85,36 +86,24 @@ def _trivial(pair: Observation, term: Tensor) -> bool:
     return min(largest_magnitude(term), largest_magnitude(term - pair.expected)) <= pair.rounding
 
 
-def _of_results(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
-    """Yield the term of each of several results."""
-    names = [*evidence.first.given]
-    for name in names if len(names) > 1 else ():
-        yield (
-            f"the grad_output of `{name}`",
-            partial(_masked, name=name, selected=lambda _: torch.tensor(True)),
-        )
-
-
 def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
-    """Yield terms of some elements of a result: the last row, the tail, where a value is negative."""
+    """Yield terms of each of several results, and of elements: the last row, where a value is negative."""
     first = evidence.first
+    for name in first.given if len(first.given) > 1 else ():
+        yield f"the grad_output of `{name}`", partial(_masked, name=name, selected=torch.ones_like)
     for name, grad in first.given.items():
         for dim, size in enumerate(grad.shape):
             for rule in _rules(size):
                 words = f"the grad_output of {rule.words.format('index')} of dimension {dim}{first.of(name)}"
-                selected = partial(_for_indices, name=name, dim=dim, rule=rule)
-                yield words, partial(_masked, name=name, selected=selected)
+                yield words, partial(_masked, name=name, selected=partial(_at_indices, dim=dim, rule=rule))
         for label, aligned in _beside(first, name).items():
-            if aligned.dtype == torch.bool:
-                tests = [(f"is {truth}", partial(torch.eq, other=truth)) for truth in (True, False)]
-            else:
-                tests = [
-                    (f"{words[0]} 0", partial(_to_zero, relation=relation))
-                    for relation, words in COMPARISONS.items()
-                ]
-            for words, test in tests:
-                selected = partial(_for_mask, name=name, label=label, test=test)
-                yield f"the grad_output where {label} {words}", partial(_masked, name=name, selected=selected)
+            truths = {"is True": torch.ne, "is False": torch.eq}
+            numbers = {f"{words[0]} 0": relation for relation, words in COMPARISONS.items()}
+            for words, relation in (truths if aligned.dtype == torch.bool else numbers).items():
+                selected = partial(
+                    _masked, name=name, label=label, selected=partial(_to_zero, relation=relation)
+                )
+                yield f"the grad_output where {label} {words}", selected
 
 
 def _rules(size: int) -> Iterator[IndexRule]:
@@ -126,11 +115,12 @@ def _rules(size: int) -> Iterator[IndexRule]:
         yield from islice(index_rules([*each], size), 1)
 
 
-def _for_indices(pair: Observation, name: str, dim: int, rule: IndexRule) -> Tensor | None:
-    grad = pair.given.get(name)
-    if grad is None or dim >= grad.dim():
-        return None
+def _at_indices(grad: Tensor, dim: int, rule: IndexRule) -> Tensor:
     return along(mask_of(rule.at(grad.shape[dim]), grad.shape[dim]), dim, grad.dim())
+
+
+def _to_zero(aligned: Tensor, relation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return relation(aligned, torch.zeros_like(aligned))
 
 
 def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
@@ -142,22 +132,14 @@ def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
     }
 
 
-def _to_zero(aligned: Tensor, relation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    return relation(aligned, torch.zeros_like(aligned))
-
-
-def _for_mask(pair: Observation, name: str, label: str, test: Callable[[Tensor], Tensor]) -> Tensor | None:
-    beside = _beside(pair, name)
-    return test(beside[label]) if label in beside else None
-
-
-def _masked(pair: Observation, name: str, selected: Prediction) -> Tensor | None:
-    """Compute the right gradient for some elements of one grad_output alone."""
-    mask = selected(pair)
-    if mask is None:
-        return None
-    others = {each: torch.zeros_like(grad) for each, grad in pair.given.items()}
-    return pair.right_for({**others, name: pair.given[name] * mask.to(pair.given[name].device)})
+def _masked(
+    pair: Observation, name: str, selected: Callable[[Tensor], Tensor], label: str = ""
+) -> Tensor | None:
+    """Compute the right gradient for some elements of one grad_output, which a value beside it may tell."""
+    grad = pair.given[name]
+    of = _beside(pair, name).get(label) if label else grad
+    others = {each: torch.zeros_like(value) for each, value in pair.given.items()}
+    return None if of is None else pair.right_for({**others, name: grad * selected(of).to(grad.device)})
 
 
 def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
@@ -233,7 +215,7 @@ def _without(
     pair: Observation, parts: Callable[[Observation, str], Tensor | None], name: str, related: Tensor
 ) -> Tensor | None:
     found = parts(pair, name)
-    return None if found is None else pair.expected - (found * related).sum(0)
+    return None if found is None or found.shape != related.shape else pair.expected - (found * related).sum(0)
 
 
 def _relations(first: Observation, name: str, there: Tensor) -> Iterator[tuple[str, Tensor]]:

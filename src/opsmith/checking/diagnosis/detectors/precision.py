@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.region import Mask, describe_elements
-from opsmith.checking.diagnosis.evidence import Detection, Evidence
-from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.observation import Detection, Evidence, Observation
 from opsmith.judging.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)

@@ -17,10 +17,19 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.conditions import OF_ENTRIES, Source, values_beside
 from opsmith.checking.diagnosis.decompositions import NAMED
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Prediction, multiple, times
-from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.checking.diagnosis.observation import (
+    OF_ENTRIES,
+    SAME,
+    Detection,
+    Evidence,
+    Observation,
+    Prediction,
+    Source,
+    multiple,
+    times,
+    values_beside,
+)
 
 FEW = 3
 """Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence. In fewer
