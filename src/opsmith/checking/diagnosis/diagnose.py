@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
-from opsmith.checking.diagnosis.detectors import (
-    grad_output,
-    missing_term,
-    position,
-    precision,
-    region,
-    scale,
-)
+from opsmith.checking.diagnosis.detectors import grad_output, missing_term, position, precision, region, scale
 from opsmith.checking.diagnosis.observation import (
     SAME,
     Detection,
@@ -29,7 +22,7 @@ from opsmith.checking.diagnosis.observation import (
     Source,
     values_beside,
 )
-from opsmith.judging.compare import all_close, largest_magnitude
+from opsmith.judging.compare import all_close
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,10 @@ class Detector:
         return not self.needless_after & set(found)
 
 
+EXPLAINING = frozenset(
+    ("nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad", "precision", "transposed", "shifted")
+)
+
 DETECTORS = (
     Detector(position.broadcast),
     Detector(missing_term.missing, any_size=True),
@@ -88,15 +85,7 @@ DETECTORS = (
     Detector(position.shifted),
     Detector(region.region),
     Detector(missing_term.forgotten_number),
-    Detector(
-        missing_term.missing_term,  # it takes the longest
-        needless_after=frozenset(
-            {
-                *("nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad"),
-                *("precision", "transposed", "shifted"),
-            }
-        ),
-    ),
+    Detector(missing_term.missing_term, needless_after=EXPLAINING),  # it takes the longest
     Detector(missing_term.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
 )
 """All detectors, in the order in which they run; the table of causes decides which cause comes first."""
@@ -160,7 +149,7 @@ def unknown(evidence: Evidence) -> Detection:
     """Describe the position and size of a difference, and what it resembles."""
     pair = evidence.first
     count, total = int(pair.wrong.sum()), pair.wrong.numel()
-    size = largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
+    size = pair.relative_error
     measured = {"wrong": f"{count} of {total}", "error": size}
     if pair.is_small:
         words = f"it is off by {size:.2g} of its largest element, too little for a diagnosis"
@@ -174,9 +163,8 @@ def unknown(evidence: Evidence) -> Detection:
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
     like = words if looks > RESEMBLES else ""
-    return Detection(
-        UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}", measured
-    )
+    words = f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}"
+    return Detection(UNKNOWN, words, measured)
 
 
 CONSTANT = (

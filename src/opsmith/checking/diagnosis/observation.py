@@ -97,6 +97,11 @@ class Observation:
             return self.expected.abs().nan_to_num(0.0, 0.0)
         return torch.where(self.expected.isfinite(), (self.got - self.expected).abs(), 0.0)
 
+    @property
+    def relative_error(self) -> float:
+        """The largest error, as a share of the largest right element."""
+        return largest_magnitude(self.error) / (largest_magnitude(self.expected) or 1.0)
+
     @cached_property
     def rounding(self) -> float:
         """Bound of the rounding error of the largest element."""
@@ -486,10 +491,11 @@ class Detection:
     predicted: Prediction | None = field(default=None, compare=False, repr=False)
 
 
-SIZES = 8
-"""Largest number of other sizes."""
 MORE = 8
-"""Number of further fresh inputs that narrow down a condition."""
+"""Number of further fresh inputs that narrow down a condition, and of other sizes."""
+
+FEW = 3
+"""Of fewer numbers each is a multiple of the other, and their places may fit by chance."""
 
 
 @dataclass(frozen=True)
@@ -530,7 +536,7 @@ class Evidence:
     def other_sizes(self) -> tuple[Observation, ...]:
         """Observations at other sizes, where elements can be compared."""
         observer, grads = self.first.observer, [*self.first.grads.values()]
-        others = [] if observer is None else observer.elsewhere()[:SIZES]
+        others = [] if observer is None else observer.elsewhere()[:MORE]
         drawn = [each.draw(each.sample.in_double(), grads, seed) for seed, each in enumerate(others, start=1)]
         return tuple(each for each in drawn if each is not None and each.same_shape)
 

@@ -20,6 +20,7 @@ from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
 from opsmith.checking.diagnosis.observation import (
     COMPARISONS,
+    FEW,
     SAME,
     Detection,
     Evidence,
@@ -30,9 +31,6 @@ from opsmith.checking.diagnosis.observation import (
     times,
 )
 from opsmith.judging.compare import in_double, largest_magnitude
-
-FEW = 3
-"""With fewer missing or present entries of a Jacobian, their indices may fit by chance."""
 
 STEPS = (-1, 1, -2, 2)
 """Distances of the indices of missing entries of a Jacobian."""

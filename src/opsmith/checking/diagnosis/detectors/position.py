@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.decompositions import NAMED
-from opsmith.checking.diagnosis.observation import Detection, Evidence, Observation, Prediction
-from opsmith.judging.compare import all_close, in_double, largest_magnitude, share_of_largest
+from opsmith.checking.diagnosis.observation import FEW, Detection, Evidence, Observation, Prediction
+from opsmith.judging.compare import all_close, in_double, share_of_largest
 from opsmith.judging.tensors import is_inexact
 
 FURTHEST = 8
 """Longest shift along one dimension; along two at once, and of a grad_output, `TOGETHER`."""
 
 TOGETHER = 2
-ENOUGH = 3
-"""Number of nonzero elements that must have moved on each input."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def shifted(evidence: Evidence) -> Iterator[Detection]:
     *known, other = EDGES
     for shift, edge in chain(product(shifts, known), product(shifts, [other])):
         yield _shifted("it is the right one", shift, edge, partial(EDGES[edge], shift))
-    if not evidence.everywhere(lambda pair: int(pair.expected.count_nonzero()) >= ENOUGH):
+    if not evidence.everywhere(lambda pair: int(pair.expected.count_nonzero()) >= FEW):
         return
     for label, grad in first.given.items():
         for shift, edge in product(_shifts(grad.shape, TOGETHER, most=1), [*EDGES][:2]):
@@ -137,11 +135,7 @@ def _is_evidence(pair: Observation, shift: Shift) -> bool:
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
     longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
-    return longer and int(moved.sum()) >= ENOUGH and 2 * int(inside.sum()) >= inside.numel()
-
-
-MOST_INPUTS = 15
-"""Largest number of pairs of arguments that are exchanged."""
+    return longer and int(moved.sum()) >= FEW and 2 * int(inside.sum()) >= inside.numel()
 
 
 def swapped(evidence: Evidence) -> Iterator[Detection]:
@@ -152,7 +146,7 @@ def swapped(evidence: Evidence) -> Iterator[Detection]:
         more = f", and that of `{label}` is the right one of `{first.argument}`" if back else ""
         reason, predicted = f"it is the right one of `{label}`{more}", partial(_of_another, label=label)
         yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back, predicted=predicted)
-    for one, other in _exchangeable(first.inputs)[:MOST_INPUTS]:
+    for one, other in _exchangeable(first.inputs):
         yield _exchanged(f"`{one}` and `{other}`", one, other, "inputs", weak=True)
     for one, other in _exchangeable(first.given):
         yield _exchanged(f"the grad_outputs of `{one}` and `{other}`", one, other, "grads")
@@ -191,16 +185,19 @@ MOST_TURNS = 4
 """Largest number of dimensions for which every order is tried."""
 
 
+ERRORS = " (error {:.1g} of its largest element then, {:.2g} before)"
+
+
 def transposed(evidence: Evidence) -> Iterator[Detection]:
     """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
     first = evidence.first
-    size = largest_magnitude(first.expected) or 1.0
-    before = largest_magnitude(first.error) / size
     for words, turn in _turns(first.expected.dim()):
-        if turn(first.expected).shape == first.got.shape:
-            after = largest_magnitude(first.got - turn(first.expected)) / size
-            words += f" (error {after:.1g} of its largest element then, {before:.2g} before)"
-            yield Detection("transposed", words, predicted=partial(_turned, turn=turn))
+        after = replace(first, right=turn(first.expected))
+        if after.same_shape:
+            errors = (after.relative_error, first.relative_error)
+            yield Detection(
+                "transposed", words + ERRORS.format(*errors), predicted=partial(_turned, turn=turn)
+            )
     for label, grad in first.given.items():
         for one, other in combinations(range(grad.dim()), 2):
             words = f"it is right with dimensions {one} and {other} of `{label}`'s gradient swapped"

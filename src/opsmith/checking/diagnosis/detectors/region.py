@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.detectors.scale import shown_factor
+from opsmith.checking.diagnosis.detectors.scale import SHOWN, shown_factor
 from opsmith.checking.diagnosis.observation import (
     COMPARISONS,
     Detection,
@@ -29,104 +29,71 @@ from opsmith.checking.diagnosis.observation import (
     times,
     values_beside,
 )
+from opsmith.core.cached_property import cached_property
 from opsmith.judging.compare import all_close, largest_magnitude
 
 
 def region(evidence: Evidence) -> Iterator[Detection]:
     """Detect wrong elements by their indices or by a condition, and describe their values."""
-    if not evidence.first.same_shape or evidence.first.expected.dim() == 0:
-        return
-    wrong = evidence.first.wrong
-    if not bool(wrong.any()) or not any(
-        bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs
-    ):
+    right = any(bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs)
+    if not right or not bool(evidence.first.wrong.any()) or not evidence.first.expected.dim():
         return
     description = describe_elements(evidence, lambda pair: pair.wrong)
-    if description is None:
-        return
-    what = inside(evidence)
-    reason = f"it is wrong {description}, and nowhere else" + (f"; {what}" if what else "")
-    yield Detection("region", reason, {"region": description})
+    if description is not None:
+        reason = f"it is wrong {description}, and nowhere else{inside(evidence)}"
+        yield Detection("region", reason, {"region": description})
 
 
 def inside(evidence: Evidence) -> str:
     """Describe the values of the wrong elements; empty if there is no simple description."""
-    actual = torch.cat([pair.got[pair.wrong] for pair in evidence.pairs])
-    right = torch.cat([pair.expected[pair.wrong] for pair in evidence.pairs])
+    actual, right = (
+        torch.cat([getattr(pair, side)[pair.wrong] for pair in evidence.pairs])
+        for side in ("got", "expected")
+    )
+    slack, factor = float(evidence.first.slack.max()), multiple(right, actual)
     if not bool(actual.isfinite().all()):
         return ""
-    slack = float(evidence.first.slack.max())
     if not bool(actual.any()):
-        return "it is zero there"
-    factor = multiple(right, actual)
+        return "; it is zero there"
     if factor is not None and len(actual) > 1 and all_close(actual, times(factor, right), slack):
-        return f"it is {shown_factor(factor)} times the right one there"
+        return f"; it is {shown_factor(factor)} times the right one there"
     if len(actual) > 1 and all_close(actual, actual[0].expand_as(actual), slack):
-        return f"it is {actual[0].item():.6g} there"
-    if not bool(right.any()):
-        return "the right one is zero there"
-    return ""
+        return f"; it is {actual[0].item():.6g} there"
+    return "" if bool(right.any()) else "; the right one is zero there"
 
 
-MOST_WORDS = 2
-"""Largest number of equally good descriptions in a message."""
+MOST_WORDS, WIDEST = 2, 80
+"""Largest number of equally good descriptions in a message, and their length."""
 
 Mask = Callable[[Observation], Tensor]
 """Mask of the elements of a pair."""
 
 
 def describe_elements(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe the elements of a mask, as every pair confirms it; None if there is no description."""
-    words, everywhere = by_index(evidence, mask)
-    return words if everywhere else by_condition(evidence, mask) or words
+    """Describe the elements of a mask, as every pair confirms it; None if there is no description.
 
-
-def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
-    """Describe elements by their indices, as on fresh inputs, and say if the rule holds at other sizes."""
-    masks = [mask(pair) for pair in evidence.pairs]
-    union = torch.stack(masks).any(0)
-    for pair, each in zip(evidence.pairs, masks, strict=True):
-        if bool((union & ~each & ~negligible(pair, each)).any()):
-            return None, False
-    total = union.numel()
-    if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
-        return None, False
-    at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes]
-    fitting: list[str] = []
-    fallback = None
-    for rule in element_rules(union):
-        if fallback is None or rule.words.startswith("at"):
-            fallback = rule.words
-        if rule.words.startswith("at") and fitting:
-            continue  # a rule is better than a list
-        if all(_predicts(rule.at(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
-            fitting.append(rule.words)
-    if fitting:
-        short = len(fitting[0]) + len(fitting[-1]) < 80
-        return " or ".join(fitting[:MOST_WORDS]) if short else fitting[0], True
-    return fallback, False
-
-
-def _predicts(predicted: Tensor, found: Tensor, pair: Observation) -> bool:
-    extra = predicted & ~found & ~negligible(pair, found)
-    return not bool((found & ~predicted).any()) and not bool(extra.any())
-
-
-def by_condition(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe elements by a condition on the values beside them."""
-    table = ElementTable.of([*evidence.pairs, *evidence.more, *evidence.other_sizes], mask)
-    return next(conditions(table), None)
+    By a rule of their indices, which must hold at other sizes; by a condition; or by a list of their indices.
+    """
+    pairs, others = [*evidence.pairs], [*evidence.other_sizes]
+    here, everywhere = (ElementTable.of(each, mask) for each in (pairs, pairs + others))
+    union = torch.stack([mask(pair) for pair in pairs]).any(0)
+    if not evidence.fresh and here.bits < PLAIN:
+        return None
+    listed = None
+    if here.fits(union.flatten().repeat(len(pairs))):
+        *rules, listed = element_rules(union)
+        known = (each.words for each in rules if everywhere.fits(everywhere.by_shape(each.at)))
+        fitting = [*islice(known, MOST_WORDS)]
+        if fitting:
+            return " or ".join(fitting) if sum(map(len, fitting)) < WIDEST else fitting[0]
+    condition = next(conditions(ElementTable.of([*pairs, *evidence.more, *others], mask)), None)
+    return condition or (listed.words if listed is not None else None)
 
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Usual sizes of vectors and blocks."""
 
 STRIDES = range(2, 9)
-LISTED = 6
-"""Largest number of indices in a message."""
-
-COMBINATIONS = 200
-"""Largest number of combinations of index rules."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -169,13 +136,11 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
     for each in index_rules(_listed(mask.flatten()), mask.numel()) if several else ():
         yield ElementRule(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
-    if len(indices) <= LISTED:
+    if len(indices) <= SHOWN:
         shown = f"at {', '.join(map(str, indices))}"
     else:
         shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
-    yield ElementRule(
-        shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool)
-    )
+    yield ElementRule(shown, lambda _: mask)
 
 
 def index_rules(found: list[int], size: int) -> Iterator[IndexRule]:
@@ -228,7 +193,7 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
         return
     limited = [dim for dim, side in enumerate(sides) if len(side) < shape[dim]]
     choices = [list(index_rules(sides[dim], shape[dim])) for dim in limited]
-    for chosen in islice(product(*choices), COMBINATIONS):
+    for chosen in product(*choices):
         named = dict(zip(limited, chosen, strict=True))
         if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
             continue  # a single index is described before
@@ -254,8 +219,6 @@ def _position_words(words: str, dim: int, dims: int) -> str:
 def _box(shape: torch.Size, named: dict[int, IndexRule]) -> Tensor:
     mask = torch.ones(shape, dtype=torch.bool)
     for dim, each in named.items():
-        if dim >= len(shape):
-            return torch.zeros(shape, dtype=torch.bool)
         mask &= along(mask_of(each.at(shape[dim]), shape[dim]), dim, len(shape))
     return mask
 
@@ -284,8 +247,6 @@ def _diagonals(mask: Tensor) -> Iterator[ElementRule]:
 def _related(
     shape: torch.Size, first: int, second: int, relation: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    if second >= len(shape):
-        return torch.zeros(shape, dtype=torch.bool)
     at = [along(torch.arange(shape[dim]), dim, len(shape)) for dim in (first, second)]
     return relation(*at).expand(shape)
 
@@ -315,25 +276,33 @@ class ElementTable:
     Args:
         wrong: Mask of the wrong elements.
         excused: Mask of the elements that are not evidence if they are right.
-        columns: Mapping[Source, Tensor] beside each element.
+        pairs: The pairs.
     """
 
     wrong: Tensor
     excused: Tensor
-    columns: dict[Source, Tensor]
+    pairs: Sequence[Observation]
 
     @classmethod
     def of(cls, pairs: Sequence[Observation], wrong: Callable[[Observation], Tensor]) -> ElementTable:
         """Build the table of some pairs."""
-        masks = [wrong(pair) for pair in pairs]
-        small = [negligible(pair, mask).flatten() for pair, mask in zip(pairs, masks, strict=True)]
-        beside = [values_beside(pair) for pair in pairs]
-        columns = {
+        masks = [wrong(pair).flatten() for pair in pairs]
+        excused = [negligible(pair, wrong(pair)).flatten() for pair in pairs]
+        return cls(torch.cat(masks), torch.cat(excused), pairs)
+
+    def by_shape(self, at: Callable[[torch.Size], Tensor]) -> Tensor:
+        """Return a mask of each shape, as one of all elements."""
+        return torch.cat([at(pair.expected.shape).flatten() for pair in self.pairs])
+
+    @cached_property
+    def columns(self) -> dict[Source, Tensor]:
+        """Numbers beside each element, by their source."""
+        beside = [values_beside(pair) for pair in self.pairs]
+        return {
             source: torch.cat([each[source].flatten() for each in beside])
             for source in beside[0]
             if all(source in each for each in beside) and len({each[source].dtype for each in beside}) == 1
         }
-        return cls(torch.cat([mask.flatten() for mask in masks]), torch.cat(small), columns)
 
     @property
     def bits(self) -> float:
@@ -407,8 +376,10 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
     # Conditions on inputs alone are simpler than those on results and grad_outputs.
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
     yield from _of_two(given)
-    yield from _differing(table, given)
     yield from _of_two(plain)
+    for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2):
+        if "number" not in (how, kind):
+            beside.append((f"the difference of {first} and {other}", first_values - other_values))
     for make in (_constants, partial(_thresholds, table), partial(_bounds, table, ends=2)):
         for name, each in beside:
             yield from make(name, each)
@@ -422,15 +393,6 @@ def _of_two(columns: Mapping[Source, Tensor]) -> Iterator[Candidate]:
             if kind == "number":
                 yield from _against(f"the size of {first}", first_values.abs(), other, other_values)
                 yield from _against(first, first_values, f"minus {other}", -other_values)
-
-
-def _differing(table: ElementTable, given: Mapping[Source, Tensor]) -> Iterator[Candidate]:
-    """Yield thresholds of the difference of two inputs."""
-    for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2):
-        if "number" not in (how, kind):
-            name = f"the difference of {first} and {other}"
-            yield from _thresholds(table, name, first_values - other_values)
-            yield from _bounds(table, name, first_values - other_values, ends=2)
 
 
 def _constants(name: str, each: Tensor) -> Iterator[Candidate]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.observation import (
+    FEW,
     OF_ENTRIES,
     SAME,
     Detection,
@@ -30,10 +31,7 @@ from opsmith.checking.diagnosis.observation import (
     times,
     values_beside,
 )
-
-FEW = 3
-"""Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence. In fewer
-pairs the factor of an element may stay the same by chance."""
+from opsmith.judging.compare import all_finite
 
 
 def scale(evidence: Evidence) -> Iterator[Detection]:
@@ -128,9 +126,7 @@ CONSTANTS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-Measure = Callable[[float], float]
-
-FORMS: Mapping[str, Measure] = MappingProxyType(
+FORMS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "{}": lambda n: n,
         "1 over {}": lambda n: 1 / n,
@@ -144,14 +140,14 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
     }
 )
 
-OF_SIZES: Mapping[str, Measure] = {
+OF_SIZES: Mapping[str, Callable[[float], float]] = {
     **FORMS,
     "n/(n-1), with n {}": lambda n: n / (n - 1),
     "(n-1)/n, with n {}": lambda n: (n - 1) / n,
     "1/(n-1), with n {}": lambda n: 1 / (n - 1),
     "n-1, with n {}": lambda n: n - 1,
 }
-OF_ARGUMENTS: Mapping[str, Measure] = {
+OF_ARGUMENTS: Mapping[str, Callable[[float], float]] = {
     **FORMS,
     "1 minus {}": lambda a: 1 - a,
     "1 over 1 minus {}": lambda a: 1 / (1 - a),
@@ -201,7 +197,8 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         [first] if named and all(math.isclose(each.real, value, rel_tol=close) for _, each in cases) else []
     )
     # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
-    plain = names == [first] and _plain(value)
+    simple = Fraction(abs(value)).limit_denominator(LARGEST) if math.isfinite(value) else Fraction(LARGEST)
+    plain = names == [first] and max(simple.numerator, simple.denominator) <= 4
     known = [(quantities(pair, plain=plain), factor.real) for pair, factor in cases]
     for name, sign in product(known[0][0], (1, -1)):
         if all(math.isclose(each, sign * found.get(name, 0), rel_tol=close) for found, each in known):
@@ -231,36 +228,27 @@ def quantities(pair: Observation, *, plain: bool) -> dict[str, float]:
 def sizes(pair: Observation) -> dict[str, float]:
     """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
     every = {**pair.inputs, **pair.results}
-    tensors = {label: each for label, each in every.items() if isinstance(each, Tensor) and each.numel()}
-    order = sorted(tensors, key=lambda label: label != pair.argument)
-    found: dict[str, float] = {
-        f"the number of elements of `{label}`": tensors[label].numel() for label in order
-    }
-    for label in order:
-        for dim, size in enumerate(tensors[label].shape if tensors[label].dim() > 1 else ()):
+    order = sorted(every, key=lambda label: label != pair.argument)
+    tensors = {label: every[label] for label in order if isinstance(every[label], Tensor)}
+    found = {f"the number of elements of `{label}`": float(each.numel()) for label, each in tensors.items()}
+    for label, each in tensors.items():
+        for dim, size in enumerate(each.shape if each.dim() > 1 else ()):
             found[f"the size of dimension {dim} of `{label}`"] = size
-    result = next((value for value in pair.results.values() if value.numel()), None)
-    own = pair.own.numel() if isinstance(pair.own, Tensor) else 0
-    if result is not None and own and result.numel() != own:
-        found[f"the number of elements of the result for each of `{pair.argument}`"] = result.numel() / own
+    result, own = next(iter(pair.results.values()), None), pair.own
+    if result is not None and isinstance(own, Tensor) and own.numel() not in (0, result.numel()):
+        per_element = f"the number of elements of the result for each of `{pair.argument}`"
+        found[per_element] = result.numel() / own.numel()
     return found
 
 
 def arguments(pair: Observation) -> dict[str, float]:
     """Return the numbers among the arguments, and tensors of one element."""
-    found: dict[str, float] = {}
-    for label, value in pair.inputs.items():
-        single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-        if single or (isinstance(value, int | float) and not isinstance(value, bool)):
-            found[f"`{label}`"] = float(value)
-    return found
-
-
-def _plain(factor: float) -> bool:
-    if not math.isfinite(factor):
-        return False
-    simple = Fraction(abs(factor)).limit_denominator(LARGEST)
-    return max(simple.numerator, simple.denominator) <= 4
+    return {
+        f"`{label}`": float(value)
+        for label, value in pair.inputs.items()
+        if (isinstance(value, int | float) and not isinstance(value, bool))
+        or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+    }
 
 
 SHOWN = 6
@@ -269,13 +257,10 @@ SHOWN = 6
 
 def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
     """Detect factors equal to the number of occurrences of an index, or constant on fresh inputs."""
-    first = evidence.first
-    if not first.same_shape or first.expected.is_complex() or first.expected.numel() < 2:
-        return
-    if not all(bool((pair.got.isfinite() & pair.expected.isfinite()).all()) for pair in evidence.pairs):
-        return
-    yield from _of_groups(first)
-    yield from _steady(evidence)
+    numbers = [torch.stack([pair.got, pair.expected]) for pair in evidence.pairs]
+    if all(all_finite(each) and not each.is_complex() and each.numel() > 2 for each in numbers):
+        yield from _of_groups(evidence.first)
+        yield from _steady(evidence)
 
 
 def _steady(evidence: Evidence) -> Iterator[Detection]:
