@@ -47,7 +47,7 @@ class Detector:
     """A detector, and the differences that it applies to.
 
     Args:
-        detect: Makes hypotheses on the first pair, tests them on all, and yields those that hold.
+        detect: Yields hypotheses on the first pair; the first of them that holds on all is a detection.
         any_size: True if it also applies to a difference as small as rounding.
         needless_after: Causes that make it unnecessary.
         last_resort: True if it runs only where nothing but weak detections was made before.

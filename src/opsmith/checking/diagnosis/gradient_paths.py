@@ -251,14 +251,12 @@ def source_of() -> SourceExpression:
 def _segment(frame: FrameType) -> str:
     """Return the source text that a frame is executing."""
     positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-    line, end_line, column, end_column = next(positions, (None, None, None, None))
-    if line is None or end_line is None or column is None or end_column is None:
+    line, end, column, end_column = next(positions, (None, None, None, None))
+    if line is None or end is None or column is None or end_column is None:
         return ""
-    lines = [linecache.getline(frame.f_code.co_filename, at) for at in range(line, end_line + 1)]
-    encoded = [each.encode() for each in lines]
-    encoded[-1] = encoded[-1][:end_column]
-    encoded[0] = encoded[0][column:]
-    return " ".join(b"".join(encoded).decode(errors="replace").split())
+    node = ast.Pass(lineno=line, end_lineno=end, col_offset=column, end_col_offset=end_column)
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    return " ".join((ast.get_source_segment(source, node) or "").split())
 
 
 @cache

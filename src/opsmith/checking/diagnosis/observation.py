@@ -18,7 +18,7 @@ from torch import Tensor
 from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp
+from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
 from opsmith.checking.samples.batches import all_finite, replicas
 from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
@@ -93,8 +93,6 @@ class Observation:
     @cached_property
     def error(self) -> Tensor:
         """Error of each element; 0 where the right one is not finite."""
-        if not self.same_shape:
-            return self.expected.abs().nan_to_num(0.0, 0.0)
         return torch.where(self.expected.isfinite(), (self.got - self.expected).abs(), 0.0)
 
     @property
@@ -135,7 +133,7 @@ class Observation:
     def agrees_with(self, candidate: Tensor) -> Tensor:
         """Mark the elements that are as predicted; those that are not finite must be the same."""
         close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
-        return close | ~self.expected.isfinite() if self.same_shape else close
+        return close | ~self.expected.isfinite()
 
     @property
     def own(self) -> Any:
@@ -156,10 +154,11 @@ class Observation:
         """The observer, if autograd through the reference is right: differences take too many runs."""
         return self.observer if self.observer is not None and self.observer.right is None else None
 
-    def backward(self, grads: Grads) -> Tensor | None:
-        """Compute the gradient for other grad_outputs, on the same inputs."""
+    def backward(self, grads: Grads) -> Tensor:
+        """Compute the gradient for other grad_outputs, on the same inputs; zeros where there is none."""
         assert self.observer is not None
-        return self.observer.by_own([*self.inputs.values()], grads)
+        found = self.observer.by_own([*self.inputs.values()], grads)
+        return torch.zeros_like(self.right) if found is None else found
 
     def right_for(
         self, grads: Mapping[str, Any] = NOTHING, inputs: Mapping[str, Any] = NOTHING
@@ -324,11 +323,9 @@ class Observer:
 
     def rights(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
-        values = replicas(flat)
         if self.right is None:
-            found = vjp(self.subject.plain(self.sample), values, argnums, grads)
-        else:
-            found = self.right(self.sample, values, argnums, grads) or [None] * len(argnums)
+            return vjp_or_zeros(self.subject.plain(self.sample), replicas(flat), argnums, grads)
+        found = self.right(self.sample, replicas(flat), argnums, grads) or [None] * len(argnums)
         return [
             torch.zeros_like(flat[argnum]) if gradient is None else gradient
             for argnum, gradient in zip(argnums, found, strict=True)

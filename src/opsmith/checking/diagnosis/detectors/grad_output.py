@@ -20,7 +20,7 @@ from opsmith.judging.compare import (
     share_of_largest,
 )
 
-Backward = Callable[[Grads], Tensor | None]
+Backward = Callable[[Grads], Tensor]
 """Function from grad_outputs, one for each result, to the gradient of an input."""
 
 UNIFORM: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -70,13 +70,10 @@ def ignores_grad(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         ('ignores-grad-output', 'it is the same for every grad_output')
     """
     first = backward(grads)
-    if first is None or not first.any():
-        return None
     bound = share_of_largest(ROUNDINGS * torch.finfo(first.dtype).eps, first)
-    for others in (_mixed(grads, grads, 1.0, 1.0), _others(grads, 1)):
-        again = backward(others)
-        if again is None or not all_close(first, again, bound):
-            return None
+    others = (_mixed(grads, grads, 1.0, 1.0), _others(grads, 1))
+    if not first.any() or not all(all_close(first, backward(each), bound) for each in others):
+        return None
     return "ignores-grad-output", "it is the same for every grad_output"
 
 
@@ -93,13 +90,10 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
     others = _others(grads, 2)
     u, v = backward(grads), backward(others)
     for a, b in COMBINATIONS:
-        every = (backward(_mixed(grads, others, a, b)), u, v)
-        known = next((each for each in every if each is not None), None)
-        if known is None:
-            continue
-        got, first, second = (in_double(torch.zeros_like(known) if each is None else each) for each in every)
-        off, size = got - a * first - b * second, share_of_largest(1.0, got, a * first, b * second)
-        eps = max(torch.finfo(dtype).eps for dtype in (known.dtype, torch.float32))  # it may compute in that
+        got = backward(_mixed(grads, others, a, b))
+        terms = (in_double(got), a * in_double(u), b * in_double(v))
+        off, size = terms[0] - terms[1] - terms[2], share_of_largest(1.0, *terms)
+        eps = max(torch.finfo(dtype).eps for dtype in (got.dtype, torch.float32))  # it may compute in that
         if all_finite(off) and largest_magnitude(off) > ROOM * ROUNDINGS * eps * size:
             return "nonlinear-grad", _reason(a, b, largest_magnitude(off) / size)
     return None

@@ -377,11 +377,13 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
     given = {source: each for source, each in plain.items() if source[0].startswith("`")}
     yield from _of_two(given)
     yield from _of_two(plain)
-    for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2):
-        if "number" not in (how, kind):
-            beside.append((f"the difference of {first} and {other}", first_values - other_values))
+    apart = [
+        (f"the difference of {first} and {other}", first_values - other_values)
+        for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2)
+        if "number" not in (how, kind)
+    ]
     for make in (_constants, partial(_thresholds, table), partial(_bounds, table, ends=2)):
-        for name, each in beside:
+        for name, each in apart + beside:
             yield from make(name, each)
 
 
