@@ -104,13 +104,6 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return scaled if bias is None else scaled + bias
 
 
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        inner: Tensor = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x * x * x)
-        return 0.5 * x * (1 + inner.tanh())
-    return 0.5 * x * (1 + (x / 2**0.5).erf())
-
-
 def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(x, p, dim, keepdim=True)
     return x / norm.clamp_min(eps)
@@ -137,7 +130,7 @@ FORMULAS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "rms_norm": _rms_norm,
         "group_norm": _group_norm,
         "silu": lambda x: x * x.sigmoid(),
-        "gelu": _gelu,
+        "gelu": lambda x: 0.5 * x * (1 + (x / 2**0.5).erf()),
         "mish": lambda x: x * F.softplus(x).tanh(),
         "normalize": _normalize,
         "cosine_similarity": _cosine_similarity,

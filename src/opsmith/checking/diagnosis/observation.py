@@ -19,13 +19,13 @@ from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
+from opsmith.checking.run import Run
 from opsmith.checking.samples.batches import all_finite, replicas
 from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of, variations
-from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
 from opsmith.judging.compare import in_double, is_close, largest_magnitude, share_of_largest
@@ -207,7 +207,7 @@ class Observation:
             return found
         flat, grads = [*self.inputs.values()], [*self.grads.values()]
         every = tuple(argnum for argnum in seen.sample.inexact if argnum != seen.argnum)
-        answers = dict(zip(seen.subset, seen.backward(flat, seen.subset, grads), strict=True))
+        answers = dict(zip(seen.argnums, seen.backward(flat, seen.argnums, grads), strict=True))
         for argnum, right in zip(every, seen.rights(flat, every, grads) if every else (), strict=True):
             if argnum not in answers:
                 with Overlooking():  # reported by a failure of its own
@@ -245,26 +245,16 @@ KINK = 1e-7
 
 
 @dataclass(frozen=True)
-class Observer:
-    """Observes the gradient of one input, on a sample and on fresh inputs.
+class Observer(Run):
+    """A run whose gradient of one input is observed, on its sample and on fresh inputs.
 
     Args:
-        subject: The checked operator.
-        sample: Sample with a wrong gradient.
-        argnum: Position of the input.
-        subset: Positions of the inputs that were differentiated together.
+        argnum: Position of the input, one of those that are differentiated together.
         right: Computes the right gradients: by autograd through the reference by default.
-        dtype: dtype of floating inputs.
-        device: Device of the inputs.
     """
 
-    subject: Subject
-    sample: Sample
-    argnum: int
-    subset: tuple[int, ...]
+    argnum: int = 0
     right: ExpectedGradients | None = None
-    dtype: torch.dtype = torch.float64
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def observe(self, flat: Sequence[Any], grads: Grads) -> Observation:
         """Observe on these arguments, with these grad_outputs (both in float64).
@@ -313,7 +303,7 @@ class Observer:
 
     def by_own(self, flat: Sequence[Any], grads: Grads) -> Tensor | None:
         """Compute the operator's gradient of the input."""
-        return self.backward(flat, self.subset, grads)[self.subset.index(self.argnum)]
+        return self.backward(flat, self.argnums, grads)[self.argnums.index(self.argnum)]
 
     def backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""

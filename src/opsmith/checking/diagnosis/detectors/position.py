@@ -68,7 +68,6 @@ EDGES: Mapping[str, Callable[[Shift, Observation], Tensor | None]] = MappingProx
         WRAPPED: lambda shift, pair: shift.of(pair.expected),
         ", with zeros at the edge": lambda shift, pair: shift.of(pair.expected, padded=True),
         ", with the edge as it should be": lambda shift, pair: _at_edge(shift, pair, pair.expected),
-        "": lambda shift, pair: _at_edge(shift, pair, pair.got),
     }
 )
 """The right gradient, shifted, for each kind of elements that may stand where it has none from inside."""
@@ -83,8 +82,7 @@ def shifted(evidence: Evidence) -> Iterator[Detection]:
     """Detect shifted elements, or a gradient that is right for a shifted input or grad_output."""
     first = evidence.first
     shifts = [each for each in _shifts(first.expected.shape) if _is_shown(evidence, each)]
-    *known, other = EDGES
-    for shift, edge in chain(product(shifts, known), product(shifts, [other])):
+    for shift, edge in product(shifts, EDGES):
         yield _shifted("it is the right one", shift, edge, partial(EDGES[edge], shift))
     if not evidence.everywhere(lambda pair: int(pair.expected.count_nonzero()) >= FEW):
         return
@@ -121,13 +119,18 @@ def _steps(size: int, most: int) -> list[int]:
 
 def _is_shown(evidence: Evidence, shift: Shift) -> bool:
     """Return True if enough elements have moved; larger tensors decide between shifts of small ones."""
-    holds = partial(EDGES[""], shift)
-    if not evidence.first.equals(holds(evidence.first)):
+    if not _holds(evidence.first, shift):
         return False
     if evidence.everywhere(partial(_is_evidence, shift=shift)):
         return True
-    larger = [pair for pair in evidence.other_sizes if holds(pair) is not None and _is_evidence(pair, shift)]
-    return bool(larger) and all(pair.equals(holds(pair)) for pair in larger)
+    fitting = (pair for pair in evidence.other_sizes if shift.of(pair.expected) is not None)
+    larger = [pair for pair in fitting if _is_evidence(pair, shift)]
+    return bool(larger) and all(_holds(pair, shift) for pair in larger)
+
+
+def _holds(pair: Observation, shift: Shift) -> bool:
+    """Return True if the elements from inside are shifted."""
+    return pair.equals(_at_edge(shift, pair, pair.got))
 
 
 def _is_evidence(pair: Observation, shift: Shift) -> bool:

@@ -57,8 +57,6 @@ def inside(evidence: Evidence) -> str:
         return "; it is zero there"
     if factor is not None and len(actual) > 1 and all_close(actual, times(factor, right), slack):
         return f"; it is {shown_factor(factor)} times the right one there"
-    if len(actual) > 1 and all_close(actual, actual[0].expand_as(actual), slack):
-        return f"; it is {actual[0].item():.6g} there"
     return "" if bool(right.any()) else "; the right one is zero there"
 
 
@@ -354,14 +352,6 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
             yield from ((PLAIN, f"where {name} is {truth}", each == truth) for truth in (True, False))
         elif how.startswith("times"):
             yield PLAIN, f"where {name} occurs more than once", each > 1
-        elif each.is_complex():
-            for part, values in (
-                ("real part", each.real),
-                ("imaginary part", each.imag),
-                ("size", each.abs()),
-            ):
-                yield from _against(f"the {part} of {name}", values, "0", torch.zeros_like(values))
-                yield from _bounds(table, f"the {part} of {name}", values, ends=1)
     plain = {
         source: each
         for source, each in table.columns.items()

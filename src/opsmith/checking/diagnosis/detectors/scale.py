@@ -203,9 +203,6 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
     for name, sign in product(known[0][0], (1, -1)):
         if all(math.isclose(each, sign * found.get(name, 0), rel_tol=close) for found, each in known):
             names.append(f"{'minus ' * (sign < 0)}{name}")
-    # A size is likelier than 1/12.
-    if names and names[0] == first and len(names) > 1 and not plain:
-        names = [*names[1:MOST], first]
     return names[:MOST]
 
 
