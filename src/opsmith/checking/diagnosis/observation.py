@@ -186,18 +186,17 @@ class Observation:
         grads = {name: change(each) for name, each in self.given.items() if grad in ("", name)}
         return None if None in grads.values() else self.right_for(grads)
 
-    def parts(self, name: str) -> Tensor | None:
-        """Compute the parts of the right gradient for each element of a grad_output, in the order of memory.
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """Compute the part of the right gradient for each element of a grad_output, in the order of memory.
 
-        None where that takes long.
+        There are none where that takes long.
         """
         grad = self.grads[name]
-        if grad is None or not 0 < grad.numel() <= MOST_ELEMENTS:
-            return None
         zeros = {each: torch.zeros_like(value) for each, value in self.given.items()}
-        alone = grad.flatten().diag().reshape(-1, *grad.shape)
-        found = [self.right_for({**zeros, name: each}) for each in alone]
-        return torch.stack([each for each in found if each is not None]) if None not in found else None
+        if grad is not None and grad.numel() <= MOST_ELEMENTS:
+            for alone in grad.flatten().diag().reshape(-1, *grad.shape):
+                part = self.right_for({**zeros, name: alone})
+                yield from () if part is None else (part,)
 
     @cached_property
     def other_gradients(self) -> Mapping[str, tuple[Tensor | None, Tensor]]:

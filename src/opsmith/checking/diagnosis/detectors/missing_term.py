@@ -199,21 +199,26 @@ def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
 
 def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
     """Detect missing entries of the Jacobian, by the indices of the grad_output and of the gradient."""
-    first, parts = evidence.first, cache(Observation.parts)
+    first, jacobian = evidence.first, cache(_jacobian)
     for name in first.given:
-        known = parts(first, name) if first.expected.dim() and first.given[name].dim() else None
-        for words, related in () if known is None else _relations(first, name, known != 0):
-            there = known != 0
+        there = jacobian(first, name) != 0
+        several = first.given[name].dim() > 0 and there.dim() > 1
+        for words, related in _relations(first, name, there) if several else ():
             if min(int((there & related).sum()), int((there & ~related).sum())) >= FEW:
-                predicted = partial(_without, parts=parts, name=name, related=related)
+                predicted = partial(_without, jacobian=jacobian, name=name, related=related)
                 yield Detection("missing-term", words, predicted=predicted)
 
 
+def _jacobian(pair: Observation, name: str) -> Tensor:
+    """Compute the entries for each element of a grad_output, times that; none where that takes long."""
+    return torch.stack([*pair.parts(name)] or [torch.zeros(())])
+
+
 def _without(
-    pair: Observation, parts: Callable[[Observation, str], Tensor | None], name: str, related: Tensor
+    pair: Observation, jacobian: Callable[[Observation, str], Tensor], name: str, related: Tensor
 ) -> Tensor | None:
-    found = parts(pair, name)
-    return None if found is None or found.shape != related.shape else pair.expected - (found * related).sum(0)
+    found = jacobian(pair, name)
+    return pair.expected - (found * related).sum(0) if found.shape == related.shape else None
 
 
 def _relations(first: Observation, name: str, there: Tensor) -> Iterator[tuple[str, Tensor]]:

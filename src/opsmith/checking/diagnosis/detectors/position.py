@@ -290,10 +290,13 @@ def _written_out(pair: Observation, name: str) -> Tensor | None:
 
 
 def _put_together(pair: Observation, name: str) -> Tensor | None:
-    parts = pair.parts(name)
-    if parts is None or bool((parts.flatten(1).count_nonzero(1) > 1).any()):
-        return None  # not broadcast: it depends on several elements
-    return parts.flatten(1).sum(1).reshape(pair.results[name].shape)
+    values: list[Tensor] = []
+    for part in pair.parts(name):
+        if int(part.count_nonzero()) > 1:
+            return None  # not broadcast: it depends on several elements
+        values.append(part.sum())
+    shape = pair.results[name].shape
+    return torch.stack(values).reshape(shape) if 0 < len(values) == shape.numel() else None
 
 
 def _sets(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
