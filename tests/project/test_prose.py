@@ -65,9 +65,9 @@ OTHERS: dict[tuple[str, str], str] = {
 """Words of others, which stand in messages of ours by chance."""
 
 KEPT: dict[tuple[str, str], str] = {
-    ("checking/diagnosis/conditions.py", "how.startswith('times')"): "key of a column",
-    ("checking/diagnosis/conditions.py", "source[1].startswith('times')"): "key of a column",
-    ("checking/diagnosis/detectors/region.py", "rule.words.startswith('at')"): "a list of indices",
+    ("checking/diagnosis/detectors/region.py", "how.startswith('times')"): "key of a column",
+    ("checking/diagnosis/detectors/region.py", "source[1].startswith('times')"): "key of a column",
+    ("checking/diagnosis/detectors/scale.py", "how.startswith('times')"): "key of a column",
     ("checking/diagnosis/detectors/region.py", "text.startswith(('the last', 'the first'))"): "grammar",
     ("checking/properties/behaviour/memory.py", "'result' not in each.words"): "name of a value",
     ("torch_library/origins/fallback.py", "task.startswith('backward')"): "name of a task",

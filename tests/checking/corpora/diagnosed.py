@@ -44,7 +44,7 @@ def observation(declared: Any, about: str, position: int = 0) -> Observation:
         torch.randn(result.shape, generator=generator, dtype=result.dtype) if is_inexact(result) else None
         for result in subject.plain(sample)(flat)
     ]
-    return Observer(subject, sample, place, (place,)).observe(flat, grads)
+    return Observer(subject, sample, by=(place,), argnum=place).observe(flat, grads)
 
 
 def diagnosed(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.checking.diagnosis import Observer, diagnose
-from opsmith.checking.diagnosis.evidence import Evidence
+from opsmith.checking.diagnosis.observation import Evidence
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.subject_kinds import subject_of
@@ -125,7 +125,7 @@ def test_a_gradient_that_nearly_vanishes_has_no_kink() -> None:
     declared = operator(unit, [(random(3, 4),)], x=lambda grad, x: grad / x.norm(dim=-1, keepdim=True))
     subject = subject_of(declared, None, 0, EFFORTS["default"])
     flat = subject.samples[0].at(torch.float64)
-    seen = Observer(subject, subject.samples[0], 0, (0,)).observe(flat, flat)
+    seen = Observer(subject, subject.samples[0], by=(0,)).observe(flat, flat)
     assert largest_magnitude(seen.expected) < 1e-12
     assert diagnose(seen).cause == "missing-term"
 

@@ -31,7 +31,7 @@ def decomposition(
         kwargs: Keyword arguments. An in-place operation has no formula, since it would write into the
             arguments.
     """
-    formula = FORMULAS.get(operation)
+    formula = FORMULAS.get(getattr(operation, "__name__", ""))
     if formula is None:
         return None
     given = {
@@ -62,15 +62,9 @@ def _log_softmax(x: Tensor, dim: int) -> Tensor:
 def _var(
     x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1
 ) -> Tensor:
-    centred = x - (x.mean() if dim is None else x.mean(dim, keepdim=True))
-    total = (centred * centred).sum() if dim is None else (centred * centred).sum(dim, keepdim=keepdim)
+    centred = x - x.mean(dim, keepdim=True)
+    total = (centred * centred).sum(dim, keepdim=keepdim)
     return total / (x.numel() / total.numel() - (correction if unbiased else 0))
-
-
-def _std(
-    x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1
-) -> Tensor:
-    return _var(x, dim, unbiased, keepdim, correction=correction).sqrt()
 
 
 def _layer_norm(
@@ -81,50 +75,33 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
-    centred = x - x.mean(dims, keepdim=True)
-    rstd = ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
-    return _affine(centred * rstd, weight, bias)
+    return _affine(_standardised(x - x.mean(dims, keepdim=True), dims, eps), weight, bias)
 
 
 def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
-    small = torch.finfo(x.dtype).eps if eps is None else eps
-    rstd = ((x * x).mean(dims, keepdim=True) + small).rsqrt()
-    return _affine(x * rstd, weight, None)
+    return _affine(_standardised(x, dims, torch.finfo(x.dtype).eps if eps is None else eps), weight, None)
 
 
 def _group_norm(
     x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     grouped = x.reshape(x.shape[0], groups, -1)
-    centred = grouped - grouped.mean(-1, keepdim=True)
-    rstd = ((centred * centred).mean(-1, keepdim=True) + eps).rsqrt()
+    scaled = _standardised(grouped - grouped.mean(-1, keepdim=True), (-1,), eps).reshape(x.shape)
     channels = [-1, *[1] * (x.dim() - 2)]
-    scaled = (centred * rstd).reshape(x.shape)
     return _affine(scaled, *(None if each is None else each.reshape(channels) for each in (weight, bias)))
+
+
+def _standardised(centred: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    rstd = ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
+    return centred * rstd
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     scaled = x if weight is None else x * weight
     return scaled if bias is None else scaled + bias
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x * x.sigmoid()
-
-
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        inner: Tensor = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x * x * x)
-        return 0.5 * x * (1 + inner.tanh())
-    return 0.5 * x * (1 + (x / 2**0.5).erf())
-
-
-def _mish(x: Tensor) -> Tensor:
-    gate: Tensor = F.softplus(x).tanh()
-    return x * gate
 
 
 def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
@@ -138,44 +115,28 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
     return product / norms.clamp_min(eps)
 
 
-def _square(x: Tensor) -> Tensor:
-    return x * x
-
-
-def _lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    return start + weight * (end - start)
-
-
 def _attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     return _softmax(scores, -1) @ value
 
 
-FORMULAS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
+FORMULAS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        F.softmax: _softmax,
-        torch.softmax: _softmax,
-        Tensor.softmax: _softmax,
-        F.log_softmax: _log_softmax,
-        torch.log_softmax: _log_softmax,
-        Tensor.log_softmax: _log_softmax,
-        torch.var: _var,
-        Tensor.var: _var,
-        torch.std: _std,
-        Tensor.std: _std,
-        F.layer_norm: _layer_norm,
-        F.rms_norm: _rms_norm,
-        F.group_norm: _group_norm,
-        F.silu: _silu,
-        F.gelu: _gelu,
-        F.mish: _mish,
-        F.normalize: _normalize,
-        F.cosine_similarity: _cosine_similarity,
-        torch.square: _square,
-        Tensor.square: _square,
-        torch.lerp: _lerp,
-        Tensor.lerp: _lerp,
-        F.scaled_dot_product_attention: _attention,
+        "softmax": _softmax,
+        "log_softmax": _log_softmax,
+        "var": _var,
+        "std": lambda *args, **kwargs: _var(*args, **kwargs).sqrt(),
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+        "group_norm": _group_norm,
+        "silu": lambda x: x * x.sigmoid(),
+        "gelu": lambda x: 0.5 * x * (1 + (x / 2**0.5).erf()),
+        "mish": lambda x: x * F.softplus(x).tanh(),
+        "normalize": _normalize,
+        "cosine_similarity": _cosine_similarity,
+        "square": lambda x: x * x,
+        "lerp": lambda start, end, weight: start + weight * (end - start),
+        "scaled_dot_product_attention": _attention,
     }
 )
-"""Formula of each composite operation, with parameters of the same names."""
+"""Formula of each composite operation, by its name in torch, with parameters of the same names."""

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.causes import UNKNOWN, first_of
-from opsmith.checking.diagnosis.conditions import values_beside
-from opsmith.checking.diagnosis.detectors import (
-    broadcast,
-    grad_output,
-    missing_term,
-    position,
-    precision,
-    region,
-    scale,
+from opsmith.checking.diagnosis.detectors import grad_output, missing_term, position, precision, region, scale
+from opsmith.checking.diagnosis.observation import (
+    SAME,
+    Detection,
+    Evidence,
+    Observation,
+    Source,
+    values_beside,
 )
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, multiple
-from opsmith.checking.diagnosis.observation import SAME, Observation
-from opsmith.judging.compare import all_close, largest_magnitude
+from opsmith.judging.compare import all_close
 
 
 @dataclass(frozen=True)
@@ -50,23 +47,19 @@ class Detector:
     """A detector, and the differences that it applies to.
 
     Args:
-        detect: Makes hypotheses on the first pair, tests them on all, and yields those that hold.
+        detect: Yields hypotheses on the first pair; the first of them that holds on all is a detection.
         any_size: True if it also applies to a difference as small as rounding.
-        any_shape: True if it also applies to a tensor of another shape.
         needless_after: Causes that make it unnecessary.
         last_resort: True if it runs only where nothing but weak detections was made before.
     """
 
     detect: Callable[[Evidence], Iterator[Detection]]
     any_size: bool = False
-    any_shape: bool = False
     needless_after: frozenset[str] = frozenset()
     last_resort: bool = False
 
     def applies(self, pair: Observation, found: Mapping[str, Detection]) -> bool:
         """Return True if to run it on a pair after some detections, by cause."""
-        if not pair.same_shape:
-            return self.any_shape
         if pair.is_small and not self.any_size:
             return False
         if self.last_resort and not all(each.weak for each in found.values()):
@@ -74,8 +67,12 @@ class Detector:
         return not self.needless_after & set(found)
 
 
+EXPLAINING = frozenset(
+    ("nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad", "precision", "transposed", "shifted")
+)
+
 DETECTORS = (
-    Detector(broadcast.broadcast, any_shape=True),
+    Detector(position.broadcast),
     Detector(missing_term.missing, any_size=True),
     Detector(precision.nonfinite, any_size=True),
     Detector(grad_output.grad_output_dependence, any_size=True),
@@ -83,21 +80,13 @@ DETECTORS = (
     Detector(scale.sign),
     Detector(scale.scale),
     Detector(scale.per_index_scale),
-    Detector(position.swapped, any_shape=True),
-    Detector(position.transposed, any_shape=True),
+    Detector(position.swapped),
+    Detector(position.transposed),
     Detector(position.shifted),
     Detector(region.region),
     Detector(missing_term.forgotten_number),
-    Detector(
-        missing_term.missing_term,  # it takes the longest
-        needless_after=frozenset(
-            {
-                *("nan", "missing-gradient", "ignores-grad-output", "nonlinear-grad"),
-                *("precision", "transposed", "shifted"),
-            }
-        ),
-    ),
-    Detector(grad_output.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
+    Detector(missing_term.missing_term, needless_after=EXPLAINING),  # it takes the longest
+    Detector(missing_term.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
 )
 """All detectors, in the order in which they run; the table of causes decides which cause comes first."""
 
@@ -115,16 +104,15 @@ def diagnose(observation: Observation) -> Diagnosis:
         'it is the right one times -1'
     """
     evidence = Evidence(observation)
-    found: dict[str, Detection] = {}
     if not observation.same_shape:
         got, right = list(observation.got.shape), list(observation.expected.shape)
-        found["shape"] = Detection("shape", f"it has the shape {got}, and the right one {right}")
+        return Diagnosis("shape", f"it has the shape {got}, and the right one {right}")
+    found: dict[str, Detection] = {}
     for detector in DETECTORS:
-        if not detector.applies(observation, found):
-            continue
-        for each in detector.detect(evidence):
-            if each.cause not in found or (found[each.cause].weak and not each.weak):
-                found[each.cause] = each
+        hypotheses = detector.detect(evidence) if detector.applies(observation, found) else ()
+        each = evidence.first_fitting(hypotheses)
+        if each is not None and (each.cause not in found or (found[each.cause].weak and not each.weak)):
+            found[each.cause] = each
     tested = {"fresh inputs": len(evidence.fresh)} if observation.observer is not None else {}
     found = found or {UNKNOWN: unknown(evidence)}
     cause = first_of({name for name, each in found.items() if not each.weak} or set(found))
@@ -160,25 +148,23 @@ RESEMBLES = 0.9
 def unknown(evidence: Evidence) -> Detection:
     """Describe the position and size of a difference, and what it resembles."""
     pair = evidence.first
-    if not pair.same_shape:
-        return Detection(UNKNOWN, "")
     count, total = int(pair.wrong.sum()), pair.wrong.numel()
-    size = largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
+    size = pair.relative_error
     measured = {"wrong": f"{count} of {total}", "error": size}
     if pair.is_small:
         words = f"it is off by {size:.2g} of its largest element, too little for a diagnosis"
         return Detection(UNKNOWN, words, measured)
     if pair.argument is not None and evidence.everywhere(lambda pair: not bool(pair.expected.any())):
         return Detection(UNKNOWN, CONSTANT, measured)
-    for each in evidence.first_fitting(_patterns(pair)):
-        return replace(each, evidence=measured)
+    found = evidence.first_fitting(_patterns(evidence))
+    if found is not None:
+        return replace(found, evidence=measured)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
     like = words if looks > RESEMBLES else ""
-    return Detection(
-        UNKNOWN, f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}", measured
-    )
+    words = f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}"
+    return Detection(UNKNOWN, words, measured)
 
 
 CONSTANT = (
@@ -188,9 +174,10 @@ CONSTANT = (
 )
 
 
-def _patterns(first: Observation) -> Iterator[Detection]:
+def _patterns(evidence: Evidence) -> Iterator[Detection]:
     """Yield patterns that have no cause of their own."""
-    pattern, dims = partial(Detection, UNKNOWN), range(first.expected.dim())
+    pattern, first = partial(Detection, UNKNOWN), evidence.first
+    dims = range(first.expected.dim())
     for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
         words = f"it is the right one in the reverse order along {words}"
         yield pattern(words, predicted=partial(_reversed, dims=some))
@@ -198,12 +185,12 @@ def _patterns(first: Observation) -> Iterator[Detection]:
         off = (first.got - first.expected).flatten()[0].item()
         words = f"it is the right one plus the same number everywhere ({off:.6g})"
         yield pattern(words, predicted=lambda pair: pair.expected + (pair.got - pair.expected).flatten()[0])
-        for (name, _), times in product(values_beside(first), (True, False)):
-            factor = _factor(first, name, times=times)
+        for source, times in product(values_beside(first), (True, False)):
+            factor = scale.steady_factor(evidence, partial(_factor, source=source, times=times))
             if factor is not None:
-                words = f"it is the right one with the factor {name} once too {'often' if times else 'few'}"
+                words = f"the factor {source[0]} once too {'often' if times else 'few'}"
                 words += "" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}"
-                yield pattern(words, predicted=partial(_multiplied, name=name, times=times, factor=factor))
+                yield pattern(f"it is the right one with {words}")
         if not first.got.is_complex():
             yield pattern("it has the right values in another order", predicted=_reordered)
 
@@ -212,32 +199,14 @@ def _reversed(pair: Observation, dims: tuple[int, ...]) -> Tensor:
     return pair.expected.flip(dims)
 
 
-def _aligned(pair: Observation, name: str) -> Tensor | None:
-    """Return other numbers that may be a factor."""
-    found = next((each for (known, _), each in values_beside(pair).items() if known == name), None)
-    if found is None or found.dtype == torch.bool or (found.is_complex() and not pair.expected.is_complex()):
+def _factor(pair: Observation, source: Source, *, times: bool) -> complex | None:
+    """Fit the factor between both tensors, one of them times the numbers beside it."""
+    numbers = values_beside(pair).get(source)
+    if numbers is None or numbers.dtype == torch.bool or numbers.is_complex() > pair.expected.is_complex():
         return None
-    return found
-
-
-def _factor(pair: Observation, name: str, *, times: bool) -> float | None:
-    """Fit the factor between both tensors, apart from those numbers."""
-    numbers = _aligned(pair, name)
-    if numbers is None:
-        return None
-    right, got = (pair.expected * numbers, pair.got) if times else (pair.expected, pair.got * numbers)
-    factor = multiple(right, got)
-    if factor is None or abs(factor.imag) > SAME * abs(factor):
-        return None
-    return factor.real or None
-
-
-def _multiplied(pair: Observation, name: str, times: bool, factor: float) -> Tensor | None:
-    numbers = _aligned(pair, name)
-    if numbers is None or times:
-        return None if numbers is None else factor * pair.expected * numbers
-    nothing = (numbers == 0) & (pair.expected == 0)
-    return torch.where(nothing, pair.got, factor * pair.expected / numbers)
+    if times:
+        return scale.factor_of(replace(pair, right=pair.expected * numbers))
+    return scale.factor_of(replace(pair, computed=pair.got * numbers))
 
 
 def _reordered(pair: Observation) -> Tensor | None:

@@ -55,15 +55,8 @@ class OperandEdge:
     source: SourceExpression
     alone: bool
 
-    @property
-    def key(self) -> tuple[int, int, str]:
-        """Identity of the edge in another run of the same function."""
-        return self.call, self.slot, self.operation
-
     def __str__(self) -> str:
-        if self.slot == RESULT or self.alone:
-            return self.source.whole(self.operation)
-        return self.source.operand(self.slot, self.operation)
+        return self.source.named(self.operation, None if self.slot == RESULT or self.alone else self.slot)
 
 
 class GradientPaths:
@@ -73,40 +66,42 @@ class GradientPaths:
         self, function: Results, flat: Sequence[Any], argnum: int, grads: Sequence[Tensor | None]
     ) -> None:
         self.function, self.flat, self.argnum, self.grads = function, flat, argnum, grads
-        self._through: dict[tuple[int, int, str], Tensor | None] = {}
+        self._through: dict[OperandEdge, Tensor | None] = {}
 
     @cached_property
-    def edges(self) -> tuple[OperandEdge, ...]:
+    def _uncut(self) -> tuple[Tensor | None, list[OperandEdge]]:
+        return self._gradient()
+
+    @property
+    def edges(self) -> list[OperandEdge]:
         """Edges in the order of the run; none where autograd does not record the function."""
-        cutting = _Cutting(frozenset())
-        self._gradient(cutting)
-        return tuple(cutting.edges[:MOST_EDGES])
+        return self._uncut[1][:MOST_EDGES]
 
-    @cached_property
+    @property
     def every(self) -> Tensor | None:
         """The gradient with nothing cut, as the sum over all paths."""
-        return self._gradient(_Cutting(frozenset()))
+        return self._uncut[0]
 
-    def without(self, *edges: OperandEdge) -> Tensor | None:
+    def without(self, *cut: OperandEdge) -> Tensor | None:
         """Compute the gradient with these edges cut; None if the run does not contain them."""
-        cutting = _Cutting(frozenset((edge.call, edge.slot) for edge in edges))
-        found = self._gradient(cutting)
-        known = {(edge.call, edge.operation) for edge in cutting.edges}
-        return found if all((edge.call, edge.operation) in known for edge in edges) else None
+        found, edges = self._gradient(*cut)
+        known = {(edge.call, edge.operation) for edge in edges}
+        return found if all((edge.call, edge.operation) in known for edge in cut) else None
 
     def through(self, edge: OperandEdge) -> Tensor | None:
         """Compute the part of the gradient that flows through an edge."""
-        if edge.key not in self._through:
+        if edge not in self._through:
             left = self.without(edge)
-            self._through[edge.key] = None if left is None or self.every is None else self.every - left
-        return self._through[edge.key]
+            self._through[edge] = None if left is None or self.every is None else self.every - left
+        return self._through[edge]
 
     def leaving_out(self, edge: OperandEdge) -> Tensor | None:
         """Compute the gradient with a summand replaced by zeros, in the results too."""
-        return self._gradient(_Cutting(frozenset({(edge.call, edge.slot)}), zeros=True))
+        return self._gradient(edge, zeros=True)[0]
 
-    def _gradient(self, cutting: _Cutting) -> Tensor | None:
-        """Compute the gradient of a run; None where the function raises."""
+    def _gradient(self, *cut: OperandEdge, zeros: bool = False) -> tuple[Tensor | None, list[OperandEdge]]:
+        """Compute the gradient of a run, and its edges; None where the function raises."""
+        cutting = _Cutting(frozenset((edge.call, edge.slot) for edge in cut), zeros=zeros)
 
         def function(flat: Sequence[Any]) -> Sequence[Tensor]:
             with cutting:
@@ -114,8 +109,8 @@ class GradientPaths:
 
         with Overlooking():  # without a summand it may raise, as for a singular matrix
             found = vjp(function, self.flat, (self.argnum,), self.grads)[0]
-            return torch.zeros_like(self.flat[self.argnum]) if found is None else found
-        return None
+            return torch.zeros_like(self.flat[self.argnum]) if found is None else found, cutting.edges
+        return None, cutting.edges
 
 
 class _Cutting(TorchFunctionMode):
@@ -228,20 +223,14 @@ class SourceExpression:
     where: str
     inside: str = ""
 
-    def whole(self, operation: str) -> str:
-        """Name the value of the expression in a message."""
-        return f"`{_short(self.text or operation)}`" + self._end()
-
-    def operand(self, slot: int, operation: str) -> str:
-        """Name one operand of it in a message."""
-        names = _operands(self.text)
-        if slot < len(names):
-            return f"`{_short(names[slot])}` in `{_short(self.text)}`" + self._end()
-        return f"operand {slot + 1} of `{_short(self.text or operation)}`" + self._end()
-
-    def _end(self) -> str:
-        inside = f" inside of `{_short(self.inside)}`" if self.inside else ""
-        return f"{inside} at {self.where}" if self.where else inside
+    def named(self, operation: str, slot: int | None = None) -> str:
+        """Name the value of the expression in a message, or one operand of it."""
+        operands, words = _operands(self.text), f"`{_short(self.text or operation)}`"
+        if slot is not None:
+            operand = f"`{_short(operands[slot])}` in" if slot < len(operands) else f"operand {slot + 1} of"
+            words = f"{operand} {words}"
+        words += f" inside of `{_short(self.inside)}`" if self.inside else ""
+        return f"{words} at {self.where}" if self.where else words
 
 
 def source_of() -> SourceExpression:
@@ -262,14 +251,12 @@ def source_of() -> SourceExpression:
 def _segment(frame: FrameType) -> str:
     """Return the source text that a frame is executing."""
     positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-    line, end_line, column, end_column = next(positions, (None, None, None, None))
-    if line is None or end_line is None or column is None or end_column is None:
+    line, end, column, end_column = next(positions, (None, None, None, None))
+    if line is None or end is None or column is None or end_column is None:
         return ""
-    lines = [linecache.getline(frame.f_code.co_filename, at) for at in range(line, end_line + 1)]
-    encoded = [each.encode() for each in lines]
-    encoded[-1] = encoded[-1][:end_column]
-    encoded[0] = encoded[0][column:]
-    return " ".join(b"".join(encoded).decode(errors="replace").split())
+    node = ast.Pass(lineno=line, end_lineno=end, col_offset=column, end_col_offset=end_column)
+    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    return " ".join((ast.get_source_segment(source, node) or "").split())
 
 
 @cache

@@ -1,8 +1,12 @@
-"""Observations: a wrong gradient beside the right one, on the inputs of a sample and on others."""
+"""Observations: a wrong gradient beside the right one, on the inputs of a sample and on others.
+
+Hypotheses predict the wrong gradient from the right one, and are tested on all observations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -11,20 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opsmith.checking.diagnosis.decompositions import NAMED
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import vjp
-from opsmith.checking.samples.batches import all_finite
+from opsmith.checking.numerics.autodiff import vjp, vjp_or_zeros
+from opsmith.checking.run import Run
+from opsmith.checking.samples.batches import all_finite, replicas
 from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.grad_outputs import random_grad_output
 from opsmith.checking.samples.perturb import METHODS, draw_fresh
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of, variations
-from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
 from opsmith.judging.compare import in_double, is_close, largest_magnitude, share_of_largest
-from opsmith.judging.tensors import is_inexact, replica
+from opsmith.judging.tensors import is_inexact, perturbed, replica
 
 Grads = Sequence[Tensor | None]
 """grad_output of each result; None where there is none."""
@@ -32,6 +37,11 @@ Grads = Sequence[Tensor | None]
 SAME = 1e-6
 """Relative difference up to which what holds on one input holds on another: of a factor, and of an error that
 a hypothesis explains."""
+
+MOST_ELEMENTS = 96
+"""Largest number of elements of a grad_output that are tried one by one."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROUNDINGS = 256
 """Roundings of the largest element that two right computations may differ by."""
@@ -57,9 +67,9 @@ class Observation:
     computed: Tensor | None
     right: Tensor
     argument: str | None = None
-    inputs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    grads: Mapping[str, Tensor | None] = field(default_factory=lambda: MappingProxyType({}))
-    results: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    grads: Mapping[str, Tensor | None] = field(default_factory=dict)
+    results: Mapping[str, Tensor] = field(default_factory=dict)
     tolerance: Tensor | None = None
     observer: Observer | None = None
 
@@ -83,9 +93,12 @@ class Observation:
     @cached_property
     def error(self) -> Tensor:
         """Error of each element; 0 where the right one is not finite."""
-        if not self.same_shape:
-            return self.expected.abs().nan_to_num(0.0, 0.0)
         return torch.where(self.expected.isfinite(), (self.got - self.expected).abs(), 0.0)
+
+    @property
+    def relative_error(self) -> float:
+        """The largest error, as a share of the largest right element."""
+        return largest_magnitude(self.error) / (largest_magnitude(self.expected) or 1.0)
 
     @cached_property
     def rounding(self) -> float:
@@ -120,7 +133,7 @@ class Observation:
     def agrees_with(self, candidate: Tensor) -> Tensor:
         """Mark the elements that are as predicted; those that are not finite must be the same."""
         close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
-        return close | ~self.expected.isfinite() if self.same_shape else close
+        return close | ~self.expected.isfinite()
 
     @property
     def own(self) -> Any:
@@ -136,50 +149,54 @@ class Observation:
         """Name a result in a message, if there are several."""
         return f" of `{name}`" if len(self.grads) > 1 else " of the result"
 
-    def grads_of_element(self, name: str, at: int, value: float) -> Grads:
-        """Return grad_outputs of zeros, but for one element of one result."""
-        zeros = partial(torch.zeros_like, memory_format=torch.contiguous_format)
-        grads = {each: None if grad is None else zeros(grad) for each, grad in self.grads.items()}
-        alone = grads[name]
-        assert alone is not None
-        alone.view(-1)[at] = value
-        return list(grads.values())
-
     @property
     def exact(self) -> Observer | None:
         """The observer, if autograd through the reference is right: differences take too many runs."""
         return self.observer if self.observer is not None and self.observer.right is None else None
 
-    def backward(self, grads: Grads) -> Tensor | None:
-        """Compute the gradient for other grad_outputs, on the same inputs."""
+    def backward(self, grads: Grads) -> Tensor:
+        """Compute the gradient for other grad_outputs, on the same inputs; zeros where there is none."""
         assert self.observer is not None
-        subset = self.observer.subset
-        return self.observer.backward([*self.inputs.values()], subset, grads)[
-            subset.index(self.observer.argnum)
-        ]
+        found = self.observer.by_own([*self.inputs.values()], grads)
+        return torch.zeros_like(self.right) if found is None else found
 
-    def right_for(self, grads: Grads) -> Tensor | None:
-        """Compute the right gradient for other grad_outputs; None where that takes long."""
-        if self.exact is None:
-            return None
-        return in_double(self.exact.rights([*self.inputs.values()], (self.exact.argnum,), grads)[0])
+    def right_for(
+        self, grads: Mapping[str, Any] = NOTHING, inputs: Mapping[str, Any] = NOTHING
+    ) -> Tensor | None:
+        """Compute the right gradient with some grad_outputs or inputs changed.
 
-    def with_grads(self, change: Callable[[str, Tensor], Tensor]) -> Tensor | None:
-        """Compute the right gradient with each grad_output changed; None where it cannot be computed."""
-        if self.exact is None:
-            return None
-        return self.right_for(
-            [None if grad is None else change(name, grad) for name, grad in self.grads.items()]
-        )
-
-    def with_inputs(self, changed: Mapping[str, Any]) -> Tensor | None:
-        """Compute the right gradient with some inputs changed; None where the reference rejects them."""
-        values = [changed.get(label, value) for label, value in self.inputs.items()]
+        None where the reference rejects them, or where that takes long.
+        """
         with Overlooking():  # changed inputs need not be valid
             if self.exact is not None:
-                grads = [*self.grads.values()]
-                return in_double(self.exact.rights(values, (self.exact.argnum,), grads)[0])
+                flat, given = [*{**self.inputs, **inputs}.values()], [*{**self.grads, **grads}.values()]
+                return in_double(self.exact.rights(flat, (self.exact.argnum,), given)[0])
         return None
+
+    def if_changed(
+        self, change: Callable[[Any], Tensor | float | None], *, grad: str = "", input: str = ""
+    ) -> Tensor | None:
+        """Compute the right gradient with one input changed, or one grad_output, or each grad_output.
+
+        None where there is no such change.
+        """
+        if input:
+            changed = {input: change(self.inputs[input])}
+            return None if changed[input] is None else self.right_for(inputs=changed)
+        grads = {name: change(each) for name, each in self.given.items() if grad in ("", name)}
+        return None if None in grads.values() else self.right_for(grads)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """Compute the part of the right gradient for each element of a grad_output, in the order of memory.
+
+        There are none where that takes long.
+        """
+        grad = self.grads[name]
+        zeros = {each: torch.zeros_like(value) for each, value in self.given.items()}
+        if grad is not None and grad.numel() <= MOST_ELEMENTS:
+            for alone in grad.flatten().diag().reshape(-1, *grad.shape):
+                part = self.right_for({**zeros, name: alone})
+                yield from () if part is None else (part,)
 
     @cached_property
     def other_gradients(self) -> Mapping[str, tuple[Tensor | None, Tensor]]:
@@ -189,13 +206,12 @@ class Observation:
             return found
         flat, grads = [*self.inputs.values()], [*self.grads.values()]
         every = tuple(argnum for argnum in seen.sample.inexact if argnum != seen.argnum)
-        answers = dict(zip(seen.subset, seen.backward(flat, seen.subset, grads), strict=True))
+        answers = dict(zip(seen.argnums, seen.backward(flat, seen.argnums, grads), strict=True))
         for argnum, right in zip(every, seen.rights(flat, every, grads) if every else (), strict=True):
             if argnum not in answers:
-                answers[argnum] = None
                 with Overlooking():  # reported by a failure of its own
                     (answers[argnum],) = seen.backward(flat, (argnum,), grads)
-            found[seen.sample.labels[argnum]] = (answers[argnum], right)
+            found[seen.sample.labels[argnum]] = (answers.get(argnum), right)
         return found
 
     @cached_property
@@ -210,7 +226,7 @@ class Observation:
         """Observe with every number moved by a relative step; None outside of the domain."""
         generator = torch.Generator().manual_seed(seed)
         values, grads = (
-            [_moved(each, step, generator) for each in some.values()] for some in (self.inputs, self.grads)
+            [perturbed(each, step, generator) for each in some.values()] for some in (self.inputs, self.grads)
         )
         with Overlooking():
             return None if self.observer is None else self.observer.gradient(values, grads)
@@ -228,26 +244,16 @@ KINK = 1e-7
 
 
 @dataclass(frozen=True)
-class Observer:
-    """Observes the gradient of one input, on a sample and on fresh inputs.
+class Observer(Run):
+    """A run whose gradient of one input is observed, on its sample and on fresh inputs.
 
     Args:
-        subject: The checked operator.
-        sample: Sample with a wrong gradient.
-        argnum: Position of the input.
-        subset: Positions of the inputs that were differentiated together.
+        argnum: Position of the input, one of those that are differentiated together.
         right: Computes the right gradients: by autograd through the reference by default.
-        dtype: dtype of floating inputs.
-        device: Device of the inputs.
     """
 
-    subject: Subject
-    sample: Sample
-    argnum: int
-    subset: tuple[int, ...]
+    argnum: int = 0
     right: ExpectedGradients | None = None
-    dtype: torch.dtype = torch.float64
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def observe(self, flat: Sequence[Any], grads: Grads) -> Observation:
         """Observe on these arguments, with these grad_outputs (both in float64).
@@ -258,18 +264,14 @@ class Observer:
         if self.right is not None or observation.computed is None or not observation.same_shape:
             return observation  # finite differences mark unknown elements themselves
         jumps = self._across(flat, grads, KINK)
-        size = float(observation.right.abs().max()) if observation.right.numel() else 0.0
-        kinks = (jumps > 1e-3 * size) & observation.computed.cpu().isfinite()
+        kinks = (jumps > 1e-3 * largest_magnitude(observation.right)) & observation.computed.cpu().isfinite()
         if bool(kinks.any()):
             # A gradient that nearly vanishes, as at an optimum, changes much relative to its size; it is a
             # jump only if the difference does not shrink with the step.
             kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
-        if not bool(kinks.any()):
-            return observation
         # Zeros are neutral for every hypothesis, such as a sign or a factor.
-        computed, right = (
-            torch.where(kinks, 0, each) for each in (observation.computed.cpu(), observation.right)
-        )
+        both = (observation.computed.cpu(), observation.right)
+        computed, right = (each.masked_fill(kinks, 0) for each in both)
         return replace(observation, computed=computed, right=right)
 
     def _across(self, flat: Sequence[Any], grads: Grads, step: float) -> Tensor:
@@ -277,19 +279,18 @@ class Observer:
         sides = []
         for side in (step, -step):
             generator = torch.Generator().manual_seed(APART)
-            moved = [_moved(value, side, generator, least=1.0) for value in flat]
+            moved = [_beside(value, side, generator) for value in flat]
             sides.append(self.rights(moved, (self.argnum,), grads)[0])
         return (sides[0] - sides[1]).abs()
 
     def gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
         """Observe the gradient, at a kink too."""
-        answers = self.backward(flat, self.subset, grads)
         (right,) = self.rights(flat, (self.argnum,), grads)
         with torch.no_grad():
-            results = self.subject.plain(self.sample)([replica(value) for value in flat])
+            results = self.subject.plain(self.sample)(replicas(flat))
         names = [result.name for result in self.subject.results(self.sample)]
         return Observation(
-            answers[self.subset.index(self.argnum)],
+            self.by_own(flat, grads),
             right,
             self.sample.labels[self.argnum],
             dict(zip(self.sample.labels, flat, strict=True)),
@@ -299,6 +300,10 @@ class Observer:
             self,
         )
 
+    def by_own(self, flat: Sequence[Any], grads: Grads) -> Tensor | None:
+        """Compute the operator's gradient of the input."""
+        return self.backward(flat, self.argnums, grads)[self.argnums.index(self.argnum)]
+
     def backward(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor | None]:
         """Compute the operator's gradients."""
         own = [replica(value, self.dtype, self.device) for value in flat]
@@ -307,11 +312,9 @@ class Observer:
 
     def rights(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
         """Compute the right gradients; zeros where autograd has none."""
-        values = [replica(value) for value in flat]
         if self.right is None:
-            found = vjp(self.subject.plain(self.sample), values, argnums, grads)
-        else:
-            found = self.right(self.sample, values, argnums, grads) or [None] * len(argnums)
+            return vjp_or_zeros(self.subject.plain(self.sample), replicas(flat), argnums, grads)
+        found = self.right(self.sample, replicas(flat), argnums, grads) or [None] * len(argnums)
         return [
             torch.zeros_like(flat[argnum]) if gradient is None else gradient
             for argnum, gradient in zip(argnums, found, strict=True)
@@ -332,7 +335,7 @@ class Observer:
             generator = torch.Generator().manual_seed(APART + self.subject.seed * 1000 + seed)
             values = restored(self.subject, self.sample, draw_fresh(flat, generator, method))
             with Overlooking():  # rejected inputs are drawn again by the next method
-                results = self.subject.plain(self.sample)([replica(value) for value in values])
+                results = self.subject.plain(self.sample)(replicas(values))
                 if not all_finite(results):
                     continue
                 fresh = [
@@ -350,21 +353,22 @@ class Observer:
         Fresh indices are like the given ones: where these are all the same, a gradient that is wrong where
         an index repeats looks like a shifted one.
         """
-        samples = (*self.subject.samples, *variations(self.subject).samples) if _distinct(self.sample) else ()
-        alike = [each for each in samples if form_of(each) == form_of(self.sample)]
-        return max((self.sample, *alike), key=_distinct)
+        alike = [each for each in self._samples() if form_of(each) == form_of(self.sample)]
+        return max((self.sample, *alike), key=_distinct) if _distinct(self.sample) else self.sample
 
     def elsewhere(self) -> list[Observer]:
-        """Return observers of the same arguments at other sizes, the author's samples first."""
-        shapes = _shapes(self.sample)
+        """Return observers of arguments of as many dimensions at other sizes, the author's samples first."""
         others: dict[str, Sample] = {}
-        for sample in (*self.subject.samples, *variations(self.subject).samples):
-            found = _shapes(sample)
-            empty = any(shape is not None and 0 in shape for shape in found)
-            alike = [each is None for each in found] == [each is None for each in shapes]
-            if alike and not empty and found != shapes and sample.labels == self.sample.labels:
-                others.setdefault(str(found), sample)
+        for sample in self._samples():
+            shapes = [_shape(value) for value in sample.flat]
+            pairs = [(_shape(own), shape) for own, shape in zip(self.sample.flat, shapes, strict=False)]
+            alike = sample.labels == self.sample.labels and all(len(own) == len(each) for own, each in pairs)
+            if alike and any(own != each for own, each in pairs) and not any(0 in each for each in shapes):
+                others.setdefault(str(shapes), sample)
         return [replace(self, sample=sample) for sample in others.values()]
+
+    def _samples(self) -> tuple[Sample, ...]:
+        return (*self.subject.samples, *variations(self.subject).samples)
 
 
 def _distinct(sample: Sample) -> int:
@@ -373,14 +377,202 @@ def _distinct(sample: Sample) -> int:
     return sum(len(each.unique()) for each in tensors)
 
 
-def _moved(value: Any, step: float, generator: torch.Generator, *, least: float = 0.0) -> Any:
-    """Move each element by a relative step, or by a step relative to the least size."""
-    fresh = replica(value)
-    if not is_inexact(fresh):
-        return fresh
-    signs = torch.randint(0, 2, fresh.shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return fresh + step * signs.to(fresh.device) * fresh.abs().clamp_min(least)
+def _beside(value: Any, step: float, generator: torch.Generator) -> Any:
+    """Move each element by a step relative to its size, or to 1."""
+    if not is_inexact(value):
+        return replica(value)
+    signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return value + step * signs.to(value.device) * value.abs().clamp_min(1.0)
 
 
-def _shapes(sample: Sample) -> list[Any]:
-    return [tuple(value.shape) if isinstance(value, Tensor) else None for value in sample.flat]
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+Source = tuple[str, str]
+"""Name of the values in a message, and their alignment with the elements."""
+
+OF_ENTRIES = ("times", "times first")
+"""Alignments of counts of the entries of a tensor, not of the indices of a dimension."""
+
+
+def values_beside(pair: Observation) -> dict[Source, Tensor]:
+    """Return tensors that align with each element of a pair, by name; the input's own first.
+
+    A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
+    integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
+    A number stands beside every element.
+    """
+    shape, found = pair.expected.shape, dict[Source, Tensor]()
+    own_first = sorted(pair.inputs, key=lambda label: label != pair.argument)
+    named = {
+        f"`{label}`": pair.inputs[label] for label in own_first if isinstance(pair.inputs[label], Tensor)
+    }
+    named |= {f"the result `{label}`": value for label, value in pair.results.items()}
+    alone = len(pair.grads) == 1
+    named |= {f"the grad_output{'' if alone else f' of `{name}`'}": grad for name, grad in pair.given.items()}
+    for name, value in named.items():
+        for how, aligned in _aligned(value.detach().cpu(), shape):
+            found[name, how] = aligned
+        if value.dtype in WHOLE and value.numel():
+            for how, times in _times(value.cpu(), shape):
+                found[f"an index in {name}", how] = times
+            for how, times in _aligned(_own_times(value.cpu()), shape):
+                found[f"its value in {name}", OF_ENTRIES[how == "first"]] = times
+    for label, value in pair.inputs.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"`{label}`", "number"] = torch.full(shape, float(value), dtype=torch.float64)
+    return found
+
+
+def _aligned(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    plain = value if value.dtype == torch.bool else in_double(value)
+    if value.dim() <= len(shape):
+        with suppress(RuntimeError):  # it does not broadcast
+            yield "", plain.expand(shape)
+    if 0 < value.dim() < len(shape) and value.shape == shape[: value.dim()]:
+        yield "first", plain.reshape(*value.shape, *[1] * (len(shape) - value.dim())).expand(shape)
+
+
+def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+    """Count the occurrences of each index of a dimension in a tensor of indices, or in a row of it."""
+    for dim, size in enumerate(shape):
+        if int(value.min()) < -size or int(value.max()) >= size:
+            continue
+        index = value.long() % size
+        counts = torch.bincount(index.flatten(), minlength=size).to(torch.float64)
+        yield f"times along {dim}", along(counts, dim, len(shape)).expand(shape)
+        if 1 < value.dim() == len(shape) and shape == (*value.shape[:dim], size, *value.shape[dim + 1 :]):
+            ones = torch.ones(value.shape, dtype=torch.float64)
+            yield f"times within {dim}", torch.zeros(shape, dtype=torch.float64).scatter_add(dim, index, ones)
+
+
+def _own_times(values: Tensor) -> Tensor:
+    """Count how often each value occurs."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    times: Tensor = counts[inverse]
+    return times
+
+
+Prediction = Callable[[Observation], Tensor | None]
+"""Computes what the computed tensor is if a hypothesis holds; None where it says nothing."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A hypothesis: a cause, and what it predicts.
+
+    Args:
+        cause: One of `opsmith.checking.causes`.
+        reason: Sentence that states it, without a capital letter and a full stop.
+        evidence: Measured values.
+        weak: True if another confirmed cause describes the fault better.
+        predicted: The prediction to confirm; None if the cause has been shown otherwise.
+    """
+
+    cause: str
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    weak: bool = False
+    predicted: Prediction | None = field(default=None, compare=False, repr=False)
+
+
+MORE = 8
+"""Number of further fresh inputs that narrow down a condition, and of other sizes."""
+
+FEW = 3
+"""Of fewer numbers each is a multiple of the other, and their places may fit by chance."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Observations that hypotheses are tested on.
+
+    Args:
+        first: The one that was found wrong, on which hypotheses are made.
+    """
+
+    first: Observation
+
+    @cached_property
+    def fresh(self) -> tuple[Observation, ...]:
+        """Observations of the same shapes, on fresh inputs; none where nothing can be drawn again."""
+        return self._drawn(0, self.fresh_count + 1)
+
+    @property
+    def fresh_count(self) -> int:
+        """Number of fresh inputs on which a hypothesis must hold; one more for other integers."""
+        return 0 if self.first.observer is None else self.first.observer.subject.effort.fresh
+
+    @cached_property
+    def more(self) -> tuple[Observation, ...]:
+        """Further ones, where the first fit several conditions."""
+        return self._drawn(self.fresh_count + 1, MORE) if self.first.exact is not None else ()
+
+    def _drawn(self, first: int, count: int) -> tuple[Observation, ...]:
+        """Draw observations with some seeds; where nothing can be drawn again, none."""
+        observer = self.first.observer
+        if observer is None:
+            return ()
+        flat, grads = [*self.first.inputs.values()], [*self.first.grads.values()]
+        drawn = (observer.draw(flat, grads, seed) for seed in range(first, first + count))
+        return tuple(each for each in drawn if each is not None)
+
+    @cached_property
+    def other_sizes(self) -> tuple[Observation, ...]:
+        """Observations at other sizes, where elements can be compared."""
+        observer, grads = self.first.observer, [*self.first.grads.values()]
+        others = [] if observer is None else observer.elsewhere()[:MORE]
+        drawn = [each.draw(each.sample.in_double(), grads, seed) for seed, each in enumerate(others, start=1)]
+        return tuple(each for each in drawn if each is not None and each.same_shape)
+
+    @property
+    def pairs(self) -> tuple[Observation, ...]:
+        """The first observation and the fresh ones."""
+        return (self.first, *self.fresh)
+
+    def everywhere(self, holds: Callable[[Observation], bool]) -> bool:
+        """Return True if a statement holds for the first observation and for every fresh one."""
+        return holds(self.first) and all(holds(pair) for pair in self.fresh)
+
+    def fits(self, predicted: Prediction) -> bool:
+        """Return True if the computed tensor is the predicted one in every observation."""
+        return self.everywhere(lambda pair: pair.equals(predicted(pair)))
+
+    def first_fitting(self, hypotheses: Iterable[Detection]) -> Detection | None:
+        """Return the first hypothesis that predicts nothing, or what every observation confirms."""
+        fitting = (each for each in hypotheses if each.predicted is None or self.fits(each.predicted))
+        return next(fitting, None)
+
+
+def multiple(right: Tensor, actual: Tensor) -> complex | None:
+    """Fit the number by which one tensor is a multiple of another; None where the right one is zero."""
+    weight = float((right.abs() ** 2).sum())
+    if not weight:
+        return None
+    factor = complex((right.conj() * actual).sum() / weight)
+    real = not right.is_complex() or abs(factor.imag) <= NAMED * abs(factor)
+    return complex(factor.real) if real else factor
+
+
+def times(factor: complex, tensor: Tensor) -> Tensor:
+    """Multiply a tensor by a factor, which is real where it has no imaginary part."""
+    return tensor * (factor if factor.imag else factor.real)
+
+
+def along(values: Tensor, dim: int, dims: int) -> Tensor:
+    """Lay a row of values along one of several dimensions."""
+    return values.reshape(-1, *[1] * (dims - dim - 1))
+
+
+COMPARISONS: Mapping[Callable[[Tensor, Tensor], Tensor], tuple[str, str, str]] = MappingProxyType(
+    {
+        torch.eq: ("is", "the same as", "on the diagonal"),
+        torch.lt: ("is less than", "less than", "above the diagonal"),
+        torch.gt: ("is greater than", "greater than", "below the diagonal"),
+        torch.le: ("is at most", "at most", "on and above the diagonal"),
+        torch.ge: ("is at least", "at least", "on and below the diagonal"),
+        torch.ne: ("is not", "another than", "off the diagonal"),
+    }
+)
+"""Words for each comparison: of values, of indices, and of the row and column of an element."""

@@ -7,20 +7,33 @@ the difference from the right one must be a multiple of the term, the same on ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, combinations
+from functools import cache, partial
+from itertools import chain, combinations, islice, product
 
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.detectors.region import index_rules, mask_of
+from opsmith.checking.diagnosis.detectors.region import WIDTHS, IndexRule, index_rules, mask_of
 from opsmith.checking.diagnosis.detectors.scale import factor_of, shown_factor
-from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, Prediction, multiple, times
 from opsmith.checking.diagnosis.gradient_paths import GradientPaths, OperandEdge
-from opsmith.checking.diagnosis.observation import SAME, Observation
+from opsmith.checking.diagnosis.observation import (
+    COMPARISONS,
+    FEW,
+    SAME,
+    Detection,
+    Evidence,
+    Observation,
+    Prediction,
+    along,
+    multiple,
+    times,
+)
 from opsmith.judging.compare import in_double, largest_magnitude
+
+STEPS = (-1, 1, -2, 2)
+"""Distances of the indices of missing entries of a Jacobian."""
 
 PAIRS = 30
 """Largest number of distinct edges for which all pairs are tried."""
@@ -31,13 +44,13 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
     if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
-        terms = chain(_of_results(evidence), _of_elements(evidence), _of_edges(evidence))
-        weights = (_weight(evidence, words, term, missing=missing) for words, term in terms)
-        hypotheses = (each for each in weights if each is not None)
-        others = chain(_of_two_edges(evidence), _of_a_summand(evidence)) if missing else ()
-        for each in evidence.first_fitting(chain(hypotheses, others)):
-            yield each
-            return
+        for words, term in chain(_of_elements(evidence), _of_edges(evidence)):
+            hypothesis = _weight(evidence, words, term, missing=missing)
+            if hypothesis is not None:
+                yield hypothesis
+        if missing:
+            yield from _of_two_edges(evidence)
+            yield from _of_a_summand(evidence)
 
 
 def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) -> Detection | None:
@@ -71,61 +84,41 @@ def _trivial(pair: Observation, term: Tensor) -> bool:
     return min(largest_magnitude(term), largest_magnitude(term - pair.expected)) <= pair.rounding
 
 
-def _of_results(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
-    """Yield the term of each of several results."""
-    names = [*evidence.first.given]
-    for name in names if len(names) > 1 else ():
-        yield (
-            f"the grad_output of `{name}`",
-            partial(_masked, name=name, selected=lambda _: torch.tensor(True)),
-        )
-
-
 def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
-    """Yield terms of some elements of a result: the last row, the tail, where a value is negative."""
+    """Yield terms of each of several results, and of elements: the last row, where a value is negative."""
     first = evidence.first
+    for name in first.given if len(first.given) > 1 else ():
+        yield f"the grad_output of `{name}`", partial(_masked, name=name, selected=torch.ones_like)
     for name, grad in first.given.items():
         for dim, size in enumerate(grad.shape):
-            for words, rule in _rules(size):
-                term = partial(
-                    _masked, name=name, selected=partial(_for_indices, name=name, dim=dim, rule=rule)
-                )
-                yield f"the grad_output of {words.format('index')} of dimension {dim}{first.of(name)}", term
+            for rule in _rules(size):
+                words = f"the grad_output of {rule.words.format('index')} of dimension {dim}{first.of(name)}"
+                yield words, partial(_masked, name=name, selected=partial(_at_indices, dim=dim, rule=rule))
         for label, aligned in _beside(first, name).items():
-            if aligned.dtype == torch.bool:
-                tests = [(f"is {truth}", partial(torch.eq, other=truth)) for truth in (True, False)]
-            else:
-                tests = [
-                    (f"{words[0]} 0", partial(_to_zero, relation=relation))
-                    for relation, words in COMPARISONS.items()
-                ]
-            for words, test in tests:
-                selected = partial(_for_mask, name=name, label=label, test=test)
-                yield f"the grad_output where {label} {words}", partial(_masked, name=name, selected=selected)
+            truths = {"is True": torch.ne, "is False": torch.eq}
+            numbers = {f"{words[0]} 0": relation for relation, words in COMPARISONS.items()}
+            for words, relation in (truths if aligned.dtype == torch.bool else numbers).items():
+                selected = partial(
+                    _masked, name=name, label=label, selected=partial(_to_zero, relation=relation)
+                )
+                yield f"the grad_output where {label} {words}", selected
 
 
-def _rules(size: int) -> Iterator[tuple[str, Callable[[int], frozenset[int]]]]:
-    """Yield sets of indices along a dimension: the first, the last, tails; each with one description."""
-    known: set[frozenset[int]] = set()
-    sets = [{0}, {size - 1}, set(range(1, size)), set(range(size - 1))]
-    sets += [{0, size - 1}, set(range(1, size - 1)), set(range(0, size, 2)), set(range(1, size, 2))]
-    sets += [set(range(size // width * width, size)) for width in (2, 4, 8, 16, 32, 64)]
-    for each in map(frozenset, sets):
-        if each in known or not 0 < len(each) < size:
-            continue
-        known.add(each)
-        for rule in index_rules(each, size):
-            yield rule.words, rule.at
-            break
+def _rules(size: int) -> Iterator[IndexRule]:
+    """Yield indices along a dimension: the first, the last, tails; each with one description."""
+    cuts = [slice(1), slice(-1, None), slice(1, None), slice(-1), slice(None, None, max(size - 1, 1))]
+    cuts += [slice(1, -1), slice(None, None, 2), slice(1, None, 2)]
+    cuts += [slice(size // width * width, None) for width in (2, *WIDTHS)]
+    for each in dict.fromkeys(range(size)[cut] for cut in cuts):
+        yield from islice(index_rules([*each], size), 1)
 
 
-def _for_indices(
-    pair: Observation, name: str, dim: int, rule: Callable[[int], frozenset[int]]
-) -> Tensor | None:
-    grad = pair.given.get(name)
-    if grad is None or dim >= grad.dim():
-        return None
-    return mask_of(rule(grad.shape[dim]), grad.shape[dim]).reshape(-1, *[1] * (grad.dim() - dim - 1))
+def _at_indices(grad: Tensor, dim: int, rule: IndexRule) -> Tensor:
+    return along(mask_of(rule.at(grad.shape[dim]), grad.shape[dim]), dim, grad.dim())
+
+
+def _to_zero(aligned: Tensor, relation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return relation(aligned, torch.zeros_like(aligned))
 
 
 def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
@@ -137,23 +130,14 @@ def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
     }
 
 
-def _to_zero(aligned: Tensor, relation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    return relation(aligned, torch.zeros_like(aligned))
-
-
-def _for_mask(pair: Observation, name: str, label: str, test: Callable[[Tensor], Tensor]) -> Tensor | None:
-    beside = _beside(pair, name)
-    return test(beside[label]) if label in beside else None
-
-
-def _masked(pair: Observation, name: str, selected: Prediction) -> Tensor | None:
-    """Compute the right gradient for some elements of one grad_output alone."""
-    mask = selected(pair)
-    if mask is None:
-        return None
-    return pair.with_grads(
-        lambda each, grad: grad * mask.to(grad.device) if each == name else torch.zeros_like(grad)
-    )
+def _masked(
+    pair: Observation, name: str, selected: Callable[[Tensor], Tensor], label: str = ""
+) -> Tensor | None:
+    """Compute the right gradient for some elements of one grad_output, which a value beside it may tell."""
+    grad = pair.given[name]
+    of = _beside(pair, name).get(label) if label else grad
+    others = {each: torch.zeros_like(value) for each, value in pair.given.items()}
+    return None if of is None else pair.right_for({**others, name: grad * selected(of).to(grad.device)})
 
 
 def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
@@ -162,7 +146,7 @@ def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
         yield f"what flows through {edge}", partial(_along, compute=GradientPaths.through, edges=(edge,))
 
 
-def _edges(evidence: Evidence) -> tuple[OperandEdge, ...]:
+def _edges(evidence: Evidence) -> Sequence[OperandEdge]:
     paths = evidence.first.paths
     return () if paths is None else paths.edges
 
@@ -206,16 +190,64 @@ def _of_a_summand(evidence: Evidence) -> Iterator[Detection]:
 
 def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
     """Detect a number argument whose value 0 makes the gradient right, on every fresh input."""
-    yield from evidence.first_fitting(
-        Detection(
-            "missing-term",
-            f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there",
-            {"term": f"`{label}`", "times": 0.0},
-            predicted=partial(Observation.with_inputs, changed={label: 0.0}),
+    for label, value in evidence.first.inputs.items():
+        if isinstance(value, float) and value:
+            words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
+            predicted = partial(Observation.right_for, inputs={label: 0.0})
+            yield Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0}, predicted=predicted)
+
+
+def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
+    """Detect missing entries of the Jacobian, by the indices of the grad_output and of the gradient."""
+    first, jacobian = evidence.first, cache(_jacobian)
+    for name in first.given:
+        there = jacobian(first, name) != 0
+        several = first.given[name].dim() > 0 and there.dim() > 1
+        for words, related in _relations(first, name, there) if several else ():
+            if min(int((there & related).sum()), int((there & ~related).sum())) >= FEW:
+                predicted = partial(_without, jacobian=jacobian, name=name, related=related)
+                yield Detection("missing-term", words, predicted=predicted)
+
+
+def _jacobian(pair: Observation, name: str) -> Tensor:
+    """Compute the entries for each element of a grad_output, times that; none where that takes long."""
+    return torch.stack([*pair.parts(name)] or [torch.zeros(())])
+
+
+def _without(
+    pair: Observation, jacobian: Callable[[Observation, str], Tensor], name: str, related: Tensor
+) -> Tensor | None:
+    found = jacobian(pair, name)
+    return pair.expected - (found * related).sum(0) if found.shape == related.shape else None
+
+
+def _relations(first: Observation, name: str, there: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield relations of indices of the grad_output and of the gradient, as masks of the Jacobian."""
+    of, shape, own = first.of(name), first.given[name].shape, first.expected.shape
+    at = torch.unravel_index(torch.arange(len(there)), shape)
+    outer = [along(each, 0, 1 + len(own)).expand(there.shape) for each in at]
+    inner = [along(torch.arange(size), dim, len(own)).expand(there.shape) for dim, size in enumerate(own)]
+    if shape == own:
+        apart = [one != other for one, other in zip(outer, inner, strict=True)]
+        dims = [str(dim) for dim, each in enumerate(apart) if bool((each & there).any())]
+        where = (
+            f" along dimension{'s' * (len(dims) > 1)} {' and '.join(dims)}" if len(dims) < len(own) else ""
         )
-        for label, value in evidence.first.inputs.items()
-        if isinstance(value, float) and value
-    )
+        other = torch.stack(apart).any(0)
+        yield (
+            f"it has only the grad_output of the same element{of}; that of the others{where} is missing",
+            other,
+        )
+        yield f"it lacks the grad_output of the same element{of}, and has that of the others", ~other
+    pairs = product(range(len(shape)), range(len(own)))
+    for p, q in sorted(pairs, key=lambda each: each[0] != each[1]):
+        for relation, (_, word, _) in COMPARISONS.items():
+            words = f"the index of dimension {p}{of} is {word} its own of dimension {q}"
+            yield f"it lacks the grad_output where {words}", relation(outer[p], inner[q])
+        for step in STEPS:
+            words = f"{abs(step)} {'after' if step > 0 else 'before'} its own index"
+            words = f"it lacks the grad_output {words}, of dimension {p}{of} beside dimension {q}"
+            yield words, outer[p] - inner[q] == step
 
 
 def missing(evidence: Evidence) -> Iterator[Detection]:

@@ -1,10 +1,15 @@
-"""Detect elements at wrong positions: shifted, transposed, or those of another input."""
+"""Detect right numbers at wrong positions: shifted, transposed, of another input, not summed.
+
+Where a broadcast input aligns with the last dimensions of a result, the terms of its gradient are the right
+gradient with respect to the input expanded to the shape of that result. Otherwise they are computed one
+element of the result at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, combinations, permutations, product
 from types import MappingProxyType
 from typing import Any
@@ -12,17 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.evidence import Detection, Evidence
-from opsmith.checking.diagnosis.observation import Observation
-from opsmith.judging.compare import in_double, largest_magnitude
+from opsmith.checking.diagnosis.decompositions import NAMED
+from opsmith.checking.diagnosis.observation import FEW, Detection, Evidence, Observation, Prediction
+from opsmith.judging.compare import all_close, in_double, share_of_largest
 from opsmith.judging.tensors import is_inexact
 
 FURTHEST = 8
-"""Longest shift along one dimension; along two at once, `TOGETHER`."""
+"""Longest shift along one dimension; along two at once, and of a grad_output, `TOGETHER`."""
 
 TOGETHER = 2
-ENOUGH = 3
-"""Number of nonzero elements that must have moved on each input."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,20 @@ class Shift:
 
     steps: tuple[tuple[int, int], ...]
 
-    @property
-    def whole(self) -> bool:
-        """True if it is over all elements in memory order."""
-        return self.steps[0][0] < 0
-
     def _laid(self, shape: torch.Size) -> tuple[torch.Size, list[int]]:
         """Return the sizes of the dimensions, and those to shift along."""
-        laid = torch.Size([shape.numel()]) if self.whole else shape
+        laid = torch.Size([shape.numel()]) if self.steps[0][0] < 0 else shape
         return laid, [max(dim, 0) for dim, _ in self.steps]
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Shift a tensor, with wrap-around."""
+    def of(self, tensor: Tensor, *, padded: bool = False) -> Tensor | None:
+        """Shift a tensor, with wrap-around or with zeros at the edge; None where it is too small."""
         laid, dims = self._laid(tensor.shape)
-        return tensor.reshape(laid).roll([by for _, by in self.steps], dims).reshape(tensor.shape)
+        if not all(
+            dim < len(laid) and abs(by) < laid[dim] for dim, (_, by) in zip(dims, self.steps, strict=True)
+        ):
+            return None
+        moved = tensor.reshape(laid).roll([by for _, by in self.steps], dims).reshape(tensor.shape)
+        return moved * self.inside(tensor.shape) if padded else moved
 
     def inside(self, shape: torch.Size) -> Tensor:
         """Mark the elements that come from inside, and not around the edge."""
@@ -54,58 +57,80 @@ class Shift:
             inner.narrow(dim, 0 if by > 0 else laid[dim] + by, abs(by)).fill_(False)
         return inner.reshape(shape)
 
-    def fits(self, shape: torch.Size) -> bool:
-        """Return True if a tensor of this shape is large enough for the shift."""
-        laid, dims = self._laid(shape)
-        steps = zip(dims, self.steps, strict=True)
-        return all(dim < len(laid) and abs(by) < laid[dim] for dim, (_, by) in steps)
-
     def __str__(self) -> str:
-        if self.whole:
-            return f"by {self.steps[0][1]} in memory order"
-        return " and ".join(f"by {by} along dimension {dim}" for dim, by in self.steps)
+        along = (f"by {by} along dimension {dim}" for dim, by in self.steps)
+        return f"by {self.steps[0][1]} in memory order" if self.steps[0][0] < 0 else " and ".join(along)
+
+
+WRAPPED = ", with wrap-around"
+EDGES: Mapping[str, Callable[[Shift, Observation], Tensor | None]] = MappingProxyType(
+    {
+        WRAPPED: lambda shift, pair: shift.of(pair.expected),
+        ", with zeros at the edge": lambda shift, pair: shift.of(pair.expected, padded=True),
+        ", with the edge as it should be": lambda shift, pair: _at_edge(shift, pair, pair.expected),
+    }
+)
+"""The right gradient, shifted, for each kind of elements that may stand where it has none from inside."""
+
+
+def _at_edge(shift: Shift, pair: Observation, edge: Tensor) -> Tensor | None:
+    moved = shift.of(pair.expected)
+    return None if moved is None else torch.where(shift.inside(moved.shape), moved, edge)
 
 
 def shifted(evidence: Evidence) -> Iterator[Detection]:
     """Detect shifted elements, or a gradient that is right for a shifted input or grad_output."""
-    first, bare = evidence.first, None
-    for shift in _shifts(first.expected.shape):
-        if not evidence.everywhere(partial(_inside, shift=shift)):
-            continue
-        here = evidence.everywhere(partial(_is_evidence, shift=shift))
-        if not here and not _is_evidence_at_other_sizes(evidence, shift):
-            continue
-        kept = [words for words, holds in EDGES.items() if evidence.everywhere(partial(holds, shift=shift))]
-        words = f"it is the right one shifted {shift}" + "".join(kept[:1])
-        found = Detection("shifted", words, {"shift": str(shift)})
-        if kept:
-            yield found
-            return
-        bare = bare or found
-    if bare is not None:
-        yield bare
+    first = evidence.first
+    shifts = [each for each in _shifts(first.expected.shape) if _is_shown(evidence, each)]
+    for shift, edge in product(shifts, EDGES):
+        yield _shifted("it is the right one", shift, edge, partial(EDGES[edge], shift))
+    if not evidence.everywhere(lambda pair: int(pair.expected.count_nonzero()) >= FEW):
         return
-    yield from evidence.first_fitting(chain(_of_shifted_grads(first), _of_shifted_inputs(first)))
+    for label, grad in first.given.items():
+        for shift, edge in product(_shifts(grad.shape, TOGETHER, most=1), [*EDGES][:2]):
+            change = partial(shift.of, padded=edge != WRAPPED)
+            predicted = partial(Observation.if_changed, change=change, grad=label)
+            yield _shifted(f"it is right for the grad_output of `{label}`", shift, edge, predicted)
+    for label, value in first.inputs.items():
+        for shift in _shifts(value.shape, 1, most=1) if is_inexact(value) else ():
+            if value.shape[shift.steps[0][0]] > 2:
+                predicted = partial(Observation.if_changed, change=shift.of, input=label)
+                yield _shifted(f"it is right for `{label}`", shift, WRAPPED, predicted)
 
 
-def _shifts(shape: torch.Size) -> Iterator[Shift]:
-    steps = [(dim, by) for dim, size in enumerate(shape) for by in _steps(size, FURTHEST)]
+def _shifted(words: str, shift: Shift, edge: str, predicted: Prediction) -> Detection:
+    return Detection("shifted", f"{words} shifted {shift}{edge}", {"shift": str(shift)}, predicted=predicted)
+
+
+def _shifts(shape: torch.Size, furthest: int = FURTHEST, *, most: int = 2) -> Iterator[Shift]:
+    """Yield shifts along one dimension, in memory order, and along two dimensions."""
+    steps = [(dim, by) for dim, size in enumerate(shape) for by in _steps(size, furthest)]
     yield from (Shift((step,)) for step in steps)
     if len(shape) > 1:
-        yield from (Shift(((-1, by),)) for by in _steps(shape.numel(), FURTHEST))
-    for first, second in combinations(range(len(shape)), 2):
-        for one, other in product(_steps(shape[first], TOGETHER), _steps(shape[second], TOGETHER)):
-            yield Shift(((first, one), (second, other)))
+        yield from (Shift(((-1, by),)) for by in _steps(shape.numel(), furthest))
+    for one, other in combinations(steps, 2) if most > 1 else ():
+        if one[0] != other[0] and max(abs(one[1]), abs(other[1])) <= TOGETHER:
+            yield Shift((one, other))
 
 
 def _steps(size: int, most: int) -> list[int]:
     return [sign * by for by in range(1, min(size - 1, most) + 1) for sign in (1, -1)]
 
 
-def _inside(pair: Observation, shift: Shift) -> bool:
-    if not shift.fits(pair.expected.shape):
+def _is_shown(evidence: Evidence, shift: Shift) -> bool:
+    """Return True if enough elements have moved; larger tensors decide between shifts of small ones."""
+    if not _holds(evidence.first, shift):
         return False
-    return bool(pair.agrees_with(shift.of(pair.expected))[shift.inside(pair.expected.shape)].all())
+    if evidence.everywhere(partial(_is_evidence, shift=shift)):
+        return True
+    fitting = (pair for pair in evidence.other_sizes if shift.of(pair.expected) is not None)
+    larger = [pair for pair in fitting if _is_evidence(pair, shift)]
+    return bool(larger) and all(_holds(pair, shift) for pair in larger)
+
+
+def _holds(pair: Observation, shift: Shift) -> bool:
+    """Return True if the elements from inside are shifted."""
+    return pair.equals(_at_edge(shift, pair, pair.got))
 
 
 def _is_evidence(pair: Observation, shift: Shift) -> bool:
@@ -113,79 +138,21 @@ def _is_evidence(pair: Observation, shift: Shift) -> bool:
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
     longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
-    return longer and int(moved.sum()) >= ENOUGH and 2 * int(inside.sum()) >= inside.numel()
-
-
-def _is_evidence_at_other_sizes(evidence: Evidence, shift: Shift) -> bool:
-    """Return True if larger tensors decide between shifts that small ones leave open."""
-    larger = [pair for pair in evidence.other_sizes if shift.fits(pair.expected.shape)]
-    informative = [pair for pair in larger if _is_evidence(pair, shift)]
-    return bool(informative) and all(_inside(pair, shift) for pair in informative)
-
-
-EDGES: Mapping[str, Callable[..., bool]] = MappingProxyType(
-    {
-        ", with wrap-around": lambda pair, shift: pair.equals(shift.of(pair.expected)),
-        ", with zeros at the edge": lambda pair, shift: not bool(_edge(pair.got, shift).any()),
-        ", with the edge as it should be": lambda pair, shift: not bool(_edge(pair.wrong, shift).any()),
-    }
-)
-
-
-def _edge(values: Tensor, shift: Shift) -> Tensor:
-    return values[~shift.inside(values.shape)]
-
-
-def _of_shifted_grads(first: Observation) -> Iterator[Detection]:
-    for label, grad in first.given.items():
-        for shift, padded in product(_shifts(grad.shape), (False, True)):
-            if len(shift.steps) == 1 and abs(shift.steps[0][1]) <= TOGETHER:
-                edge = "zeros at the edge" if padded else "wrap-around"
-                words = f"it is right for the grad_output of `{label}` shifted {shift}, with {edge}"
-                predicted = partial(_for_grad, label=label, shift=shift, padded=padded)
-                yield Detection("shifted", words, {"shift": str(shift)}, predicted=predicted)
-
-
-def _for_grad(pair: Observation, label: str, shift: Shift, padded: bool) -> Tensor | None:
-    grad = pair.given[label]
-    if not shift.fits(grad.shape) or not _enough(pair):
-        return None
-    kept = shift.inside(grad.shape) if padded else 1
-    return pair.with_grads(lambda name, each: shift.of(each) * kept if name == label else each)
-
-
-def _of_shifted_inputs(first: Observation) -> Iterator[Detection]:
-    for label, value in first.inputs.items():
-        for dim, size in enumerate(value.shape if is_inexact(value) else ()):
-            for by in _steps(size, 1) if size > 2 else ():
-                shift = Shift(((dim, by),))
-                words = f"it is right for `{label}` shifted {shift}, with wrap-around"
-                predicted = partial(_for_input, label=label, shift=shift)
-                yield Detection("shifted", words, {"shift": str(shift)}, predicted=predicted)
-
-
-def _for_input(pair: Observation, label: str, shift: Shift) -> Tensor | None:
-    return pair.with_inputs({label: shift.of(pair.inputs[label])}) if _enough(pair) else None
-
-
-def _enough(pair: Observation) -> bool:
-    return int(pair.expected.count_nonzero()) >= ENOUGH
-
-
-MOST_INPUTS = 15
-"""Largest number of pairs of arguments that are exchanged."""
+    return longer and int(moved.sum()) >= FEW and 2 * int(inside.sum()) >= inside.numel()
 
 
 def swapped(evidence: Evidence) -> Iterator[Detection]:
     """Detect the gradient of another input, or exchanged inputs or grad_outputs."""
-    for label in evidence.first.other_gradients:
-        if evidence.fits(partial(_of_another, label=label)):
-            back = evidence.everywhere(partial(_is_exchanged, label=label))
-            more = f", and that of `{label}` is the right one of `{evidence.first.argument}`" if back else ""
-            reason = f"it is the right one of `{label}`{more}"
-            yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back)
-            return
-    yield from evidence.first_fitting(_exchanges(evidence.first))
+    first = evidence.first
+    for label in first.other_gradients:
+        back = evidence.everywhere(partial(_is_exchanged, label=label))
+        more = f", and that of `{label}` is the right one of `{first.argument}`" if back else ""
+        reason, predicted = f"it is the right one of `{label}`{more}", partial(_of_another, label=label)
+        yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back, predicted=predicted)
+    for one, other in _exchangeable(first.inputs):
+        yield _exchanged(f"`{one}` and `{other}`", one, other, "inputs", weak=True)
+    for one, other in _exchangeable(first.given):
+        yield _exchanged(f"the grad_outputs of `{one}` and `{other}`", one, other, "grads")
 
 
 def _of_another(pair: Observation, label: str) -> Tensor:
@@ -197,72 +164,54 @@ def _is_exchanged(pair: Observation, label: str) -> bool:
     return got is not None and replace(pair, computed=got, right=right).equals(pair.expected)
 
 
-def _exchanges(first: Observation) -> Iterator[Detection]:
-    for one, other in _exchangeable(first.inputs)[:MOST_INPUTS]:
-        words = f"it is the right one if `{one}` and `{other}` are exchanged"
-        predicted = partial(_with_exchanged_inputs, one=one, other=other)
-        yield Detection("swapped-inputs", words, {"swapped": f"{one}, {other}"}, True, predicted)
-    for one, other in _exchangeable(first.given):
-        words = f"it is the right one if the grad_outputs of `{one}` and `{other}` are exchanged"
-        predicted = partial(_for_exchanged_grads, one=one, other=other)
-        yield Detection("swapped-inputs", words, {"swapped": f"{one}, {other}"}, predicted=predicted)
+def _exchanged(words: str, one: str, other: str, of: str, *, weak: bool = False) -> Detection:
+    def predicted(pair: Observation) -> Tensor | None:
+        values = getattr(pair, of)
+        return pair.right_for(**{of: {one: values[other], other: values[one]}})
+
+    measured = {"swapped": f"{one}, {other}"}
+    reason = f"it is the right one if {words} are exchanged"
+    return Detection("swapped-inputs", reason, measured, weak, predicted)
 
 
 def _exchangeable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return pairs of values that could be exchanged: tensors of one shape and dtype, or numbers."""
-    return [
-        (one, other)
-        for one, other in combinations(values, 2)
-        if _form(values[one]) is not None and _form(values[one]) == _form(values[other])
-    ]
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    return type(value) if isinstance(value, int | float) else None
-
-
-def _with_exchanged_inputs(pair: Observation, one: str, other: str) -> Tensor | None:
-    return pair.with_inputs({one: pair.inputs[other], other: pair.inputs[one]})
-
-
-def _for_exchanged_grads(pair: Observation, one: str, other: str) -> Tensor | None:
-    exchanged = {one: pair.given[other], other: pair.given[one]}
-    return pair.with_grads(lambda name, grad: exchanged.get(name, grad))
+    forms = {
+        label: (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
+        for label, value in values.items()
+        if isinstance(value, Tensor | int | float)
+    }
+    return [(one, other) for one, other in combinations(forms, 2) if forms[one] == forms[other]]
 
 
 MOST_TURNS = 4
 """Largest number of dimensions for which every order is tried."""
 
 
+ERRORS = " (error {:.1g} of its largest element then, {:.2g} before)"
+
+
 def transposed(evidence: Evidence) -> Iterator[Detection]:
     """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
     first = evidence.first
     for words, turn in _turns(first.expected.dim()):
-        if evidence.fits(partial(_turned, turn=turn)):
-            yield Detection("transposed", _reason(first, words, turn))
-            return
-    yield from evidence.first_fitting(
-        Detection(
-            "transposed",
-            f"it is right with dimensions {one} and {other} of `{label}`'s gradient swapped",
-            predicted=partial(_for_turned_grad, label=label, dims=(one, other)),
-        )
-        for label, grad in first.given.items()
-        for one, other in combinations(range(grad.dim()), 2)
-    )
+        after = replace(first, right=turn(first.expected))
+        if after.same_shape:
+            errors = (after.relative_error, first.relative_error)
+            yield Detection(
+                "transposed", words + ERRORS.format(*errors), predicted=partial(_turned, turn=turn)
+            )
+    for label, grad in first.given.items():
+        for one, other in combinations(range(grad.dim()), 2):
+            words = f"it is right with dimensions {one} and {other} of `{label}`'s gradient swapped"
+            change = partial(torch.transpose, dim0=one, dim1=other)
+            if grad.shape[one] == grad.shape[other]:
+                predicted = partial(Observation.if_changed, change=change, grad=label)
+                yield Detection("transposed", words, predicted=predicted)
 
 
 def _turned(pair: Observation, turn: Callable[[Tensor], Tensor]) -> Tensor:
     return turn(pair.expected)
-
-
-def _for_turned_grad(pair: Observation, label: str, dims: tuple[int, int]) -> Tensor | None:
-    grad = pair.given[label]
-    if grad.shape[dims[0]] != grad.shape[dims[1]]:
-        return None
-    return pair.with_grads(lambda name, each: each.transpose(*dims).contiguous() if name == label else each)
 
 
 def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -281,12 +230,113 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
 
 def _laid(right: Tensor, first: int, second: int) -> Tensor:
     """Return the right numbers in the memory order of the transpose: a reshape instead of a transpose."""
-    turned = right.transpose(first, second)
-    return turned.reshape(right.shape)
+    return right.transpose(first, second).reshape(right.shape)
 
 
-def _reason(pair: Observation, words: str, turn: Callable[[Tensor], Tensor]) -> str:
-    size = largest_magnitude(pair.expected) or 1.0
-    after = largest_magnitude(pair.got - turn(pair.expected)) / size
-    before = largest_magnitude(pair.error) / size
-    return f"{words} (error {after:.1g} of its largest element then, {before:.2g} before)"
+@dataclass(frozen=True)
+class BroadcastTerms:
+    """Terms of the gradient of a broadcast input.
+
+    Args:
+        values: Terms, in the shape of the result.
+        dims: Dimensions that are summed over.
+        shape: Shape of the sum.
+    """
+
+    values: Tensor
+    dims: tuple[int, ...]
+    shape: torch.Size
+
+    def part(self, dims: Sequence[int], kept: slice) -> Tensor | None:
+        """Sum a slice of the terms along some dimensions, and all along the others."""
+        if not {*dims} <= {*self.dims}:
+            return None
+        index = [kept if dim in dims else slice(None) for dim in range(self.values.dim())]
+        return self.values[tuple(index)].sum(self.dims).reshape(self.shape)
+
+    def by_torch(self) -> Tensor | None:
+        """Sum as autograd does for a gradient of that shape; None if it cannot."""
+        try:
+            return self.values.sum_to_size(self.shape)
+        except RuntimeError:  # the shape does not broadcast to it
+            return None
+
+
+def _terms(pair: Observation) -> BroadcastTerms | None:
+    """Compute the terms of a right gradient, as they add up to it; None where its input was not broadcast."""
+    right = pair.expected
+    if not isinstance(pair.own, Tensor) or not pair.own.numel():
+        return None
+    for name, result in pair.results.items():
+        if result.numel() <= pair.own.numel() or result.dim() < pair.own.dim():
+            continue
+        for make in (_written_out, _put_together):
+            values = make(pair, name)
+            for dims in _sets(range(result.dim())):
+                if values is None:
+                    break
+                total, bound = values.sum(dims), share_of_largest(NAMED, values)
+                if total.numel() == right.numel() and all_close(total.reshape(right.shape), right, bound):
+                    return BroadcastTerms(values, dims, right.shape)
+    return None
+
+
+def _written_out(pair: Observation, name: str) -> Tensor | None:
+    own, shape = pair.own, pair.results[name].shape
+    if not all(mine in (1, size) for mine, size in zip(reversed(own.shape), reversed(shape), strict=False)):
+        return None
+    found = pair.right_for(inputs={str(pair.argument): own.detach().expand(shape).contiguous()})
+    return None if found is None or found.shape != shape else found
+
+
+def _put_together(pair: Observation, name: str) -> Tensor | None:
+    values: list[Tensor] = []
+    for part in pair.parts(name):
+        if int(part.count_nonzero()) > 1:
+            return None  # not broadcast: it depends on several elements
+        values.append(part.sum())
+    shape = pair.results[name].shape
+    return torch.stack(values).reshape(shape) if 0 < len(values) == shape.numel() else None
+
+
+def _sets(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the sets of some dimensions, small ones first."""
+    return chain.from_iterable(combinations(dims, count) for count in range(1, len(dims) + 1))
+
+
+def broadcast(evidence: Evidence) -> Iterator[Detection]:
+    """Detect a gradient that is not summed over broadcast dimensions, or only in part."""
+    known, about = cache(_terms), f"`{evidence.first.argument}`"
+    terms = known(evidence.first)
+    if terms is None:
+        return
+
+    def made(words: str, make: Callable[[BroadcastTerms], Tensor | None], **measured: Any) -> Detection:
+        def predicted(pair: Observation) -> Tensor | None:
+            found = known(pair)
+            return None if found is None else make(found)
+
+        return Detection("unreduced-broadcast", words, measured, predicted=predicted)
+
+    yield made(
+        f"it is summed over other dimensions than the {_listed(terms.dims)} that {about} was broadcast "
+        "along: those that autograd sums where it is given a gradient that is not summed",
+        BroadcastTerms.by_torch,
+        dimensions=[*terms.dims],
+    )
+    for some in _sets([dim for dim in terms.dims if terms.values.shape[dim] > 1]):
+        size, alone = terms.values.shape[some[0]], len(some) == 1
+        whole = f"the {size} slices that" if alone else "what"
+        whole = f"{whole} broadcasting {about} along {_listed(some)} made"
+        for index, which in ((0, "the first"), (-1, "the last")):
+            part = partial(BroadcastTerms.part, dims=some, kept=slice(index, index + 1 or None))
+            yield made(f"it is {which} of {whole}, and not their sum", part, slice=index, dimensions=[*some])
+        for kept, left in (
+            ((slice(1, None), "first"), (slice(None, -1), "last")) if alone and size > 2 else ()
+        ):
+            part = partial(BroadcastTerms.part, dims=some, kept=kept)
+            yield made(f"it lacks the {left} of {whole} in its sum", part, left_out=left, dimensions=[*some])
+
+
+def _listed(dims: Sequence[int]) -> str:
+    return f"dimension{'s' * (len(dims) > 1)} {' and '.join(map(str, dims))}"

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.region import Mask, describe_elements
-from opsmith.checking.diagnosis.evidence import Detection, Evidence
-from opsmith.checking.diagnosis.observation import Observation
+from opsmith.checking.diagnosis.observation import Detection, Evidence, Observation
 from opsmith.judging.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
@@ -44,7 +43,7 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
         if eps <= torch.finfo(got.dtype).eps:
             continue
         name = str(dtype).removeprefix("torch.")
-        largest = max(_relative(pair) for pair in evidence.pairs)
+        largest = max(pair.relative_error for pair in evidence.pairs)
         if largest > min(64 * eps, LARGEST):
             continue
         if evidence.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(evidence):  # type: ignore[misc]
@@ -58,10 +57,6 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
             continue
         yield Detection("precision", words, {"error": largest, f"eps of {name}": eps})
         return
-
-
-def _relative(pair: Observation) -> float:
-    return largest_magnitude(pair.error) / (largest_magnitude(pair.expected) or 1.0)
 
 
 def _of(pair: Observation, dtype: torch.dtype) -> bool:
@@ -107,16 +102,11 @@ def _changes(evidence: Evidence, step: float) -> list[float]:
 def nonfinite(evidence: Evidence) -> Iterator[Detection]:
     """Detect elements that are not finite, and describe their positions."""
     values = evidence.first.got[_bad(evidence.first)]
-    if not values.numel():
-        return
-    nans = int(values.isnan().sum())
-    kind = "nan" if nans == len(values) else "nan or infinite" if nans else "infinite"
-    count, place = _placed(evidence, _bad)
-    reason = f"it is {kind} " + (
-        f"in {count} elements" if len(values) < evidence.first.got.numel() else "everywhere"
-    )
-    measured = {"elements": count, **({"place": place} if place else {})}
-    yield Detection("nan", ", ".join(filter(None, [reason, place])), measured)
+    if values.numel():
+        count, place = _placed(evidence, _bad)
+        where = f"in {count} elements" if len(values) < evidence.first.got.numel() else "everywhere"
+        reason = f"it is {_named(values)} {where}" + (f", {place}" if place else "")
+        yield Detection("nan", reason, {"elements": count})
 
 
 def _placed(evidence: Evidence, mask: Mask) -> tuple[str, str | None]:
@@ -131,16 +121,17 @@ def not_matched(evidence: Evidence) -> Detection | None:
 
     Only of results: the gradient of a reference may be nan where another is right.
     """
-    pair = evidence.first
-    if not pair.same_shape or pair.computed is None or not bool(_unmatched(pair).any()):
+    pair, other = evidence.first, _unmatched(evidence.first)
+    if pair.computed is None or not bool(other.any()):
         return None
-    other = _unmatched(pair)
     got, right = _named(pair.got[other]), _named(pair.expected[other])
     count, place = _placed(evidence, _unmatched)
-    reason = f"it is {got} where the right one is {right}, in {count} elements"
-    reason += f", {place}" if place else ""
-    reason += f"; if {got} is meant there, let the reference give it"
-    return Detection("nan", reason, {"elements": count})
+    reason = f"it is {got} where the right one is {right}, in {count} elements" + (
+        f", {place}" if place else ""
+    )
+    return Detection(
+        "nan", f"{reason}; if {got} is meant there, let the reference give it", {"elements": count}
+    )
 
 
 def _unmatched(pair: Observation) -> Tensor:

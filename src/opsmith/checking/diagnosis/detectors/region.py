@@ -1,8 +1,14 @@
-"""Detect errors that are confined to some indices, or to elements where a condition holds."""
+"""Detect errors that are confined to some indices, or to elements where a condition holds.
+
+A condition is evidence only if it is unlikely to fit by chance. There are C(n, k) ways to choose k wrong
+elements of n. The more conditions are tried, the larger this number must be: its logarithm must not be below
+the bits of the condition.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, islice, product
@@ -11,111 +17,81 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from opsmith.checking.diagnosis.conditions import PLAIN, ElementTable, chances, conditions, negligible
-from opsmith.checking.diagnosis.detectors.scale import shown_factor
-from opsmith.checking.diagnosis.evidence import COMPARISONS, Detection, Evidence, multiple, times
-from opsmith.checking.diagnosis.observation import Observation
-from opsmith.judging.compare import all_close
+from opsmith.checking.diagnosis.detectors.scale import SHOWN, shown_factor
+from opsmith.checking.diagnosis.observation import (
+    COMPARISONS,
+    Detection,
+    Evidence,
+    Observation,
+    Source,
+    along,
+    multiple,
+    times,
+    values_beside,
+)
+from opsmith.core.cached_property import cached_property
+from opsmith.judging.compare import all_close, largest_magnitude
 
 
 def region(evidence: Evidence) -> Iterator[Detection]:
     """Detect wrong elements by their indices or by a condition, and describe their values."""
-    if not evidence.first.same_shape or evidence.first.expected.dim() == 0:
-        return
-    wrong = evidence.first.wrong
-    if not bool(wrong.any()) or not any(
-        bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs
-    ):
+    right = any(bool((~pair.wrong & (pair.expected != 0)).any()) for pair in evidence.pairs)
+    if not right or not bool(evidence.first.wrong.any()) or not evidence.first.expected.dim():
         return
     description = describe_elements(evidence, lambda pair: pair.wrong)
-    if description is None:
-        return
-    what = inside(evidence)
-    reason = f"it is wrong {description}, and nowhere else" + (f"; {what}" if what else "")
-    yield Detection("region", reason, {"region": description})
+    if description is not None:
+        reason = f"it is wrong {description}, and nowhere else{inside(evidence)}"
+        yield Detection("region", reason, {"region": description})
 
 
 def inside(evidence: Evidence) -> str:
     """Describe the values of the wrong elements; empty if there is no simple description."""
-    actual = torch.cat([pair.got[pair.wrong] for pair in evidence.pairs])
-    right = torch.cat([pair.expected[pair.wrong] for pair in evidence.pairs])
+    actual, right = (
+        torch.cat([getattr(pair, side)[pair.wrong] for pair in evidence.pairs])
+        for side in ("got", "expected")
+    )
+    slack, factor = float(evidence.first.slack.max()), multiple(right, actual)
     if not bool(actual.isfinite().all()):
         return ""
-    slack = float(evidence.first.slack.max())
     if not bool(actual.any()):
-        return "it is zero there"
-    factor = multiple(right, actual)
+        return "; it is zero there"
     if factor is not None and len(actual) > 1 and all_close(actual, times(factor, right), slack):
-        return f"it is {shown_factor(factor)} times the right one there"
-    if len(actual) > 1 and all_close(actual, actual[0].expand_as(actual), slack):
-        return f"it is {actual[0].item():.6g} there"
-    if not bool(right.any()):
-        return "the right one is zero there"
-    return ""
+        return f"; it is {shown_factor(factor)} times the right one there"
+    return "" if bool(right.any()) else "; the right one is zero there"
 
 
-MOST_WORDS = 2
-"""Largest number of equally good descriptions in a message."""
+MOST_WORDS, WIDEST = 2, 80
+"""Largest number of equally good descriptions in a message, and their length."""
 
 Mask = Callable[[Observation], Tensor]
 """Mask of the elements of a pair."""
 
 
 def describe_elements(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe the elements of a mask, as every pair confirms it; None if there is no description."""
-    words, everywhere = by_index(evidence, mask)
-    return words if everywhere else by_condition(evidence, mask) or words
+    """Describe the elements of a mask, as every pair confirms it; None if there is no description.
 
-
-def by_index(evidence: Evidence, mask: Mask) -> tuple[str | None, bool]:
-    """Describe elements by their indices, as on fresh inputs, and say if the rule holds at other sizes."""
-    masks = [mask(pair) for pair in evidence.pairs]
-    union = torch.stack(masks).any(0)
-    for pair, each in zip(evidence.pairs, masks, strict=True):
-        if bool((union & ~each & ~negligible(pair, each)).any()):
-            return None, False
-    total = union.numel()
-    if not evidence.fresh and chances(total, int(union.sum())) < PLAIN:
-        return None, False
-    at_other_sizes = [(pair, mask(pair)) for pair in evidence.other_sizes]
-    fitting: list[str] = []
-    fallback = None
-    for rule in element_rules(union):
-        if fallback is None or rule.words.startswith("at"):
-            fallback = rule.words
-        if rule.words.startswith("at") and fitting:
-            continue  # a rule is better than a list
-        if all(_predicts(rule.at(pair.expected.shape), found, pair) for pair, found in at_other_sizes):
-            fitting.append(rule.words)
-    if fitting:
-        short = len(fitting[0]) + len(fitting[-1]) < 80
-        return " or ".join(fitting[:MOST_WORDS]) if short else fitting[0], True
-    return fallback, False
-
-
-def _predicts(predicted: Tensor, found: Tensor, pair: Observation) -> bool:
-    extra = predicted & ~found & ~negligible(pair, found)
-    return not bool((found & ~predicted).any()) and not bool(extra.any())
-
-
-def by_condition(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe elements by a condition on the values beside them."""
-    table = ElementTable.of([*evidence.pairs, *evidence.more, *evidence.other_sizes], mask)
-    return next(conditions(table), None)
+    By a rule of their indices, which must hold at other sizes; by a condition; or by a list of their indices.
+    """
+    pairs, others = [*evidence.pairs], [*evidence.other_sizes]
+    here, everywhere = (ElementTable.of(each, mask) for each in (pairs, pairs + others))
+    union = torch.stack([mask(pair) for pair in pairs]).any(0)
+    if not evidence.fresh and here.bits < PLAIN:
+        return None
+    listed = None
+    if here.fits(union.flatten().repeat(len(pairs))):
+        *rules, listed = element_rules(union)
+        known = (each.words for each in rules if everywhere.fits(everywhere.by_shape(each.at)))
+        fitting = [*islice(known, MOST_WORDS)]
+        if fitting:
+            return " or ".join(fitting) if sum(map(len, fitting)) < WIDEST else fitting[0]
+    condition = next(conditions(ElementTable.of([*pairs, *evidence.more, *others], mask)), None)
+    return condition or (listed.words if listed is not None else None)
 
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Usual sizes of vectors and blocks."""
 
 STRIDES = range(2, 9)
-LISTED = 6
-"""Largest number of indices in a message."""
-
-COMBINATIONS = 200
-"""Largest number of combinations of index rules."""
-
-Indices = frozenset[int]
-
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -123,18 +99,18 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Rule(Generic[T, R]):
-    """A set of indices along one dimension, at every size; or a mask of elements, at every shape.
+    """Indices along one dimension, at every size; or a mask of elements, at every shape.
 
     Args:
         words: Description, as in `in its last row`; of indices, `{}` stands for the counted item.
-        at: Returns the set at a size, or the mask of a shape.
+        at: Returns the indices at a size, or the mask of a shape.
     """
 
     words: str
     at: Callable[[T], R]
 
 
-IndexRule = Rule[int, Indices]
+IndexRule = Rule[int, range]
 ElementRule = Rule[torch.Size, Tensor]
 
 
@@ -150,91 +126,61 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
     """
     if int(mask.sum()) == 1 and mask.dim() > 1:
         index = mask.nonzero()[0].tolist()
-        yield ElementRule(f"at {index}", partial(_single, index=index))
+        named = {dim: IndexRule("", _sliced(at, at + 1)) for dim, at in enumerate(index)}
+        yield ElementRule(f"at {index}", partial(_box, named=named))
     yield from _boxes(mask)
     yield from _diagonals(mask)
-    for words, inside in (("at its border", False), ("away from its border", True)):
-        bordered = partial(_border, inside=inside)
-        if mask.dim() > 1 and torch.equal(bordered(mask.shape), mask):
-            yield ElementRule(words, bordered)
-    for each in (
-        index_rules(_set(mask.flatten()), mask.numel()) if mask.dim() > 1 and int(mask.sum()) > 1 else ()
-    ):
+    several = mask.dim() > 1 and int(mask.sum()) > 1
+    for each in index_rules(_listed(mask.flatten()), mask.numel()) if several else ():
         yield ElementRule(f"in {each.words.format('element')}, in memory order", partial(_flat, each=each))
     indices = mask.nonzero().tolist()
-    if len(indices) <= LISTED:
+    if len(indices) <= SHOWN:
         shown = f"at {', '.join(map(str, indices))}"
     else:
         shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
-    yield ElementRule(
-        shown, lambda shape: mask if shape == mask.shape else torch.zeros(shape, dtype=torch.bool)
-    )
+    yield ElementRule(shown, lambda _: mask)
 
 
-def _single(shape: torch.Size, index: list[int]) -> Tensor:
-    mask = torch.zeros(shape, dtype=torch.bool)
-    if len(index) == len(shape) and all(at < size for at, size in zip(index, shape, strict=True)):
-        mask[tuple(index)] = True
-    return mask
-
-
-def index_rules(found: Indices, size: int) -> Iterator[IndexRule]:
-    """Yield descriptions of a set of indices along a dimension, the simplest first."""
-    for each in _rules(found, size):
-        if each.at(size) == found:
-            yield each
-
-
-def _rules(found: Indices, size: int) -> Iterator[IndexRule]:
+def index_rules(found: list[int], size: int) -> Iterator[IndexRule]:
+    """Yield descriptions of indices along a dimension, the simplest first."""
     if not found or len(found) == size:
         return
-    low, high = min(found), max(found)
-    rules: list[tuple[str, Callable[[int], range]]] = [
-        ("the last {}", lambda n: range(max(n - 1, 0), n)),
-        ("the first {}", lambda n: range(min(n, 1))),
-    ]
+    low, high = found[0], found[-1]
+    rules = [("the last {}", _sliced(-1, None)), ("the first {}", _sliced(1))]
     if len(found) == 1 and 0 < low < size - 1:
-        rules.append((f"{{}} {low}", lambda n: range(low, min(low + 1, n))))
+        rules.append((f"{{}} {low}", _sliced(low, low + 1)))
     rules += [
-        ("all but the first {}", lambda n: range(1, n)),
-        ("all but the last {}", lambda n: range(n - 1)),
+        ("all but the first {}", _sliced(1, None)),
+        ("all but the last {}", _sliced(-1)),
         ("the first and the last {}", lambda n: range(0, n, max(n - 1, 1))),
-        ("every {} but the first and the last", lambda n: range(1, n - 1)),
+        ("every {} but the first and the last", _sliced(1, -1)),
     ]
     for width in WIDTHS:
         words = f"every {{}} beyond the last multiple of {width}, from {size // width * width} on"
         rules.append((words, partial(_tail, width=width)))
     if len(found) > 1:
         rules += [
-            (f"the last {size - low} {{}}s", lambda n: range(max(n - (size - low), 0), n)),
-            (f"every {{}} from {low} on", lambda n: range(low, n)),
-            (f"every {{}} up to {high}", lambda n: range(min(high + 1, n))),
-            (f"every {{}} from {low} to {high}", lambda n: range(low, min(high + 1, n))),
-            ("every {} in the second half", lambda n: range(n - n // 2, n)),
-            ("every {} in the first half", lambda n: range(n // 2)),
+            (f"the last {size - low} {{}}s", _sliced(low - size, None)),
+            (f"every {{}} from {low} on", _sliced(low, None)),
+            (f"every {{}} up to {high}", _sliced(high + 1)),
+            (f"every {{}} from {low} to {high}", _sliced(low, high + 1)),
         ]
     for stride in STRIDES if len(found) > 2 else ():
         nth = {2: "2nd", 3: "3rd"}.get(stride, f"{stride}th")
-        strided = partial(_strided, start=low % stride, stride=stride)
-        rules.append((f"every {nth} {{}}, from {low % stride} on", strided))
-    for words, at in rules:
-        yield IndexRule(words, partial(_indices, at=at))
+        rules.append((f"every {nth} {{}}, from {low % stride} on", _sliced(low % stride, None, stride)))
+    yield from (IndexRule(words, at) for words, at in rules if [*at(size)] == found)
 
 
-def _indices(n: int, at: Callable[[int], range]) -> Indices:
-    return frozenset(at(n))
+def _sliced(*bounds: int | None) -> Callable[[int], range]:
+    return lambda n: range(n)[slice(*bounds)]
 
 
 def _tail(n: int, width: int) -> range:
     return range(n // width * width, n)
 
 
-def _strided(n: int, start: int, stride: int) -> range:
-    return range(start, n, stride)
-
-
-def _set(mask: Tensor) -> Indices:
-    return frozenset(mask.nonzero().flatten().tolist())
+def _listed(mask: Tensor) -> list[int]:
+    return [int(at) for at in mask.nonzero().flatten()]
 
 
 def _boxes(mask: Tensor) -> Iterator[ElementRule]:
@@ -245,7 +191,7 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
         return
     limited = [dim for dim, side in enumerate(sides) if len(side) < shape[dim]]
     choices = [list(index_rules(sides[dim], shape[dim])) for dim in limited]
-    for chosen in islice(product(*choices), COMBINATIONS):
+    for chosen in product(*choices):
         named = dict(zip(limited, chosen, strict=True))
         if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
             continue  # a single index is described before
@@ -253,9 +199,9 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
         yield ElementRule(f"in {words}", partial(_box, named=named))
 
 
-def _side(mask: Tensor, dim: int) -> Indices:
+def _side(mask: Tensor, dim: int) -> list[int]:
     others = [other for other in range(mask.dim()) if other != dim]
-    return _set(mask.amax(others) if others else mask)
+    return _listed(mask.amax(others) if others else mask)
 
 
 def _position_words(words: str, dim: int, dims: int) -> str:
@@ -271,21 +217,19 @@ def _position_words(words: str, dim: int, dims: int) -> str:
 def _box(shape: torch.Size, named: dict[int, IndexRule]) -> Tensor:
     mask = torch.ones(shape, dtype=torch.bool)
     for dim, each in named.items():
-        if dim >= len(shape):
-            return torch.zeros(shape, dtype=torch.bool)
-        mask &= mask_of(each.at(shape[dim]), shape[dim]).reshape(-1, *[1] * (len(shape) - dim - 1))
+        mask &= along(mask_of(each.at(shape[dim]), shape[dim]), dim, len(shape))
     return mask
 
 
-def mask_of(indices: Indices, size: int) -> Tensor:
-    """Return the mask of a set of indices along a dimension.
+def mask_of(indices: range, size: int) -> Tensor:
+    """Return the mask of indices along a dimension.
 
     Example:
-        >>> mask_of(frozenset({1}), 3)
+        >>> mask_of(range(1, 2), 3)
         tensor([False,  True, False])
     """
     mask = torch.zeros(size, dtype=torch.bool)
-    mask[sorted(indices)] = True
+    mask[[*indices]] = True
     return mask
 
 
@@ -301,19 +245,202 @@ def _diagonals(mask: Tensor) -> Iterator[ElementRule]:
 def _related(
     shape: torch.Size, first: int, second: int, relation: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    if second >= len(shape):
-        return torch.zeros(shape, dtype=torch.bool)
-    at = [torch.arange(shape[dim]).reshape(-1, *[1] * (len(shape) - dim - 1)) for dim in (first, second)]
+    at = [along(torch.arange(shape[dim]), dim, len(shape)) for dim in (first, second)]
     return relation(*at).expand(shape)
-
-
-def _border(shape: torch.Size, *, inside: bool) -> Tensor:
-    inner = torch.ones(shape, dtype=torch.bool)
-    for dim, size in enumerate(shape):
-        inner.narrow(dim, 0, min(1, size)).fill_(False)
-        inner.narrow(dim, max(size - 1, 0), min(1, size)).fill_(False)
-    return inner if inside else ~inner
 
 
 def _flat(shape: torch.Size, each: IndexRule) -> Tensor:
     return mask_of(each.at(shape.numel()), shape.numel()).reshape(shape)
+
+
+PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
+"""Bits of a condition: without a threshold, with one, with two."""
+
+SLIPS = 0.02
+"""Share of the elements of a condition that may be right by chance."""
+
+TINY = 1e-3
+"""Size relative to the largest element below which a fault does not show."""
+
+CONSTANTS = 8
+"""Largest number of distinct values that conditions of equality are made of."""
+ABOUT = "about"
+
+
+@dataclass(frozen=True)
+class ElementTable:
+    """The elements of all pairs, one pair after the other, with the values beside them.
+
+    Args:
+        wrong: Mask of the wrong elements.
+        excused: Mask of the elements that are not evidence if they are right.
+        pairs: The pairs.
+    """
+
+    wrong: Tensor
+    excused: Tensor
+    pairs: Sequence[Observation]
+
+    @classmethod
+    def of(cls, pairs: Sequence[Observation], wrong: Callable[[Observation], Tensor]) -> ElementTable:
+        """Build the table of some pairs."""
+        masks = [wrong(pair).flatten() for pair in pairs]
+        excused = [negligible(pair, wrong(pair)).flatten() for pair in pairs]
+        return cls(torch.cat(masks), torch.cat(excused), pairs)
+
+    def by_shape(self, at: Callable[[torch.Size], Tensor]) -> Tensor:
+        """Return a mask of each shape, as one of all elements."""
+        return torch.cat([at(pair.expected.shape).flatten() for pair in self.pairs])
+
+    @cached_property
+    def columns(self) -> dict[Source, Tensor]:
+        """Numbers beside each element, by their source."""
+        beside = [values_beside(pair) for pair in self.pairs]
+        return {
+            source: torch.cat([each[source].flatten() for each in beside])
+            for source in beside[0]
+            if all(source in each for each in beside) and len({each[source].dtype for each in beside}) == 1
+        }
+
+    @property
+    def bits(self) -> float:
+        """Logarithm of the number of ways to choose so many elements, in bits."""
+        counted = self.wrong | ~self.excused
+        return chances(int(counted.sum()), int(self.wrong.sum()))
+
+    def fits(self, chosen: Tensor) -> bool:
+        """Return True if a condition holds for the wrong elements, and for no other that is evidence."""
+        if bool((self.wrong & ~chosen).any()):
+            return False
+        extra = int((chosen & ~self.wrong & ~self.excused).sum())
+        outside = int((~chosen & ~self.excused).sum())
+        return outside > 0 and extra <= SLIPS * int(chosen.sum())
+
+
+def negligible(pair: Observation, wrong: Tensor) -> Tensor:
+    """Mark the elements in which a fault does not show, since the right and the computed one are tiny.
+
+    If the fault makes zeros nonzero, as a mask that is too wide does, every element is evidence.
+    """
+    size = pair.expected.abs()
+    small = size <= TINY * largest_magnitude(pair.expected)
+    return torch.zeros_like(small) if bool((wrong & (size <= pair.rounding)).any()) else small
+
+
+def chances(many: int, chosen: int) -> float:
+    """Compute the bits of one choice of so many elements among many."""
+    if not 0 < chosen < many:
+        return 0.0
+    log_count = math.lgamma(many + 1) - math.lgamma(chosen + 1) - math.lgamma(many - chosen + 1)
+    return log_count / math.log(2)
+
+
+def conditions(table: ElementTable) -> Iterator[str]:
+    """Yield the conditions that fit a table, the simplest first."""
+    for bits, words, chosen in _candidates(table):
+        if table.bits >= bits and table.fits(chosen):
+            yield words
+
+
+Candidate = tuple[float, str, Tensor]
+"""Bits of a condition, its words, and the mask of the elements for which it holds, over all pairs in turn."""
+
+
+def _candidates(table: ElementTable) -> Iterator[Candidate]:
+    for (name, how), each in table.columns.items():
+        if each.dtype == torch.bool:
+            yield from ((PLAIN, f"where {name} is {truth}", each == truth) for truth in (True, False))
+        elif how.startswith("times"):
+            yield PLAIN, f"where {name} occurs more than once", each > 1
+    plain = {
+        source: each
+        for source, each in table.columns.items()
+        if each.dtype == torch.float64 and not source[1].startswith("times")
+    }
+    beside = [(name, each) for (name, how), each in plain.items() if how != "number"]
+    for place, (name, each) in enumerate(beside):
+        yield from _against(name, each, "0", torch.zeros_like(each))
+        if not place:
+            yield from _constants(name, each)
+            yield from (one for one in _thresholds(table, name, each) if ABOUT not in one[1])
+    # Conditions on inputs alone are simpler than those on results and grad_outputs.
+    given = {source: each for source, each in plain.items() if source[0].startswith("`")}
+    yield from _of_two(given)
+    yield from _of_two(plain)
+    apart = [
+        (f"the difference of {first} and {other}", first_values - other_values)
+        for ((first, how), first_values), ((other, kind), other_values) in combinations(given.items(), 2)
+        if "number" not in (how, kind)
+    ]
+    for make in (_constants, partial(_thresholds, table), partial(_bounds, table, ends=2)):
+        for name, each in apart + beside:
+            yield from make(name, each)
+
+
+def _of_two(columns: Mapping[Source, Tensor]) -> Iterator[Candidate]:
+    """Yield comparisons of numbers beside each element, and of those with a number argument."""
+    for ((first, how), first_values), ((other, kind), other_values) in combinations(columns.items(), 2):
+        if how != "number":
+            yield from _against(first, first_values, other, other_values)
+            if kind == "number":
+                yield from _against(f"the size of {first}", first_values.abs(), other, other_values)
+                yield from _against(first, first_values, f"minus {other}", -other_values)
+
+
+def _constants(name: str, each: Tensor) -> Iterator[Candidate]:
+    distinct, counts = each.unique(return_counts=True)
+    for value in distinct[counts > 1][:CONSTANTS].tolist():
+        yield PLAIN, f"where {name} is {value:g}", each == value
+
+
+def _against(one: str, first_values: Tensor, other: str, other_values: Tensor) -> Iterator[Candidate]:
+    for relation, words in COMPARISONS.items():
+        yield PLAIN, f"where {one} {words[0]} {other}", relation(first_values, other_values)
+
+
+def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candidate]:
+    yield from _bounds(table, name, each, ends=1)
+    yield from _bounds(table, f"the size of {name}", each.abs(), ends=1)
+
+
+def _bounds(table: ElementTable, name: str, each: Tensor, ends: int) -> Iterator[Candidate]:
+    """Yield the bound that separates the wrong elements from the others, or an interval with two ends."""
+    wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
+    if not wrong.numel() or not others.numel():
+        return
+    for inside, ours, rest in ((True, wrong, others), (False, others, wrong)):
+        low, high = float(ours.min()), float(ours.max())
+        below, above = rest[rest < low], rest[rest > high]
+        if len(below) + len(above) < len(rest) or (len(below) > 0) + (len(above) > 0) != ends:
+            continue
+        first = between(float(below.max()), low) if len(below) else ""
+        last = between(high, float(above.min())) if len(above) else ""
+        if first and last:
+            chosen = (each >= low) & (each <= high)
+            words = f"{'' if inside else 'not '}between {first} and {last}"
+            yield BAND, f"where {name} is {words}", chosen if inside else ~chosen
+        elif inside:
+            words = f"greater than {first}" if first else f"less than {last}"
+            yield THRESHOLD, f"where {name} is {words}", each >= low if first else each <= high
+
+
+def between(low: float, high: float) -> str:
+    """Format the simplest number from `low` to `high`, with `about` where it has many digits.
+
+    Example:
+        >>> between(0.98, 1.04), between(-0.2, 0.3), between(0.7312, 0.7341), between(-math.inf, -2.5)
+        ('1', '0', 'about 0.733', '-3')
+    """
+    if low <= 0 <= high:
+        return "0"
+    if low == high:
+        return f"{low:g}"
+    low = high - 1 if math.isinf(low) else low
+    high = low + 1 if math.isinf(high) else high
+    for digits in (0, 1, 2):
+        step = 10.0**-digits
+        first = math.ceil(low / step - 1e-9) * step
+        if first <= high + 1e-12:
+            return f"{round(first, digits):g}"
+    middle = (low + high) / 2
+    return f"{ABOUT} {middle:.3g}"

@@ -18,13 +18,20 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.diagnosis.decompositions import NAMED
-from opsmith.checking.diagnosis.evidence import Detection, Evidence, Prediction, multiple, times
-from opsmith.checking.diagnosis.observation import SAME, Observation
-from opsmith.core.generate_like import WHOLE
-
-FEW = 3
-"""Of fewer numbers each is a multiple of the other: only a constant or named factor is evidence. In fewer
-pairs the factor of an element may stay the same by chance."""
+from opsmith.checking.diagnosis.observation import (
+    FEW,
+    OF_ENTRIES,
+    SAME,
+    Detection,
+    Evidence,
+    Observation,
+    Prediction,
+    Source,
+    multiple,
+    times,
+    values_beside,
+)
+from opsmith.judging.compare import all_finite
 
 
 def scale(evidence: Evidence) -> Iterator[Detection]:
@@ -71,6 +78,17 @@ def factor_of(pair: Observation) -> complex | None:
     return factor if factor is not None and pair.equals(times(factor, pair.expected)) else None
 
 
+def steady_factor(
+    evidence: Evidence, measure: Callable[[Observation], complex | None] = factor_of
+) -> complex | None:
+    """Return the factor that a measure finds, if it is the same in every observation."""
+    first = measure(evidence.first)
+    same = first is not None and evidence.everywhere(
+        lambda pair: cmath.isclose(measure(pair) or 0, first, rel_tol=SAME)
+    )
+    return first if same else None
+
+
 MOST = 3
 """Largest number of names in a message, where they are equally good."""
 
@@ -108,9 +126,7 @@ CONSTANTS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-Measure = Callable[[float], float]
-
-FORMS: Mapping[str, Measure] = MappingProxyType(
+FORMS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "{}": lambda n: n,
         "1 over {}": lambda n: 1 / n,
@@ -124,15 +140,14 @@ FORMS: Mapping[str, Measure] = MappingProxyType(
     }
 )
 
-OF_SIZES: Mapping[str, Measure] = {
+OF_SIZES: Mapping[str, Callable[[float], float]] = {
     **FORMS,
     "n/(n-1), with n {}": lambda n: n / (n - 1),
     "(n-1)/n, with n {}": lambda n: (n - 1) / n,
     "1/(n-1), with n {}": lambda n: 1 / (n - 1),
     "n-1, with n {}": lambda n: n - 1,
 }
-_JUST_A_SIZE = ("{}", "1 over {}")
-OF_ARGUMENTS: Mapping[str, Measure] = {
+OF_ARGUMENTS: Mapping[str, Callable[[float], float]] = {
     **FORMS,
     "1 minus {}": lambda a: 1 - a,
     "1 over 1 minus {}": lambda a: 1 / (1 - a),
@@ -182,60 +197,55 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
         [first] if named and all(math.isclose(each.real, value, rel_tol=close) for _, each in cases) else []
     )
     # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
-    plain = names == [first] and _plain(value)
-    for quantities, forms in ((sizes, OF_SIZES), (arguments, OF_ARGUMENTS)):
-        known = [(quantities(pair), factor.real) for pair, factor in cases]
-        for which, (form, measure), sign in product(known[0][0], forms.items(), (1, -1)):
-            if plain and quantities is sizes and form not in _JUST_A_SIZE:
-                continue
-            if all(_close(each, sign, measure, found.get(which), close) for found, each in known):
-                names.append(f"{'minus ' if sign < 0 else ''}{form.format(which)}")
-    # A size is likelier than 1/12.
-    if names and names[0] == first and len(names) > 1 and not plain:
-        names = [*names[1:MOST], first]
+    simple = Fraction(abs(value)).limit_denominator(LARGEST) if math.isfinite(value) else Fraction(LARGEST)
+    plain = names == [first] and max(simple.numerator, simple.denominator) <= 4
+    known = [(quantities(pair, plain=plain), factor.real) for pair, factor in cases]
+    for name, sign in product(known[0][0], (1, -1)):
+        if all(math.isclose(each, sign * found.get(name, 0), rel_tol=close) for found, each in known):
+            names.append(f"{'minus ' * (sign < 0)}{name}")
     return names[:MOST]
 
 
-def _close(factor: float, sign: int, measure: Measure, quantity: float | None, close: float) -> bool:
-    """Return True if a factor is a measure of a quantity."""
-    with suppress(ValueError, ZeroDivisionError, OverflowError):
-        return quantity is not None and math.isclose(factor, sign * measure(quantity), rel_tol=close)
-    return False
+def quantities(pair: Observation, *, plain: bool) -> dict[str, float]:
+    """Return what a factor may be, by name: sizes, number arguments, and simple functions of them.
+
+    Args:
+        pair: The observation.
+        plain: True to leave functions of sizes out.
+    """
+    found: dict[str, float] = {}
+    of_sizes = {form: FORMS[form] for form in ("{}", "1 over {}")} if plain else OF_SIZES
+    for numbers, forms in ((sizes(pair), of_sizes), (arguments(pair), OF_ARGUMENTS)):
+        for (name, number), (form, measure) in product(numbers.items(), forms.items()):
+            with suppress(ValueError, ZeroDivisionError, OverflowError):
+                found[form.format(name)] = measure(number)
+    return found
 
 
 def sizes(pair: Observation) -> dict[str, float]:
     """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
     every = {**pair.inputs, **pair.results}
-    tensors = {label: each for label, each in every.items() if isinstance(each, Tensor) and each.numel()}
-    order = sorted(tensors, key=lambda label: label != pair.argument)
-    found: dict[str, float] = {
-        f"the number of elements of `{label}`": tensors[label].numel() for label in order
-    }
-    for label in order:
-        for dim, size in enumerate(tensors[label].shape if tensors[label].dim() > 1 else ()):
+    order = sorted(every, key=lambda label: label != pair.argument)
+    tensors = {label: every[label] for label in order if isinstance(every[label], Tensor)}
+    found = {f"the number of elements of `{label}`": float(each.numel()) for label, each in tensors.items()}
+    for label, each in tensors.items():
+        for dim, size in enumerate(each.shape if each.dim() > 1 else ()):
             found[f"the size of dimension {dim} of `{label}`"] = size
-    result = next((value for value in pair.results.values() if value.numel()), None)
-    own = pair.own.numel() if isinstance(pair.own, Tensor) else 0
-    if result is not None and own and result.numel() != own:
-        found[f"the number of elements of the result for each of `{pair.argument}`"] = result.numel() / own
+    result, own = next(iter(pair.results.values()), None), pair.own
+    if result is not None and isinstance(own, Tensor) and own.numel() not in (0, result.numel()):
+        per_element = f"the number of elements of the result for each of `{pair.argument}`"
+        found[per_element] = result.numel() / own.numel()
     return found
 
 
 def arguments(pair: Observation) -> dict[str, float]:
     """Return the numbers among the arguments, and tensors of one element."""
-    found: dict[str, float] = {}
-    for label, value in pair.inputs.items():
-        single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-        if single or (isinstance(value, int | float) and not isinstance(value, bool)):
-            found[f"`{label}`"] = float(value)
-    return found
-
-
-def _plain(factor: float) -> bool:
-    if not math.isfinite(factor):
-        return False
-    simple = Fraction(abs(factor)).limit_denominator(LARGEST)
-    return max(simple.numerator, simple.denominator) <= 4
+    return {
+        f"`{label}`": float(value)
+        for label, value in pair.inputs.items()
+        if (isinstance(value, int | float) and not isinstance(value, bool))
+        or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+    }
 
 
 SHOWN = 6
@@ -244,13 +254,10 @@ SHOWN = 6
 
 def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
     """Detect factors equal to the number of occurrences of an index, or constant on fresh inputs."""
-    first = evidence.first
-    if not first.same_shape or first.expected.is_complex() or first.expected.numel() < 2:
-        return
-    if not all(bool((pair.got.isfinite() & pair.expected.isfinite()).all()) for pair in evidence.pairs):
-        return
-    groups = [*evidence.first_fitting(_of_groups(evidence))]
-    yield from groups or _steady(evidence)
+    numbers = [torch.stack([pair.got, pair.expected]) for pair in evidence.pairs]
+    if all(all_finite(each) and not each.is_complex() and each.numel() > 2 for each in numbers):
+        yield from _of_groups(evidence.first)
+        yield from _steady(evidence)
 
 
 def _steady(evidence: Evidence) -> Iterator[Detection]:
@@ -300,70 +307,54 @@ COUNTS = MappingProxyType(
     {
         "1 over how often {}": lambda count: 1 / count,
         "how often {}": lambda count: count,
-        "1 over the square root of how often {}": lambda count: count.rsqrt(),
     }
 )
 
 
-def _of_groups(evidence: Evidence) -> Iterator[Detection]:
+def _of_groups(first: Observation) -> Iterator[Detection]:
     """Yield means over groups instead of sums, and the reverse."""
-    for label, index in evidence.first.inputs.items():
-        if not isinstance(index, Tensor) or index.dtype not in WHOLE:
+    for (name, how), counts in values_beside(first).items():
+        if not how.startswith("times") or not _varied(counts.clamp_min(1)[first.expected != 0]):
             continue
-        for dim, by_value, (form, take) in product(
-            range(evidence.first.expected.dim()), (True, False), COUNTS.items()
-        ):
-            equals = form.format(f"{'it' if by_value else f'its entry of `{label}`'} occurs in `{label}`")
+        dim = next(at for at in range(counts.dim()) if not torch.equal(counts, counts.roll(1, at)))
+        tensor = name.rpartition(" in ")[2]
+        occurs = (
+            f"its entry of {tensor} occurs in {tensor}" if how in OF_ENTRIES else f"it occurs in {tensor}"
+        )
+        for form, take in COUNTS.items():
+            equals = form.format(occurs)
             words = f"it is the right one times a factor for each index of dimension {dim}: {equals}"
-            predicted = partial(_counted, label=label, dim=dim, by_value=by_value, take=take)
+            predicted = partial(_counted, source=(name, how), take=take)
             yield Detection("scale", words, {"equals": equals}, predicted=predicted)
 
 
-def _counted(
-    pair: Observation, label: str, dim: int, by_value: bool, take: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Predict the right gradient times factors that differ: of an index, or of the group of each element."""
-    value = pair.inputs.get(label)
-    if not isinstance(value, Tensor) or not value.dim() or not value.numel() or int(value.min()) < 0:
-        return None
-    index, shape = value.detach().cpu().flatten().long(), pair.expected.shape
-    if by_value:
-        if int(index.max()) >= shape[dim]:
-            return None
-        counts = index.bincount(minlength=shape[dim])
-    elif shape[dim : dim + value.dim()] == value.shape:
-        counts = index.bincount()[index].reshape(value.shape)
-    else:
-        return None
-    behind = len(shape) - dim - counts.dim()
-    counts = counts.clamp_min(1).double().reshape(*counts.shape, *[1] * behind).expand(shape)
-    return pair.expected * take(counts) if _varied(counts[pair.expected != 0]) else None
+def _counted(pair: Observation, source: Source, take: Callable[[Tensor], Tensor]) -> Tensor | None:
+    counts = values_beside(pair).get(source, torch.ones(())).clamp_min(1)
+    varied = _varied(counts.expand(pair.expected.shape)[pair.expected != 0])
+    return pair.expected * take(counts) if varied else None
 
 
 def sign(evidence: Evidence) -> Iterator[Detection]:
     """Detect the negative, the complex conjugate, or the result of a forgotten conjugate."""
-    first = evidence.first
-    if not first.expected.any():
-        return
-    hypotheses = [Detection("sign", NEGATIVE, {"factor": -1.0}, predicted=lambda pair: -pair.expected)]
-    if any(each.is_complex() for each in (first.expected, *first.given.values())):
-        hypotheses += [Detection("sign", reason, predicted=each) for reason, each in CONJUGATES.items()]
-    yield from evidence.first_fitting(hypotheses)
+    if evidence.first.expected.any():
+        yield from (Detection("sign", reason, predicted=predicted) for reason, predicted in SIGNS.items())
 
 
 def _holomorphic(pair: Observation) -> Tensor | None:
     """Compute grad * f' by two conjugations; for a holomorphic f, grad * conj(f') is right."""
-    found = pair.with_grads(lambda _, grad: grad.conj())
+    found = pair.if_changed(torch.conj)
     return None if found is None else found.conj().resolve_conj()
 
 
-NEGATIVE = "it is the right one times -1"
-CONJUGATES: dict[str, Prediction] = {
-    "it is the complex conjugate of the right one: its imaginary part has the other sign": (
-        lambda pair: pair.expected.conj().resolve_conj()
-    ),
-    "it is minus the complex conjugate of the right one: its real part has the other sign": (
-        lambda pair: -pair.expected.conj().resolve_conj()
-    ),
-    "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
-}
+SIGNS: Mapping[str, Prediction] = MappingProxyType(
+    {
+        "it is the right one times -1": lambda pair: -pair.expected,
+        "it is the complex conjugate of the right one: its imaginary part has the other sign": (
+            lambda pair: pair.expected.conj().resolve_conj()
+        ),
+        "it is minus the complex conjugate of the right one: its real part has the other sign": (
+            lambda pair: -pair.expected.conj().resolve_conj()
+        ),
+        "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,
+    }
+)

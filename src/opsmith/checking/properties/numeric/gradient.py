@@ -544,7 +544,7 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
     right, subject, sample = shown.right, shown.subject, shown.sample
     truth = None if right.trusted else partial(by_differences, subject)
     observer = Observer(
-        subject, sample, right.argnum, shown.argnums, truth, dtype=shown.dtype, device=shown.device
+        subject, sample, NAME, shown.device, shown.dtype, shown.argnums, argnum=right.argnum, right=truth
     )
     found = diagnose(observer.observe(sample.in_double(), right.grad_outputs.in_double()))
     changed = result_by_need(subject, sample, shown.argnums, shown.dtype, shown.device)
