@@ -58,7 +58,7 @@ class Differentiated:
             return
         frozen = len(self.argnums) - 1
         every = range(2, len(self.argnums)) if len(self.argnums) <= 4 else sorted({2, frozen})
-        sizes = every if effort.input_choices else [frozen]
+        sizes = every if effort.full else [frozen]
         for size in sizes:
             yield from combinations(self.argnums, size)
 

@@ -178,7 +178,7 @@ def _parts(subject: Subject, sample: Sample) -> Findings:
 
 def _in_slices(observed: EffectsRun) -> Findings:
     """Run forward and backward on slices: a write through a pointer hits the elements between."""
-    if not observed.subject.effort.sliced:
+    if not observed.subject.effort.full:
         return
     sliced = replace(observed, sliced=True)
     try:

@@ -34,7 +34,7 @@ COMPILING, EXPORTING = "compile", "export"
 
 def compiled(subject: Subject) -> Findings:
     """Compile one function that calls the operator on all samples; run it forward and backward."""
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     backends = ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",)
@@ -160,7 +160,7 @@ def _inputs(calls: Sequence[PlainCall]) -> tuple[Tensor, ...]:
 
 def exported(subject: Subject) -> Findings:
     """Export one model that calls the operator on all samples, and one that takes other sizes."""
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     exporting = Exporting(subject)

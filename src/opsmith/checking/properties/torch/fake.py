@@ -91,7 +91,7 @@ def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     if subject.single_precision:
         return (torch.float32,)
     return (
-        (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.fake_dtypes else (torch.float32, torch.bfloat16)
+        (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.full else (torch.float32, torch.bfloat16)
     )
 
 

@@ -50,7 +50,7 @@ def run(subject: Subject) -> Findings:
     if subject.torch_operator is None:
         yield Skipped("it is a class, and no operator that torch knows: `opsmith.adopt` makes it one")
         return
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
     yield from each_sample(NAME, _sample, subject)
 
@@ -58,7 +58,7 @@ def run(subject: Subject) -> Findings:
 def _sample(subject: Subject, sample: Sample) -> Findings:
     effort = subject.effort
     for test, promise in TESTS.items():
-        if test in TRACED and (not effort.compiled or (subject.rank(sample) and not effort.exhaustive)):
+        if test in TRACED and (not effort.full or (subject.rank(sample) and not effort.exhaustive)):
             continue  # `compile` traces every sample
         reason = _unsuited(subject, sample, test)
         error = None if reason is not None else _opcheck(subject, sample, test)
