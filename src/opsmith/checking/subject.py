@@ -156,18 +156,13 @@ class Subject:
         """Name of the subject in the report."""
         return self.shown_as or self.specification.name
 
-    @calls_operator
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it as users do."""
         call = self.apply or self.operator
         assert call is not None
-        if torch.compiler.is_compiling():
-            return call(*args, **kwargs)
-        self.note_call((*args, *kwargs.values()))
-        begin_call()
-        returned = call(*args, **kwargs)
-        beat(returned=True)
-        return returned
+        if not torch.compiler.is_compiling():
+            self.note_call((*args, *kwargs.values()))
+        return _timed(call, args, kwargs)
 
     def note_call(self, values: Sequence[Any]) -> None:
         """Record a call of the operator: its dtypes, and the kernel that takes it.
@@ -185,15 +180,9 @@ class Subject:
             chosen = choose(kernels, values)[0]
             self.ran.kernels |= set() if chosen is None else {chosen.kernel}
 
-    @calls_operator
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the reference as it is."""
-        if torch.compiler.is_compiling():
-            return self.specification.reference(*args, **kwargs)
-        begin_call()
-        returned = self.specification.reference(*args, **kwargs)
-        beat(returned=True)
-        return returned
+        return _timed(self.specification.reference, args, kwargs)
 
     def once(self, what: str, sample: Sample, compute: Callable[[], T]) -> T:
         """Compute something of a sample for the first property that needs it, and keep it for the others.
@@ -307,18 +296,14 @@ class Subject:
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._received(sample, self._listed(returned), flat, on)
 
-    @calls_operator
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
         with self.seeded():
             args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
-            begin_call()  # finite differences run it many hundred times, and no single one of these hangs
-            returned = (function or self.specification.reference)(*args, **kwargs)
-            beat(returned=True)
-            results = self._listed(returned)
-        return self._received(sample, results, flat)
+            returned = _timed(function or self.specification.reference, args, kwargs)
+        return self._received(sample, self._listed(returned), flat)
 
     def _away(self, sample: Sample, flat: Sequence[Any], on: torch.device | None) -> torch.device | None:
         """The device that numbers on the CPU are sent to; None for arguments that stay where they are."""
@@ -334,16 +319,12 @@ class Subject:
     def _received(
         self, sample: Sample, results: list[Any], flat: Sequence[Any], on: torch.device | None = None
     ) -> list[Any]:
-        """The results on the CPU if the arguments were there, and in float64 if they were."""
+        """The results on the CPU if the arguments were there, and in float64 if they were cast from it."""
         if self._away(sample, flat, on) is not None:
             results = [each.cpu() if isinstance(each, Tensor) else each for each in results]
-        return self._widened(results, flat)
-
-    def _widened(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
-        """Results in float64 where arguments were cast from it."""
-        if not self.narrow or not any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
-            return results
-        return [each.double() if is_inexact(each) else each for each in results]
+        if self.narrow and any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
+            results = [each.double() if is_inexact(each) else each for each in results]
+        return results
 
     def _own(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
         """The values, with generators copied, so that no run advances another's, cast and symmetric."""
@@ -473,13 +454,7 @@ class Subject:
         if self.steady is not None:
             return self.steady.region()
         # Setting the state takes longer than most operators.
-        return self._seeded() if self.draws else _NOTHING
-
-    @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        with torch_state_restored():
-            seed_torch(self.seed)
-            yield
+        return torch_seeded(self.seed) if self.draws else _NOTHING
 
     @cached_property
     def draws(self) -> bool:
@@ -532,6 +507,25 @@ class Subject:
 
 
 _NOTHING = nullcontext()
+
+
+@calls_operator
+def _timed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of the author's; no other call begins after the seconds of a property."""
+    if torch.compiler.is_compiling():
+        return function(*args, **kwargs)
+    begin_call()  # finite differences make many hundred calls, and no single one of these hangs
+    returned = function(*args, **kwargs)
+    beat(returned=True)
+    return returned
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """A region with torch's random state from a seed; the state outside is restored."""
+    with torch_state_restored():
+        seed_torch(seed)
+        yield
 
 
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
-from opsmith.checking.side_effects.random_states import seed_torch, torch_state_restored
+from opsmith.checking.side_effects.random_states import torch_state_restored
 from opsmith.checking.subject import (
     ADOPTED,
     ADOPTED_CLASS,
@@ -40,6 +39,7 @@ from opsmith.checking.subject import (
     OPERATOR,
     LibraryWrite,
     Subject,
+    torch_seeded,
 )
 from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.functional_form import on_copies
@@ -79,8 +79,8 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
     if is_function_class(checked):
-        with _drawing(seed) as make:
-            operator = _as_operator(checked, samples, make)
+        with torch_seeded(seed):  # for authors who draw without `make`
+            operator = _as_operator(checked, samples, _make(seed))
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
         old = class_of(operator.specification.origin).takes_self
         kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, _apply_of(operator.specification))
@@ -141,16 +141,12 @@ def _drawn(specification: Specification, samples: GivenSamples, seed: int, name:
     source = samples_for(specification) if samples is None else samples
     if source is None:
         return []
-    with _drawing(seed) as make:
-        return samples_of(source, make, specification.schema, name, GIVEN)
+    with torch_seeded(seed):
+        return samples_of(source, _make(seed), specification.schema, name, GIVEN)
 
 
-@contextmanager
-def _drawing(seed: int) -> Iterator[Make]:
-    """A region with seeded random state, for authors who draw without `make`."""
-    with torch_state_restored():
-        seed_torch(seed)
-        yield Make(generator=torch.Generator().manual_seed(seed))
+def _make(seed: int) -> Make:
+    return Make(generator=torch.Generator().manual_seed(seed))
 
 
 def _no_subject(checked: Any) -> errors.UsageError:
@@ -312,8 +308,8 @@ def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int)
     adopted = class_of(operator.specification.origin)
     if samples is not None:
         location = location_of(samples, GIVEN)
-        with _drawing(seed) as make:
-            given = read_samples(samples, make, operator.name, location)
+        with torch_seeded(seed):
+            given = read_samples(samples, _make(seed), operator.name, location)
         if not adopted.provenance().stated:
             _show_types(operator, given)
         calls = [_packed(operator, each) for each in given]

@@ -90,9 +90,7 @@ def _cases(subject: Subject, sample: Sample) -> Iterator[tuple[str, str, list[An
 def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     if subject.single_precision:
         return (torch.float32,)
-    return (
-        (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.full else (torch.float32, torch.bfloat16)
-    )
+    return (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.full else (torch.float32, torch.bfloat16)
 
 
 def _turned(value: Any) -> Any:
