@@ -78,8 +78,6 @@ class Property:
             one of its own.
         reruns: Runs the forward several times for one answer, so that undeclared random numbers differ.
         given: Circumstance of all its failures, or a function that gives it for a subject.
-        gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
-            `{call}` for the call.
     """
 
     name: str
@@ -100,7 +98,6 @@ class Property:
     transforms: bool = False
     reruns: bool = False
     given: Given | Callable[[Subject], Given] = "usual"
-    gradcheck: str = ""
 
 
 def each_sample(

@@ -23,8 +23,7 @@ from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
-from opsmith.checking.samples.domain import are_same, asked, rules_of
-from opsmith.checking.samples.linked_sizes import Sizes, sizes_of
+from opsmith.checking.samples.domain import Sizes, are_same, asked, rules_of, sizes_of
 from opsmith.checking.samples.sample import Sample, places_of
 from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
 from opsmith.checking.subject import Subject

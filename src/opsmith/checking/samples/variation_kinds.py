@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.domain import restored, rules_of
-from opsmith.checking.samples.linked_sizes import (
+from opsmith.checking.samples.domain import (
     SizeLocation,
     Sizes,
     Symbol,
@@ -22,6 +21,8 @@ from opsmith.checking.samples.linked_sizes import (
     emptied_with,
     is_batch_like,
     number_locations,
+    restored,
+    rules_of,
     sizes_of,
 )
 from opsmith.checking.samples.sample import Sample, places_of

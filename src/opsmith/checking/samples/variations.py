@@ -30,7 +30,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
-from opsmith.checking.samples.linked_sizes import Symbol, is_batch_like, sizes_of
+from opsmith.checking.samples.domain import Symbol, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject, drawing_operations

@@ -20,7 +20,7 @@ from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import UNCOMPILED, Findings, Note, first_line
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run import Run
-from opsmith.checking.samples.linked_sizes import sizes_of
+from opsmith.checking.samples.domain import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
 from opsmith.checking.samples.variations import form_of, refusal

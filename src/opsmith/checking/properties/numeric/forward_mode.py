@@ -286,8 +286,6 @@ FORWARD_MODE = Property(
     run,
     subset=True,
     differences=True,
-    gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
-    "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
     given=of_forward_mode,
     reruns=True,
     sends_gradients=True,

@@ -164,7 +164,6 @@ SECOND_ORDER = Property(
     subset=True,
     differences=True,
     sends_gradients=True,
-    gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
     given=of_second_order,
     reruns=True,
 )
