@@ -36,7 +36,7 @@ from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.domain import among_symmetric
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.margins import read_outside
@@ -83,12 +83,7 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
         return subject
     if not interprets_launches() and not _is_single(subject.samples[0]):
         return subject
-    where = subject.specification.where
-    tried = (
-        run_isolated(PROPERTY, partial(_tried, subject), where=where, limit_s=limit_s)
-        if limit_s
-        else _tried(subject)
-    )
+    tried = in_child_process(PROPERTY, subject, limit_s, partial(_tried, subject))
     if not tried.reason:
         return subject
     narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
@@ -192,7 +187,7 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
     """
     failures: list[Failure] = []
     while subject.samples:
-        found = _isolated(subject, limit_s) if limit_s else _first_calls(subject)
+        found = in_child_process(PROPERTY, subject, limit_s, partial(_first_calls, subject)).failures
         failures += found
         subject, left = _without(subject, found), len(subject.samples)
         # A process that dies tries no further sample; one that hangs would cost its limit for each.
@@ -203,14 +198,7 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
     return subject, merged(failures)
 
 
-def _isolated(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
-    def begin() -> Outcome:
-        return Outcome(PROPERTY, "passed", failures=_first_calls(subject))
-
-    return in_child_process(PROPERTY, subject, limit_s, begin).failures
-
-
-def _first_calls(subject: Subject) -> tuple[Failure, ...]:
+def _first_calls(subject: Subject) -> Outcome:
     """Call the reference and the operator on each sample; one failure for each that raises."""
     found: list[Failure] = []
     watchdog = watched_calls()
@@ -226,18 +214,14 @@ def _first_calls(subject: Subject) -> tuple[Failure, ...]:
                     found.append(raised(PROPERTY, subject, error, str(sample)))
     except EndlessCallError as error:  # the samples after it may hang as well, and are left to the properties
         found.append(endless(PROPERTY, subject.specification.where, error, watchdog))
-    return tuple(found)
+    return Outcome(PROPERTY, "passed", failures=tuple(found))
 
 
 def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     """The subject without the samples that failures name."""
-    named = [str(each.evidence.get("sample", "")) for each in failures]
-
-    def runs(sample: Sample) -> bool:
-        return not any(name.startswith(str(sample)) for name in named)
-
-    left = tuple(sample for sample in subject.samples if runs(sample))
-    dropped = {sample.position for sample in subject.samples if not runs(sample)}
+    named = (shown_sample(str(each.evidence.get("sample", "")), subject.samples) for each in failures)
+    dropped = {sample.position for sample in named if sample is not None}
+    left = tuple(sample for sample in subject.samples if sample.position not in dropped)
     return replace(subject, samples=left, dropped=subject.dropped | dropped)
 
 
@@ -379,14 +363,13 @@ def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
     """Derive inputs; none where this ends the child process that tries it first, with the failures."""
-    if limit_s:
 
-        def begin() -> Outcome:
-            return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
+    def begin() -> Outcome:
+        return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
 
-        deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures
-        if deaths:
-            return NO_VARIATIONS, deaths
+    deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures if limit_s else ()
+    if deaths:
+        return NO_VARIATIONS, deaths
     watchdog = watched_calls()
     try:
         with watchdog:

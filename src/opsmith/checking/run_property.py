@@ -35,21 +35,21 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
         subject: The subject of the check.
         limit_s: Seconds that it may take in a child process; 0 for none.
     """
-    if not limit_s:
-        return _outcome(known, subject)
     found = in_child_process(known.name, subject, limit_s, lambda: _outcome(known, subject))
     return replace(found, compiles=known.compiles)
 
 
 def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callable[[], Outcome]) -> Outcome:
-    """Run something of a subject in a child process, where a crash in a kernel in C++ has its line.
+    """Run something of a subject, with a limit in a child process, where a crash in a kernel has its line.
 
     Args:
         name: Name of the property that reports the death of the process.
         subject: The subject of the check.
-        limit_s: Seconds that it may take.
+        limit_s: Seconds that it may take; 0 for a run in this process.
         begin: Runs it.
     """
+    if not limit_s:
+        return begin()
     specification = subject.specification
     kernels = kernels_in_cpp(specification)
     positions = range(len(specification.kernels))
@@ -106,7 +106,6 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         seconds,
         merged(failures, subject.samples),
         tuple(notes),
-        compiles=known.compiles,
         dtypes=subject.ran.names(),
         kernels=tuple(at for at, each in enumerate(kernels) if each in subject.ran.kernels),
     )
