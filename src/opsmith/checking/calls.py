@@ -102,12 +102,8 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
             argnums.append(argnum)
     if subject.kind.has_reference:
         derived = [argnum for argnum in argnums if sample.names[argnum] not in rules.rules]
-        if derived and sample.position not in subject.refusals:
-            subject.refusals[sample.position] = _refusals_in(subject, sample, derived, _without_derivative)
-        lacking = subject.refusals.get(sample.position, {})
-        refused.update(
-            {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
-        )
+        lacking = _refused(subject, sample, derived, _without_derivative) if derived else {}
+        refused |= {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
         argnums = [argnum for argnum in argnums if sample.names[argnum] not in lacking]
     return Differentiated(tuple(argnums), refused)
 
@@ -148,35 +144,37 @@ def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
 
     It does so whenever the input requires a gradient, alone and with all others.
     """
-    if not subject.kind.own_forward:
-        return {}
+    return _refused(subject, sample, sample.inexact, _statement) if subject.kind.own_forward else {}
+
+
+def _refused(
+    subject: Subject, sample: Sample, argnums: Sequence[int], words: Callable[[Exception], str | None]
+) -> dict[str, str]:
+    """The inputs by which a backward is refused, alone and with the others, and the words of the errors.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        argnums: The inputs.
+        words: Gives the words of an error that refuses a gradient; None for any other error.
+    """
+
+    def refusal(*argnums: int) -> str | None:
+        try:
+            leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
+            grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
+            differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
+        except Exception as error:
+            refuse_own(error)
+            return words(error)
+        return None
+
     if sample.position not in subject.refusals:
-        subject.refusals[sample.position] = _refusals_in(subject, sample, sample.inexact, _statement)
+        some = argnums if refusal(*argnums) is not None else ()
+        alone = {sample.names[argnum]: refusal(argnum) for argnum in some}
+        found = {name: text for name, text in alone.items() if text is not None}
+        subject.refusals[sample.position] = found
     return subject.refusals[sample.position]
-
-
-Words = Callable[[Exception], str | None]
-"""Function that returns the words of an error that refuses a gradient; None for any other error."""
-
-
-def _refusals_in(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> dict[str, str]:
-    """The inputs by which a backward is refused, alone and with the others, and the words."""
-    if _refusal(subject, sample, argnums, words) is None:
-        return {}
-    alone = {sample.names[argnum]: _refusal(subject, sample, (argnum,), words) for argnum in argnums}
-    return {name: text for name, text in alone.items() if text is not None}
-
-
-def _refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> str | None:
-    """The words by which a backward is refused where these inputs require a gradient; None if it is not."""
-    try:
-        leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
-        grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
-        differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
-    except Exception as error:
-        refuse_own(error)
-        return words(error)
-    return None
 
 
 def _statement(error: Exception) -> str | None:

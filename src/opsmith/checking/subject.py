@@ -253,11 +253,11 @@ class Subject:
 
     def result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
-        known, schema = self._result_flattenings, self.specification.schema
+        known = self._result_flattenings
         if sample.position not in known:
             with self.seeded(), torch.no_grad():
-                args, kwargs = sample.arguments(sample.at())
-                returned = self.referred(args, kwargs)
+                returned = self.referred(*sample.arguments(sample.at()))
+            schema = self.specification.schema
             known[sample.position] = ResultFlattening.of(schema, (returned,) if schema.single else returned)
         return known[sample.position]
 
@@ -285,42 +285,40 @@ class Subject:
             WrongCountError: If it returns a list of another length than the reference.
             WrongFormError: If a class returns another structure than it did before.
         """
-        with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat, on)))
-            returned = (by or self.called)(args, kwargs)
+        returned, away = self._returned(sample, flat, by or self.called, on)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
         outputs = self.specification.origin.outputs
         if outputs is not None:  # its results may lie in tuples inside of tuples
-            return self._received(sample, self._parts(outputs, returned, flat), flat, on)
+            return self._received(self._parts(outputs, returned, flat), flat, away)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
-        return self._received(sample, self._listed(returned), flat, on)
+        return self._received(self._listed(returned), flat, away)
 
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
-        with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
-            returned = _timed(function or self.specification.reference, args, kwargs)
-        return self._received(sample, self._listed(returned), flat)
+        call = partial(_timed, function or self.specification.reference)
+        returned, away = self._returned(sample, flat, call)
+        return self._received(self._listed(returned), flat, away)
 
-    def _away(self, sample: Sample, flat: Sequence[Any], on: torch.device | None) -> torch.device | None:
-        """The device that numbers on the CPU are sent to; None for arguments that stay where they are."""
+    def _returned(
+        self,
+        sample: Sample,
+        flat: Sequence[Any],
+        call: Callable[[Sequence[Any], Mapping[str, Any]], Any],
+        on: torch.device | None = None,
+    ) -> tuple[Any, bool]:
+        """What a call returns, and True if its arguments were sent away: a check computes on the CPU."""
         target = on or (CPU if CPU in self.devices else sample.home)
-        stay = target == CPU or any(each.device != CPU for each in tensors_in([*flat]))
-        return None if stay else target
+        away = target != CPU and all(each.device == CPU for each in tensors_in([*flat]))
+        with self.seeded():
+            own = self._own(sample, sample.placed(flat, target) if away else flat)
+            return call(*sample.arguments(own)), away
 
-    def _sent(self, sample: Sample, flat: Sequence[Any], on: torch.device | None = None) -> Sequence[Any]:
-        """The arguments on the device of a call: a check computes with numbers on the CPU."""
-        target = self._away(sample, flat, on)
-        return flat if target is None else sample.placed(flat, target)
-
-    def _received(
-        self, sample: Sample, results: list[Any], flat: Sequence[Any], on: torch.device | None = None
-    ) -> list[Any]:
+    def _received(self, results: list[Any], flat: Sequence[Any], away: bool) -> list[Any]:
         """The results on the CPU if the arguments were there, and in float64 if they were cast from it."""
-        if self._away(sample, flat, on) is not None:
+        if away:
             results = [each.cpu() if isinstance(each, Tensor) else each for each in results]
         if self.narrow and any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
             results = [each.double() if is_inexact(each) else each for each in results]
@@ -425,23 +423,23 @@ class Subject:
         if not sample.inexact:
             return False
 
-        def inexact(flat: list[Any]) -> list[Tensor]:
+        def results(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            flat = [change(value) if is_inexact(value) else value for value in sample.in_double()]
             return [each for each in self.call(sample, flat) if is_inexact(each)]
 
-        def moved(step: float) -> list[Any]:
-            return [value * (1 + step) if is_inexact(value) else value for value in sample.in_double()]
-
-        def rounded(values: Sequence[Any]) -> list[Any]:
-            return [replica(v, torch.float32).to(v.dtype) if is_inexact(v) else v for v in values]
+        def rounded(value: Tensor) -> Tensor:
+            single: Tensor = replica(value, torch.float32)
+            return single.to(value.dtype)
 
         def equal(others: list[Tensor]) -> bool:
-            pairs = zip(results, others, strict=False)
-            return len(results) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
+            pairs = zip(own, others, strict=False)
+            return len(own) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
 
         with torch.no_grad(), Overlooking():  # the properties report what it raises
-            results = inexact(sample.in_double())
-            blind = (inexact(moved(2.0**-40)), inexact(rounded(sample.in_double())), rounded(results))
-            return bool(results) and all(map(equal, blind)) and not equal(inexact(moved(2.0**-10)))
+            own = results(lambda value: value)
+            blind = (results(lambda value: value * (1 + 2.0**-40)), results(rounded), [*map(rounded, own)])
+            coarse = partial(results, lambda value: value * (1 + 2.0**-10))
+            return bool(own) and all(map(equal, blind)) and not equal(coarse())
         return False
 
     @property

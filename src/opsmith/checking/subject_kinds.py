@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from opsmith.checking.subject import (
     OPERATOR,
     LibraryWrite,
     Subject,
+    SubjectKind,
     torch_seeded,
 )
 from opsmith.core.call_arguments import CallArguments, call_error, shown
@@ -56,6 +57,8 @@ from opsmith.torch_library import capabilities
 from opsmith.torch_library.library_operators import library_operator_of
 from opsmith.torch_library.origins.forward import Returned, returned_by
 from opsmith.torch_library.registration import BITWISE
+
+T = TypeVar("T")
 
 GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
@@ -115,7 +118,7 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
             f"there are no samples to check it on{missing_words(specification)}",
             operator=specification.name,
             where=specification.where,
-            hint=_sampling_hint(subject),
+            hint=_sampling_hint(specification, subject.kind),
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
     for each in own:
@@ -124,9 +127,8 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
     return replace(subject, outside=OutsideState.of(subject, LARGE))
 
 
-def _sampling_hint(subject: Subject) -> str:
-    specification = subject.specification
-    if subject.kind.in_library:
+def _sampling_hint(specification: Specification, kind: SubjectKind) -> str:
+    if kind.in_library:
         names = specification.schema.names
         listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
         path = specification.name.replace("::", ".")
@@ -328,12 +330,12 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
         known = operator.specification
         for position, call in calls:
             run = partial(_call_with_copies, operator, call)
-            error = None if _fits(operator, call) else _raised_by(function_class, position, call, run)
-            if error is not None and not isinstance(error[1], errors.ArgumentError):
-                raised.setdefault(position, error)
+            found = None if _fits(operator, call) else _attempt(function_class, position, call, run)
+            if found is not None and not isinstance(found.error, errors.ArgumentError):
+                raised.setdefault(position, found)
     for position, call in calls:
         if position in raised and not _fits(operator, call):
-            raise ForwardRaisedError(raised[position][0]) from raised[position][1]
+            raise ForwardRaisedError(raised[position].failure) from raised[position].error
 
 
 def _call_of(sample: Any) -> CallArguments | None:
@@ -377,7 +379,7 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
         if returned.marked:
             call = CallArguments(tuple(given[position]))
             run = partial(_call_with_copies, operator, call)
-            _raised_by(adopted.function_class, position, call, run)
+            _attempt(adopted.function_class, position, call, run)
     except errors.OpsmithError:
         return  # the check reports it
 
@@ -390,30 +392,28 @@ def _first_run(
     Raises:
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
-    returned: list[Returned] = []
     raised: list[Raised] = []
     for position, values in enumerate(samples):
-
-        def run(values: Sequence[Any] = values) -> None:
-            returned.append(returned_by(function_class, values))
-
-        error = _raised_by(function_class, position, CallArguments(tuple(values)), run)
-        if error is None:
-            return position, returned[0]
-        raised.append(error)
-    raise ForwardRaisedError(raised[0][0]) from raised[0][1]
+        call, run = CallArguments(tuple(values)), partial(returned_by, function_class, values)
+        found = _attempt(function_class, position, call, run)
+        if not isinstance(found, Raised):
+            return position, found
+        raised.append(found)
+    raise ForwardRaisedError(raised[0].failure) from raised[0].error
 
 
-Raised = tuple[Failure, BaseException]
+@dataclass(frozen=True)
+class Raised:
+    """An exception of a class, and the failure for it."""
+
+    failure: Failure
+    error: BaseException
 
 
-def _raised_by(
-    function_class: type[torch.autograd.Function],
-    position: int,
-    call: CallArguments,
-    run: Callable[[], object],
-) -> Raised | None:
-    """Run a class on a sample; return what it raises.
+def _attempt(
+    function_class: type[torch.autograd.Function], position: int, call: CallArguments, run: Callable[[], T]
+) -> T | Raised:
+    """Run a class on a sample; return what it gives, or raises.
 
     Raises:
         ForwardRaisedError: If it does not return.
@@ -424,10 +424,9 @@ def _raised_by(
     announce(lambda: named)
     try:
         with watchdog:
-            run()
+            return run()
     except EndlessCallError as error:
         raise ForwardRaisedError(endless("forward", location, error, watchdog)) from error
     except BaseException as error:
         refuse_own(error)
-        return raised_at("forward", location, error, named), error
-    return None
+        return Raised(raised_at("forward", location, error, named), error)
