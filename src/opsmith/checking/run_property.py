@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
-from opsmith.checking.report import GIVEN, Failure, Outcome, Status, all_dtypes, with_dtypes
+from opsmith.checking.report import GIVEN, Failure, Outcome, Status, ordered
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import stands_alone
 from opsmith.checking.severity import circumstance
@@ -25,6 +26,9 @@ from opsmith.checking.side_effects.global_settings import thread_count, without_
 from opsmith.checking.side_effects.random_states import random_states_restored
 from opsmith.checking.subject import Subject
 from opsmith.core.call_arguments import tensors_in
+
+_NAMED = re.compile(r" in (\w+) on \w+$")
+"""Pattern of a sample with its dtype in evidence."""
 
 
 def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
@@ -83,7 +87,9 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         ):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
-                    failures.append(with_dtypes(finding))
+                    named = _NAMED.search(str(finding.evidence.get("sample", "")))
+                    dtypes = finding.dtypes or ((named[1],) if named else ())
+                    failures.append(replace(finding, dtypes=dtypes))
                 elif isinstance(finding, Note):
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
@@ -199,4 +205,6 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     given = min((each.given for each in group), key=GIVEN.index)
     minor = all(each.minor for each in group)
-    return replace(failure, evidence=evidence, dtypes=all_dtypes(group), given=given, minor=minor)
+    bound = all(each.dtypes for each in group)  # to some dtypes
+    dtypes = ordered(name for each in group for name in each.dtypes) if bound else ()
+    return replace(failure, evidence=evidence, dtypes=dtypes, given=given, minor=minor)

@@ -8,9 +8,8 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.output.text import folded, shown
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.report import Failure, Outcome, Report, folded, shown
 from opsmith.core.output_file import policy_hash
 from opsmith.extras import install
 
