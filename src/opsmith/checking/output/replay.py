@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.memory_layouts import Layout
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.random_states import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.call_arguments import tensors_in
@@ -75,11 +76,6 @@ class ReplayTarget:
             by_name = not self.by_position or argument.keyword_only
             given.append(f"{argument.name}={argument.name}" if by_name else argument.name)
         return f"{self.callee}({', '.join(given)})"
-
-    def reference_call(self, sample: Sample) -> str:
-        """A call of the reference."""
-        given = ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
-        return f"{self.reference}({given})"
 
     def parts(self, sample: Sample) -> list[tuple[str, str]] | None:
         """Subscript of each visible result after a call: for the operator, and for the reference.
@@ -285,8 +281,8 @@ def _given(subject: Subject) -> list[str]:
     return [*imports(values), "samples = [", *lines, "]"]
 
 
-Lines = Callable[[str, str, int], list[str]]
-"""Lines that assign the value of a call to a name: for the operator (0), or for the reference (1)."""
+Lines = Callable[[str, str, Sequence[str]], list[str]]
+"""Lines that assign to a name the value of a call, whose results have these subscripts."""
 
 
 def result_replay(
@@ -307,19 +303,15 @@ def result_replay(
         expected: The right one.
         property: Name of the property.
     """
-    target = target_of(subject)
-    parts = target.parts(sample) if target is not None else None
-    if parts is None:
-        return check_again(subject, property)
-    if expected is not None:
+
+    def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
+        return [f"{name} = {call}{parts[position]}"]
+
+    def like() -> Tensor:
         with torch.no_grad():
-            like = subject.visible(sample, subject.reference(sample, flat))[position]
-        expected = expected.to(like.device, like.dtype)
+            return subject.visible(sample, subject.reference(sample, flat))[position]
 
-    def lines(name: str, call: str, side: int) -> list[str]:
-        return [f"{name} = {call}{parts[position][side]}"]
-
-    return _against_truth(subject, sample, flat, lines, expected, {}, property)
+    return _against_truth(subject, sample, flat, lines, expected, like, {}, property)
 
 
 def gradient_replay(
@@ -343,10 +335,6 @@ def gradient_replay(
         expected: The right one; None where the backward raises.
         subset: The inputs that require a gradient.
     """
-    target = target_of(subject)
-    parts = target.parts(sample) if target is not None else None
-    if parts is None:
-        return check_again(subject, "gradient")
     flat = [
         value.detach().requires_grad_(at in subset) if is_inexact(value) else value
         for at, value in enumerate(flat)
@@ -354,13 +342,11 @@ def gradient_replay(
     more, names = _incoming(grads)
     inputs = [sample.labels[at] for at in subset]
 
-    def lines(name: str, call: str, side: int) -> list[str]:
-        taken = _taken(call, [parts[at][side] for at in names], inputs, list(names.values()))
+    def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
+        taken = _taken(call, [parts[at] for at in names], inputs, list(names.values()))
         return [*taken[:-1], f"{name} = {taken[-1]}[{subset.index(argnum)}]"]
 
-    if expected is not None:
-        expected = expected.to(flat[argnum].device, flat[argnum].dtype)
-    return _against_truth(subject, sample, flat, lines, expected, more, "gradient")
+    return _against_truth(subject, sample, flat, lines, expected, lambda: flat[argnum], more, "gradient")
 
 
 def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
@@ -388,18 +374,24 @@ def _against_truth(
     flat: Sequence[Any],
     lines: Lines,
     expected: Tensor | None,
+    like: Callable[[], Tensor],
     more: dict[str, Any],
     property: str,
 ) -> str | None:
     """Compare the operator with its reference; else with the right value, written as code."""
     target, seed = target_of(subject), _seed(subject)
-    assert target is not None
-    got = [*seed, *lines("got", target.call(sample), 0)]
+    parts = target.parts(sample) if target is not None else None
+    if target is None or parts is None:
+        return check_again(subject, property)
+    of_operator, of_reference = zip(*parts, strict=True)
+    got = [*seed, *lines("got", target.call(sample), of_operator)]
     found = replay(subject, sample, flat, got, more) if expected is None else None
     if found is None and target.reference is not None:
-        right = [*seed, *lines("expected", target.reference_call(sample), 1)]
+        given = ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
+        right = [*seed, *lines("expected", f"{target.reference}({given})", of_reference)]
         found = replay(subject, sample, flat, [*got, *right, ASSERTION], more, fresh=True)
     if found is None and expected is not None:
+        expected = expected.to(like().device, like().dtype)
         found = replay(subject, sample, flat, [*got, ASSERTION], {**more, "expected": expected})
     return found or check_again(subject, property)
 
@@ -467,45 +459,35 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
         subject: The operator under check, with every input that it was checked on.
         run: True if lines may be run here, since they do not end the process.
     """
-    return [
-        replace(outcome, failures=tuple(_with_replay(failure, subject, run) for failure in outcome.failures))
-        for outcome in outcomes
-    ]
 
+    def with_replay(failure: Failure) -> Failure:
+        if failure.replay is not None or not failure.is_whole():
+            return failure
+        found = _by_cause(failure, subject) if run else None
+        again = found or check_again(subject, failure.property, isolate=failure.ends_process())
+        return replace(failure, replay=again)
 
-def _with_replay(failure: Failure, subject: Subject, run: bool) -> Failure:
-    if failure.replay is not None or not failure.is_whole():
-        return failure
-    found = _by_cause(failure, subject) if run else None
-    again = found or check_again(subject, failure.property, isolate=failure.ends_process())
-    return replace(failure, replay=again)
+    return [replace(each, failures=tuple(map(with_replay, each.failures))) for each in outcomes]
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
     """A replay that shows the cause; None if none is found."""
-    shown = str(failure.evidence.get("sample", ""))
-    sample = next((each for each in subject.samples if shown.startswith(str(each))), None)
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
     target = target_of(subject)
     if sample is None or target is None:
         return None
-
-    def shows(error: Exception) -> bool:
-        return _shows(error, failure)
-
     for lines, differentiated in _lines(failure, target, sample):
-        wide = (
-            lines[-1].startswith("torch.autograd.grad") and "check(" in lines[-1]
-        )  # gradcheck takes float64
-        flat = sample.at(torch.float64 if wide else None)
+        wide = lines[-1].startswith(("torch.autograd.gradcheck", "torch.autograd.gradgradcheck"))
+        flat = sample.at(torch.float64 if wide else None)  # gradcheck takes float64
         if differentiated:
             flat = [value.requires_grad_() if is_inexact(value) else value for value in flat]
-        found = replay(subject, sample, flat, lines, shows=shows)
+        found = replay(subject, sample, flat, lines, shows=partial(_shows, failure))
         if found is not None:
             return found
     return None
 
 
-def _shows(error: Exception, failure: Failure) -> bool:
+def _shows(failure: Failure, error: Exception) -> bool:
     """True if an exception shows a failure: the same one, a failed assertion, or different numbers."""
     named = failure.evidence.get("exception")
     if isinstance(named, str):
