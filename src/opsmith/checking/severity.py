@@ -5,8 +5,8 @@ A root cause is the earlier failure, of another property, that explains a failur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from opsmith.checking.calls import leaves_out
@@ -89,11 +89,7 @@ def happened(failure: Failure) -> Happened:
 
 
 def graded(outcome: Outcome) -> Outcome:
-    """The outcome with the severity of each failure; without an error, it is not failed.
-
-    Args:
-        outcome: The outcome of a property.
-    """
+    """The outcome with the severity of each failure; without an error, it is not failed."""
     failures = tuple(replace(each, severity=severity_of(each)) for each in outcome.failures)
     return with_status(replace(outcome, failures=failures))
 
@@ -137,61 +133,42 @@ def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Fa
         before: The failures of the properties before it, in the order of reports.
         every: The failures of all properties.
     """
+    worst = SEVERITIES.index(failure.severity)  # a warning or a limit explains no error
     for rule in RULES:
-        others = [each for each in (every if rule.later else before) if each.property != failure.property]
-        found = next(rule.roots(failure, [each for each in others if _as_severe(each, failure)]), None)
-        if found is not None:
-            return found.property
+        found = (
+            each
+            for each in rule(failure, every if rule in LATER else before)
+            if each.property != failure.property and SEVERITIES.index(each.severity) <= worst
+        )
+        if (root := next(found, None)) is not None:
+            return root.property
     return None
-
-
-@dataclass(frozen=True)
-class RootRule:
-    """A rule that finds the root causes of a failure.
-
-    Args:
-        roots: Yields those among some failures of other properties.
-        later: It looks at the failures of later properties, too.
-    """
-
-    roots: Callable[[Failure, Sequence[Failure]], Iterator[Failure]]
-    later: bool = False
-
-
-def _as_severe(root: Failure, failure: Failure) -> bool:
-    """True if a failure may explain another: a warning or a limit explains no error."""
-    return SEVERITIES.index(root.severity) <= SEVERITIES.index(failure.severity)
 
 
 def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
     """The failures that report the same fault in the same words."""
-    words = _words(failure)
-    yield from (each for each in before if each.cause == failure.cause and _words(each) == words)
 
+    def words(failure: Failure) -> str:
+        """The message without what differs from property to property; of a crash its signal and the line."""
+        if "signal" in failure.evidence:
+            return f"{failure.evidence['signal']} at {failure.where}"
+        reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
+        return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
 
-def _words(failure: Failure) -> str:
-    """The words of a failure, without those that differ from property to property.
-
-    For an exception they are its message, for a crash its signal and the line.
-    """
-    if "signal" in failure.evidence:
-        return f"{failure.evidence['signal']} at {failure.where}"
-    reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
-    return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
+    own = words(failure)
+    yield from (each for each in before if each.cause == failure.cause and words(each) == own)
 
 
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
     """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
-    if PROPERTIES[failure.property].about_gradients:
-        for name, known in PROPERTIES.items():
-            if known.explains_gradients:
-                own = (each for each in every if each.property == name)
-                yield from (each for each in own if _inputs(each) & _inputs(failure))
 
+    def inputs(failure: Failure) -> set[str]:
+        """The inputs that a failure names: `x, weight` are two."""
+        return set(failure.input.split(", ")) if failure.input else set()
 
-def _inputs(failure: Failure) -> set[str]:
-    """The inputs that a failure names: `x, weight` are two."""
-    return set(failure.input.split(", ")) if failure.input else set()
+    roots = [name for name, known in PROPERTIES.items() if known.explains_gradients]
+    for name in roots if PROPERTIES[failure.property].about_gradients else ():
+        yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
 
 
 def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
@@ -255,12 +232,15 @@ def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Fai
 
 
 RULES = (
-    RootRule(same_words),
-    RootRule(wrong_gradient, later=True),
-    RootRule(wrong_write, later=True),
-    RootRule(undeclared_randomness, later=True),
-    RootRule(unsteady_backward),
-    RootRule(wrong_results),
-    RootRule(broken_operator),
+    same_words,
+    wrong_gradient,
+    wrong_write,
+    undeclared_randomness,
+    unsteady_backward,
+    wrong_results,
+    broken_operator,
 )
 """The rules in order: the first that finds a failure names the root."""
+
+LATER = (wrong_gradient, wrong_write, undeclared_randomness)
+"""Those that look at the failures of later properties, too."""
