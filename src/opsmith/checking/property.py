@@ -112,20 +112,17 @@ def each_sample(
             try:
                 yield from check_sample(subject, sample)
             except OutOfTimeError:
-                yield _left_out(property, subject, len(subject.samples) - at)
+                seconds, count = subject.effort.seconds, len(subject.samples)
+                message = (
+                    f"{count - at} of {count} inputs were left out, or were not finished: {seconds:g} s are "
+                    "over; give smaller samples, or an effort with more `seconds`"
+                )
+                where = subject.specification.where
+                yield Failure(property, None, "not-exercised", message, where, replay="")
                 return
             except BaseException as error:
                 refuse_own(error)
                 yield raised(property, subject, error, str(sample))
-
-
-def _left_out(property: str, subject: Subject, count: int) -> Failure:
-    seconds = subject.effort.seconds
-    message = (
-        f"{count} of {len(subject.samples)} inputs were left out, or were not finished: {seconds:g} s are "
-        "over; give smaller samples, or an effort with more `seconds`"
-    )
-    return Failure(property, None, "not-exercised", message, subject.specification.where, replay="")
 
 
 @dataclass
@@ -237,31 +234,31 @@ def raised_at(
     """
     if isinstance(error, WrongCountError | WrongFormError):
         return Failure(property, error.result, "shape", str(error), error.where, {"sample": when})
-    where = error.where if isinstance(error, errors.OpsmithError) else None
+    where = innermost(error, location)
     if isinstance(error, errors.OpsmithError):
-        input = error.argument or input
+        where, input = error.where or where, error.argument or input
     named = named_by(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
     evidence = of_exception(error, when)
     if notes:
         evidence["notes"] = " ".join(notes)
     if isinstance(error, Exception) and raised_within(error) and by_statement(error):
-        evidence[BY_ITSELF] = where or innermost(error, location)
+        evidence[BY_ITSELF] = where
     if of_backward(error):
         evidence[IN_BACKWARD] = "the backward"
     lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
-    return Failure(
-        property=property,
-        input=input,
-        cause=named.cause,
-        message="; ".join(
-            filter(None, [f"{type(error).__name__}: {_text(error)}", named.reason, _end(error)])
-        ),
-        where=where or innermost(error, location),
-        evidence=evidence,
-    )
+    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
+    text = "\n".join(lines) or "without a message"
+    end = "" if isinstance(error, Exception) else END
+    if isinstance(error, torch.AcceleratorError):
+        end = "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
+    message = "; ".join(filter(None, [f"{type(error).__name__}: {text}", named.reason, end]))
+    return Failure(property, input, named.cause, message, where, evidence)
+
+
+END = "it ends the process instead of returning or raising an error"
 
 
 def of_exception(error: BaseException, when: str) -> dict[str, Any]:
@@ -327,21 +324,6 @@ def first_line(error: BaseException) -> str:
     """
     # Addresses differ between processes, and the same seed must give the same report.
     return ADDRESS.sub("", str(error).splitlines()[0]) if str(error) else type(error).__name__
-
-
-def _end(error: BaseException) -> str:
-    """Words for an exception that ends more than its call, as SystemExit; empty for others."""
-    if isinstance(error, torch.AcceleratorError):
-        return "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
-    return (
-        "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
-    )
-
-
-def _text(error: BaseException) -> str:
-    """Message of an exception, without its location, which is reported apart."""
-    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
-    return "\n".join(lines) or "without a message"
 
 
 def innermost(error: BaseException, location: str) -> str:
