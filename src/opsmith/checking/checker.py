@@ -24,12 +24,9 @@ from opsmith.checking.first_calls import (
     Inputs,
     compile_kernels,
     in_single_precision,
-    precision_remarks,
     runnable_samples,
-    subset_remarks,
     tried_inputs,
     unrunnable,
-    without_calls,
 )
 from opsmith.checking.output.replay import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation
@@ -41,7 +38,6 @@ from opsmith.checking.properties.torch.compiled_calls import load_compiler
 from opsmith.checking.property import Property, missing_here
 from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
 from opsmith.checking.run_property import few_threads, in_child_process, run
-from opsmith.checking.samples.domain import symmetric_remarks
 from opsmith.checking.severity import graded, name_roots
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, is_unsteady, steady_conditions
@@ -127,7 +123,7 @@ def check(
         refuse_isolation()
     schedule = Schedule(wanted, limit_s, progress)
     schedule.run_apart(given)
-    inputs, loading = without_calls(given), 0.0
+    inputs, loading = Inputs(given), 0.0
     if not limit_s and schedule.damages():
         schedule.skip(PROCESS_DAMAGED)
     else:
@@ -140,7 +136,7 @@ def check(
                 schedule.skip(READ_OUTSIDE)
         else:
             schedule.skip(NOT_RUN)
-            inputs = without_calls(subject, refused)
+            inputs = Inputs(subject, refused)
     schedule.run_all(inputs)
     found = schedule.found
     found["forward"] = inputs.reported(found["forward"])
@@ -150,7 +146,7 @@ def check(
         rooted = mark_accepted(name_roots(list(found.values())), accepted)
         replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
-    subsets = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
+    few = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
     given.restore_outside()
     return Report(
         given.name,
@@ -158,12 +154,13 @@ def check(
         seed,
         environment(),
         level.name,
-        remarks=subset_remarks(inputs.subject, subsets)
-        + symmetric_remarks(inputs.symmetric)
-        + unused_remarks(outcomes, accepted)
-        + precision_remarks(inputs.subject)
-        + fixed_size_remarks(tried, outcomes)
-        + schedule.remarks,
+        remarks=(
+            *inputs.remarks(few),
+            *unused_remarks(outcomes, accepted),
+            *inputs.precision_remarks(),
+            *fixed_size_remarks(tried, outcomes),
+            *schedule.remarks,
+        ),
         inputs=tuple(map(str, tried.samples)),
         rejected=inputs.derived.rejected,
         loading=loading,

@@ -5,11 +5,11 @@ What cannot run, or not in float64, is reported once, and not by every property 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from opsmith.checking.property import (
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
-from opsmith.checking.samples.domain import among_symmetric
+from opsmith.checking.samples.domain import symmetric_labels
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -126,17 +126,6 @@ def _failure(subject: Subject, error: BaseException) -> Failure:
         dtypes=("float64",),
         evidence={**found.evidence, **({REFUSED: "by an error of its own"} if said else {})},
     )
-
-
-def precision_remarks(subject: Subject) -> tuple[str, ...]:
-    """Return the remarks for a report on kernels in Triton, and on samples that were narrowed."""
-    kernels = ", ".join(f"`{name}`" for name in launched_kernels())
-    found = []
-    if kernels:
-        found.append(f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}")
-    if subject.narrow and (kernels or subject.refused_float64):
-        found.append(f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32")
-    return tuple(found)
 
 
 def _refusal(subject: Subject, dtype: torch.dtype) -> BaseException | str | None:
@@ -230,8 +219,6 @@ OUTSIDE = "out-of-bounds"
 READS = Property(PROPERTY, "", partial(each_sample, PROPERTY, partial(read_outside, PROPERTY)))
 """Calls between margins, whose failures are those of results."""
 
-NO_VARIATIONS = Variations()
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -241,17 +228,17 @@ class Inputs:
         subject: The subject, with the samples that run.
         refused: Failures for the author's samples that do not run.
         derived: Inputs derived from the samples.
-        symmetric: The subject, with its symmetric inputs marked.
+        symmetric: Labels of the symmetric inputs of which one triangle alone is read.
         deaths: Failures for the end of the process that derives inputs.
         deadly: Sizes of 0 that end the process in a kernel.
     """
 
     subject: Subject
-    refused: tuple[Failure, ...]
-    derived: Variations
-    symmetric: Subject
-    deaths: tuple[Failure, ...]
-    deadly: DeadlySizes
+    refused: tuple[Failure, ...] = ()
+    derived: Variations = field(default_factory=Variations)
+    symmetric: frozenset[str] = frozenset()
+    deaths: tuple[Failure, ...] = ()
+    deadly: DeadlySizes = field(default_factory=partial(DeadlySizes, ()))
 
     @property
     def every(self) -> Subject:
@@ -268,9 +255,32 @@ class Inputs:
         subject = self.every if known.varied else self.subject
         if known.subset and not known.varied:
             subject = sample_subset(subject)
-        if known.differences and self.symmetric.symmetric:
-            subject = replace(subject, symmetric=self.symmetric.symmetric)
-        return subject
+        return replace(subject, symmetric=self.symmetric) if known.differences and self.symmetric else subject
+
+    def remarks(self, few: Iterable[str]) -> Iterator[str]:
+        """Yield remarks for the report on what was looked at.
+
+        Args:
+            few: Names of the properties that ran on a subset of the samples.
+        """
+        names = ", ".join(f"`{name}`" for name in few)
+        looked_at, every = len(sample_subset(self.subject).samples), len(self.subject.samples)
+        if looked_at < every and names:
+            yield f"{names} looked at {looked_at} of the {every} samples: the effort is `quick`"
+        if self.symmetric:
+            names = ", ".join(f"`{label}`" for label in sorted(self.symmetric))
+            yield (
+                f"derivatives by {names} are those among symmetric matrices: every sample has one there, of "
+                "which one triangle alone is read"
+            )
+
+    def precision_remarks(self) -> Iterator[str]:
+        """Yield remarks for the report on kernels in Triton, and on samples that were narrowed."""
+        kernels, subject = ", ".join(f"`{name}`" for name in launched_kernels()), self.subject
+        if kernels:
+            yield f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}"
+        if subject.narrow and (kernels or subject.refused_float64):
+            yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
 
     def reported(self, outcome: Outcome) -> Outcome:
         """The outcome of results, with what was found before any property ran."""
@@ -321,19 +331,6 @@ def _kind(sample: Sample) -> tuple[Any, ...]:
     )
 
 
-def subset_remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
-    """The remark for a report on properties that ran on a subset, by their names."""
-    few, every = len(sample_subset(subject).samples), len(subject.samples)
-    names = ", ".join(f"`{name}`" for name in ran)
-    shown = f"{names} looked at {few} of the {every} samples: the effort is `quick`"
-    return (shown,) if few < every and names else ()
-
-
-def without_calls(subject: Subject, refused: tuple[Failure, ...] = ()) -> Inputs:
-    """The inputs of a check in which nothing is called, with failures for the author's samples."""
-    return Inputs(subject, refused, NO_VARIATIONS, subject, (), DeadlySizes(()))
-
-
 def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float) -> Inputs:
     """Derive inputs from the samples that run, and leave out those that end the process.
 
@@ -345,7 +342,7 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
     safe = subject.by_reference() if limit_s else subject
     with few_threads(subject.effort):
         derived, deaths = _derived(safe, limit_s)
-        symmetric = safe if deaths else among_symmetric(safe)
+        symmetric = frozenset() if deaths else symmetric_labels(safe)
         deadly = deadly_sizes(PROPERTY, subject, derived.samples)
     inputs = Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
     return replace(inputs, refused=(*refused, *_read_outside(inputs.every, limit_s)))
@@ -369,12 +366,12 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
 
     deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures if limit_s else ()
     if deaths:
-        return NO_VARIATIONS, deaths
+        return Variations(), deaths
     watchdog = watched_calls()
     try:
         with watchdog:
             return variations(subject), ()
     except EndlessCallError as error:
-        return NO_VARIATIONS, (endless(PROPERTY, subject.specification.where, error, watchdog),)
+        return Variations(), (endless(PROPERTY, subject.specification.where, error, watchdog),)
     except SystemExit as error:
-        return NO_VARIATIONS, (raised(PROPERTY, subject, error, "an input derived from the samples"),)
+        return Variations(), (raised(PROPERTY, subject, error, "an input derived from the samples"),)

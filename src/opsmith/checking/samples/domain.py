@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -229,31 +229,17 @@ def are_same(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
     return all(isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
-def among_symmetric(subject: Subject) -> Subject:
-    """The subject with the symmetric inputs marked that it reads in one triangle alone."""
-    if subject.draws:
-        return subject
+def symmetric_labels(subject: Subject) -> frozenset[str]:
+    """The labels of the inputs that are symmetric in every sample, and are read in one triangle alone."""
     every = [
         {
             sample.labels[argnum]
             for argnum in sample.inexact
             if is_symmetric(sample.flat[argnum]) and _reads_one_triangle(subject, sample, argnum)
         }
-        for sample in subject.samples
+        for sample in (() if subject.draws else subject.samples)
     ]
-    labels = set.intersection(*every)
-    return replace(subject, symmetric=frozenset(labels)) if labels else subject
-
-
-def symmetric_remarks(subject: Subject) -> tuple[str, ...]:
-    """The remark for a report."""
-    if not subject.symmetric:
-        return ()
-    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
-    return (
-        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
-        "one triangle alone is read",
-    )
+    return frozenset(set.intersection(*every) if every else ())
 
 
 def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
@@ -319,6 +305,15 @@ class Sizes:
     sample: Sample
     symbols: tuple[Symbol, ...]
     formulas: Mapping[SizeLocation, Callable[[Mapping[str, int]], int | None]]
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """The names of those that may change: the samples or the author show it, or they are batch-like."""
+        return [
+            symbol.name
+            for symbol in self.symbols
+            if symbol.varies or is_batch_like(self.subject, self.sample, symbol)
+        ]
 
     @cached_property
     def by_name(self) -> dict[str, Symbol]:

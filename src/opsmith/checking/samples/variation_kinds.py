@@ -19,7 +19,6 @@ from opsmith.checking.samples.domain import (
     Symbol,
     broadcast_shapes,
     emptied_with,
-    is_batch_like,
     number_locations,
     restored,
     rules_of,
@@ -113,7 +112,7 @@ LARGE_SIZES = (33, 129, 65)
 
 def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Change all sizes that may vary at once, to different ones; then one alone."""
-    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
+    names = sizes.varying
     several = {name: PRIMES[at % len(PRIMES)] for at, name in enumerate(names)}
     for to in ([several] if len(names) > 1 else []) + [{name: 7} for name in names]:
         yield from resized(sizes, to, generator, silent=len(names) > 1)
@@ -122,16 +121,15 @@ def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 def _one_size(sizes: Sizes, generator: torch.Generator, to: Sequence[int]) -> Iterator[Variation]:
     """Set one size that may vary to each of some numbers."""
     for symbol in _from_another(sizes.symbols, sizes.sample):
-        if may_vary(sizes, symbol):
+        if symbol.name in sizes.varying:
             for size in _from_another(to, sizes.sample):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
 def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Set all sizes that may vary to 1 at once, so that tensors have one element."""
-    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
-    if len(names) > 1:
-        yield from resized(sizes, dict.fromkeys(names, 1), generator, silent=True)
+    if len(sizes.varying) > 1:
+        yield from resized(sizes, dict.fromkeys(sizes.varying, 1), generator, silent=True)
 
 
 def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
@@ -171,11 +169,6 @@ def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
     """Return them from another one on for each sample: few variations reach every dimension then."""
     first = sample.position % max(len(some), 1)
     return (*some[first:], *some[:first])
-
-
-def may_vary(sizes: Sizes, symbol: Symbol) -> bool:
-    """Return True if a size may change: the samples or the author show it, or it is batch-like."""
-    return symbol.varies or is_batch_like(sizes.subject, sizes.sample, symbol)
 
 
 def resized(
