@@ -25,7 +25,6 @@ from opsmith.checking.severity import circumstance
 from opsmith.checking.side_effects.global_settings import thread_count, without_warnings
 from opsmith.checking.side_effects.random_states import random_states_restored
 from opsmith.checking.subject import Subject
-from opsmith.core.call_arguments import tensors_in
 
 _NAMED = re.compile(r" in (\w+) on \w+$")
 """Pattern of a sample with its dtype in evidence."""
@@ -129,18 +128,13 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
     for failure in failures:
         sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
         change = None if sample is None else sample.change
-        if (
-            failure.cause != "raises"
-            or "exception" not in failure.evidence
-            or change is None
-            or change.without is None
-            or stands_alone(subject, change.of, change.without)
-        ):
+        raises = failure.cause == "raises" and "exception" in failure.evidence
+        without = None if change is None or not raises else change.without
+        if change is None or without is None or stands_alone(subject, change.of, without):
             left.append(failure)
         else:
-            refused.append(
-                f"{sample} has rows without elements, in which its backward may raise: {failure.message}"
-            )
+            words = f"{sample} has rows without elements, in which its backward may raise"
+            refused.append(f"{words}: {failure.message}")
     return left, refused
 
 
@@ -184,11 +178,9 @@ def _one(every: list[Failure]) -> Failure:
 
 def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
     """The failure, with the cause `empty` if it was seen on tensors without elements alone."""
-    empty = {
-        str(sample): not all(value.numel() for value in tensors_in(list(sample.flat))) for sample in samples
-    }
-    seen = [name for name in empty for each in group if str(each.evidence.get("sample", "")).startswith(name)]
-    if len(seen) < len(group) or not all(empty[name] for name in seen) or all(empty.values()):
+    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    alone = all(sample is not None and sample.is_empty for sample in seen)
+    if not alone or all(sample.is_empty for sample in samples):
         return failure
     message = f"of tensors without elements alone: {failure.message}"
     return replace(failure, cause="empty", message=message)
