@@ -152,12 +152,8 @@ def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]
         for turn in zip_longest(*several):
             yield from (change for change in turn if change is not None)
 
-    return woven(
-        [
-            woven([kind(sizes, generator(at, sizes.sample)) for sizes in every])
-            for at, kind in enumerate(KINDS)
-        ]
-    )
+    kinds = [[kind(each, generator(at, each.sample)) for each in every] for at, kind in enumerate(KINDS)]
+    return woven([*map(woven, kinds)])
 
 
 def form_of(sample: Sample) -> tuple[Any, ...]:
@@ -190,13 +186,15 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             return "it draws random numbers, which no sample does"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
-        nan = [
-            any(is_inexact(each) and bool(each.isnan().any()) for each in some) for some in (before, after)
-        ]
-        if (all_finite(before) and not all_finite(after)) or nan == [False, True]:
+        had_nan, has_nan = (any(map(_has_nan, results)) for results in (before, after))
+        if (all_finite(before) and not all_finite(after)) or (has_nan and not had_nan):
             return "its results are not finite"
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
+
+
+def _has_nan(value: Any) -> bool:
+    return is_inexact(value) and bool(value.isnan().any())
 
 
 def _kinds(results: Sequence[Any]) -> str:
@@ -268,9 +266,9 @@ def _unserved(
     name, kind = sample.labels[symbol.locations[0].argnum], type(error).__name__
     shape = list(sample.flat[symbol.locations[0].argnum].shape)
     message = (
-        f"it fails where `{name}` has the shape {shape}: {kind}: {first_line(error).rstrip('.')}. Each place of "
-        f"`{symbol.name}` stands for itself, so without any there is nothing to compute: return results without "
-        "elements, or raise an error that says what is expected"
+        f"it fails where `{name}` has the shape {shape}: {kind}: {first_line(error).rstrip('.')}. Each place "
+        f"of `{symbol.name}` stands for itself, so without any there is nothing to compute: return results "
+        "without elements, or raise an error that says what is expected"
     )
     target, evidence, again = target_of(subject), {"sample": str(sample), "exception": kind}, None
     if target is not None:
