@@ -304,8 +304,6 @@ Progress = Callable[[str, int, int], None]
 MOST_HANGS = 2
 """Number of hangs after which nothing else runs: each takes its time."""
 
-GPU_ERROR = torch.AcceleratorError.__name__
-
 FATAL = (
     "illegal memory access",
     "illegal instruction",
@@ -409,11 +407,12 @@ class Schedule:
         if len(hung := [*hung_before, *self.hung()]) >= MOST_HANGS:
             names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")
-        if (lost := self._loses_gpu()) is not None:
+        if (lost := self._first(_loses_gpu)) is not None:
             words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
             return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
-        if known.compares_runs and (reason := self._unsteady()):
+        if known.compares_runs and (unsteady := self._first(is_unsteady)) is not None:
+            reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
             steady = None if known.compiles else self._steady(inputs.subject)
             # One call of a transformed operator makes several, between which no state can be restored.
             if steady is None or (known.transforms and steady.outside is not None):
@@ -429,23 +428,13 @@ class Schedule:
         """Names of the properties in which a call does not return, each once."""
         return list(dict.fromkeys(_hung(self.failures)))
 
-    def _loses_gpu(self) -> str | None:
-        """Name of the property in which a kernel broke the GPU's context; None for none."""
-        errors = (each for each in self.failures if each.evidence.get("exception") == GPU_ERROR)
-        lost = (each.property for each in errors if any(text in each.message for text in FATAL))
-        return next(lost, None)
-
     def exits(self) -> bool:
         """True if the operator calls `sys.exit`, so that no replay can run here."""
-        return any(failure.evidence.get("exception") == SystemExit.__name__ for failure in self.failures)
+        return self._first(lambda each: each.evidence.get("exception") == SystemExit.__name__) is not None
 
-    def _unsteady(self) -> str | None:
-        """The reason why two runs may differ, so that comparing them is meaningless; None for none."""
-        for name, outcome in self.found.items():
-            for failure in outcome.failures:
-                if is_unsteady(failure):
-                    return f"not compared: two runs give different numbers (see `{name}`)"
-        return None
+    def _first(self, shows: Callable[[Failure], bool]) -> str | None:
+        """Name of the first property with a failure that shows something; None for none."""
+        return next((each.property for each in self.failures if shows(each)), None)
 
     def _steady(self, subject: Subject) -> SteadyRuns | None:
         """The conditions under which runs are the same, tried once for the same failures; None for none."""
@@ -464,6 +453,12 @@ class Schedule:
             return Outcome("forward", "skipped")
 
         return in_child_process("forward", subject, self.limit_s, begin).status == "passed"
+
+
+def _loses_gpu(failure: Failure) -> bool:
+    """True if a kernel broke the GPU's context."""
+    fatal = any(text in failure.message for text in FATAL)
+    return fatal and failure.evidence.get("exception") == torch.AcceleratorError.__name__
 
 
 def _hung(failures: list[Failure]) -> list[str]:

@@ -207,16 +207,7 @@ def unnamed_value(comparisons: Iterable[Comparison], value: Any, known: Collecti
 
 
 def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
-    """Return the comparisons of each argument in the code of an operator, by the argument's name.
-
-    Example:
-        >>> import torch, opsmith
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
-        >>> compared_values(subject)
-        {}
-    """
+    """Return the comparisons of each argument in the code of an operator, by the argument's name."""
     reading = Reading()
     specification = subject.specification
     names = specification.schema.names
