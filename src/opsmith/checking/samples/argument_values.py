@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import differentiated
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import Sizes, are_same, asked, rules_of, sizes_of
-from opsmith.checking.samples.sample import Sample, places_of
+from opsmith.checking.samples.sample import places_of
 from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
@@ -229,7 +228,8 @@ _Choice = tuple[str, Sequence["_Choosing"], Callable[["_Choosing"], Tensor], boo
 
 def _choices(subject: Subject, argument: Argument) -> Iterator[tuple[str, Sequence[Variation]]]:
     """Yield other values of a tensor that chooses, in words, each with a variation for each sample."""
-    every = [_Choosing(subject, *place) for place in places_of(subject.samples, argument.name)]
+    places = places_of(subject.samples, argument.name)
+    every = [_Choosing(subject, sample, argnum=argnum) for sample, argnum in places]
     masks = [each for each in every if each.is_of({torch.bool})]
     rows: list[_Choice] = [
         ("an empty row", masks, _Choosing.with_empty_row, False),
@@ -272,18 +272,14 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
 
 
 @dataclass(frozen=True)
-class _Choosing:
-    """A tensor of a sample that may choose: integers that may index, or a mask.
+class _Choosing(Run):
+    """A run with a tensor that may choose: integers that may index, or a mask.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         argnum: Position of the tensor.
     """
 
-    subject: Subject
-    sample: Sample
-    argnum: int
+    argnum: int = 0
 
     @cached_property
     def value(self) -> Tensor:
@@ -400,9 +396,8 @@ class _Choosing:
             return False
         # Without it torch takes a negative index of a sparse gradient, and damages the process.
         with Overlooking(), torch.sparse.check_sparse_tensor_invariants():
-            flat = self.sample.at()
+            flat = self.flat()
             flat[self.argnum] = negative
-            argnums = differentiated(self.subject, self.sample).argnums
-            Run(self.subject, self.sample, by=argnums).call(flat).backward()
+            self.call(flat).backward()
             return True
         return False

@@ -369,7 +369,7 @@ def _declared(subject: Subject, sample: Sample, shapes: Shapes) -> Sizes:
                 formulas[SizeLocation(argnum, start + index)] = _formula(expression)
             elif size != ANY:
                 locations.setdefault(size, []).append(SizeLocation(argnum, start + index))
-    sizes = _locations(sample)
+    sizes = sizes_at(sample)
     symbols = tuple(
         Symbol(name, sizes[where[0]], tuple(where), True)
         for name, where in locations.items()
@@ -391,8 +391,8 @@ def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None
 
 def _equal_sizes(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
     """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
-    sizes, samples = _locations(sample), [sample, *(each for each in subject.samples if each is not sample)]
-    labelled = [{_label(each, place): size for place, size in _locations(each).items()} for each in samples]
+    sizes, samples = sizes_at(sample), [sample, *(each for each in subject.samples if each is not sample)]
+    labelled = [{_label(each, place): size for place, size in sizes_at(each).items()} for each in samples]
     known = {place: [each.get(_label(sample, place)) for each in labelled] for place in sizes}
     groups: list[list[SizeLocation]] = []
     for place in sorted(sizes):
@@ -423,7 +423,7 @@ def _together(
     return all(a == b for a, b in pairs) and (len(pairs) > 1 or not (first.number or second.number))
 
 
-def _locations(sample: Sample) -> dict[SizeLocation, int]:
+def sizes_at(sample: Sample) -> dict[SizeLocation, int]:
     """Return every size and every integer of a sample."""
     found: dict[SizeLocation, int] = {}
     for argnum, value in enumerate(sample.flat):
@@ -435,11 +435,6 @@ def _locations(sample: Sample) -> dict[SizeLocation, int]:
                 {SizeLocation(argnum, index, number=True): item for index, item in enumerate(several)}
             )
     return found
-
-
-def number_locations(sample: Sample) -> dict[SizeLocation, int]:
-    """Return the integers among the arguments of a sample, by location."""
-    return {location: size for location, size in _locations(sample).items() if location.number}
 
 
 def _label(sample: Sample, location: SizeLocation) -> tuple[Any, ...]:

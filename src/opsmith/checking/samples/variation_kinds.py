@@ -19,9 +19,9 @@ from opsmith.checking.samples.domain import (
     Symbol,
     broadcast_shapes,
     emptied_with,
-    number_locations,
     restored,
     rules_of,
+    sizes_at,
     sizes_of,
 )
 from opsmith.checking.samples.sample import Sample, places_of
@@ -310,7 +310,7 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     sample = sizes.sample
     if sizes.subject.specification.shapes is not None:  # the author says which sizes belong together
         return
-    numbers = number_locations(sample)
+    numbers = {place: size for place, size in sizes_at(sample).items() if place.number}
     for symbol in sizes.symbols:
         argnums = [location.argnum for location in symbol.locations if not location.number]
         single = [each for each in symbol.locations if argnums.count(each.argnum) < 2]
