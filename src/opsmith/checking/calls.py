@@ -23,7 +23,7 @@ from opsmith.checking.samples.grad_outputs import (
 )
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
@@ -63,16 +63,13 @@ class Differentiated:
             yield from combinations(self.argnums, size)
 
 
+@computed_once
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
     There are none if no result has a dtype with gradients. A floating result without a graph still counts:
     finite differences must confirm that it is constant. Most properties ask; the operator is called once.
     """
-    return subject.once("differentiated", sample, lambda: _differentiated(subject, sample))
-
-
-def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
     rules = subject.specification.gradients
@@ -139,6 +136,7 @@ def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], A
     return torch.float64
 
 
+@computed_once
 def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
     """Inputs by which a class refuses a gradient for a sample by an error of its own code, with its text.
 
@@ -169,12 +167,9 @@ def _refused(
             return words(error)
         return None
 
-    if sample.position not in subject.refusals:
-        some = argnums if refusal(*argnums) is not None else ()
-        alone = {sample.names[argnum]: refusal(argnum) for argnum in some}
-        found = {name: text for name, text in alone.items() if text is not None}
-        subject.refusals[sample.position] = found
-    return subject.refusals[sample.position]
+    some = argnums if refusal(*argnums) is not None else ()
+    alone = {sample.names[argnum]: refusal(argnum) for argnum in some}
+    return {name: text for name, text in alone.items() if text is not None}
 
 
 def _statement(error: Exception) -> str | None:

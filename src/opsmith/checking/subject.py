@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -127,7 +127,6 @@ class Subject:
         steady: Conditions that make all runs the same, where they are not by themselves.
         outside: The state outside of its calls, as it was before the check.
         ran: The dtypes in which it was run, and the kernels that ran.
-        refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
         known: What was computed once of its samples, for all properties.
     """
 
@@ -148,7 +147,6 @@ class Subject:
     steady: SteadyRuns | None = None
     outside: OutsideState | None = field(default=None, compare=False, repr=False)
     ran: SeenCalls = field(default_factory=SeenCalls, compare=False, repr=False)
-    refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
     known: dict[Any, tuple[Sample, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -526,12 +524,19 @@ def torch_seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def computed_once(compute: Callable[[Subject, Sample], T]) -> Callable[[Subject, Sample], T]:
+    """Let `Subject.once` keep what a function computes of a sample."""
+
+    @wraps(compute)
+    def found(subject: Subject, sample: Sample) -> T:
+        return subject.once(compute.__qualname__, sample, partial(compute, subject, sample))
+
+    return found
+
+
+@computed_once
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     """The random operations of the reference, each with True if it draws from its own generator."""
-    return subject.once("drawing operations", sample, partial(_drawing_operations, subject, sample))
-
-
-def _drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     draws: list[tuple[str, bool]] = []
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import Expression, ExpressionError
@@ -509,7 +509,7 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
     may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
     beside a larger one, which also grows to it, fewer dimensions than the result, or none.
     """
-    found = [subject.once("pointwise", each, partial(_pointwise, subject, each)) for each in subject.samples]
+    found = [_pointwise(subject, each) for each in subject.samples]
     wholes, own = [each for each in found if each is not None], _whole(sample)
     if len(wholes) < len(found) or own is None:
         return
@@ -546,6 +546,7 @@ def _whole(sample: Sample) -> tuple[int, ...] | None:
         return None
 
 
+@computed_once
 def _pointwise(subject: Subject, sample: Sample) -> tuple[int, ...] | None:
     """The broadcast shape of all arguments, if every result has it."""
     whole, results = _whole(sample), asked(subject, sample, {})
