@@ -248,31 +248,25 @@ class Report:
 
         It covers what ran, unless `strict`: then there is no warning either, and every kernel ran.
         """
-        return not self.failed and all(self._any("passed", group) for group in REQUIRED)
+        return not self.failed and not self._missing()
 
     @property
     def passed_as_asked(self) -> bool:
         """True as `passed` is, but not missing results or gradients that the caller left out."""
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
-        return (
-            not self.failed
-            and self._any("passed", self._names)
-            and all(self._any("passed", group) or group[0] in left_out for group in REQUIRED)
-        )
+        ran = any(outcome.status == "passed" for outcome in self.outcomes)
+        return not self.failed and ran and left_out.issuperset(self._missing())
 
     @property
     def failed(self) -> bool:
         """True if there is an error; strict: or a warning, or a kernel that did not run."""
-        return self._any("failed", self._names) or (self.strict and bool(self.warnings or self.unverified))
+        wrong = any(outcome.status == "failed" for outcome in self.outcomes)
+        return wrong or (self.strict and bool(self.warnings or self.unverified))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The floating and complex dtypes in which the operator was run, for any property."""
         return tuple(dict.fromkeys(name for outcome in self.outcomes for name in outcome.dtypes))
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(outcome.property for outcome in self.outcomes)
 
     @property
     def seconds(self) -> float:
@@ -284,8 +278,10 @@ class Report:
         """Seconds that loading torch's compiler and compiling took, which later checks in a process share."""
         return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.compiles)
 
-    def _any(self, status: Status, names: Iterable[str]) -> bool:
-        return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
+    def _missing(self) -> list[str]:
+        """The first property of each group of `REQUIRED` of which none passed."""
+        passed = {outcome.property for outcome in self.outcomes if outcome.status == "passed"}
+        return [group[0] for group in REQUIRED if passed.isdisjoint(group)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON's types, versioned by `"schema"`."""
@@ -356,7 +352,7 @@ class Report:
             return f"{self.operator}: FAILED{shown}{beside}"
         if self.passed:
             return f"{self.operator}: passed{beside}"
-        missing = [group[0] for group in REQUIRED if not self._any("passed", group)]
+        missing = self._missing()
         if self.passed_as_asked:
             return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"

@@ -472,7 +472,8 @@ class Subject:
         """Call a class on inputs that require a gradient: its forward may draw only then."""
         if self.specification.origin.kind == "class":
             with torch.enable_grad():
-                self.called(*sample.arguments(sample.leaves()))
+                flat = [each.requires_grad_() if is_inexact(each) else each for each in sample.at()]
+                self.called(*sample.arguments(flat))
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.
