@@ -146,7 +146,7 @@ def check(
         rooted = mark_accepted(name_roots(list(found.values())), accepted)
         replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
-    few = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
+    few = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].inputs == "few"]
     given.restore_outside()
     return Report(
         given.name,
@@ -385,7 +385,7 @@ class Schedule:
             inputs: The inputs of the check.
         """
         hung_before = _hung([*inputs.refused, *inputs.deaths])
-        for name in sorted(self.names, key=lambda name: not PROPERTIES[name].first):
+        for name in sorted(self.names, key=lambda name: "first" not in PROPERTIES[name].traits):
             if name not in self.found:
                 self._announce(name)
                 self.found[name] = self._outcome(PROPERTIES[name], inputs, hung_before)
@@ -411,11 +411,12 @@ class Schedule:
             words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
             return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
-        if known.compares_runs and (unsteady := self._first(is_unsteady)) is not None:
+        unsteady = None if "compares no runs" in known.traits else self._first(is_unsteady)
+        if unsteady is not None:
             reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
-            steady = None if known.compiles else self._steady(inputs.subject)
+            steady = None if "compiles" in known.traits else self._steady(inputs.subject)
             # One call of a transformed operator makes several, between which no state can be restored.
-            if steady is None or (known.transforms and steady.outside is not None):
+            if steady is None or ("transforms" in known.traits and steady.outside is not None):
                 return Outcome(known.name, "skipped", reason)
             self._used, subject = steady, replace(subject, steady=steady)
         return run(known, subject, self.limit_s)

@@ -252,10 +252,11 @@ class Inputs:
 
     def of(self, known: Property) -> Subject:
         """The subject with the inputs that a property runs on."""
-        subject = self.every if known.varied else self.subject
-        if known.subset and not known.varied:
+        subject = self.every if known.inputs == "every" else self.subject
+        if known.inputs == "few":
             subject = sample_subset(subject)
-        return replace(subject, symmetric=self.symmetric) if known.differences and self.symmetric else subject
+        symmetric = self.symmetric and "differences" in known.traits
+        return replace(subject, symmetric=self.symmetric) if symmetric else subject
 
     def remarks(self, few: Iterable[str]) -> Iterator[str]:
         """Yield remarks for the report on what was looked at.

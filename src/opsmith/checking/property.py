@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -53,6 +53,27 @@ Finding = Failure | Note | Skipped
 Findings = Iterator[Finding]
 
 
+Trait = Literal["first", "compares no runs", "differences", "compiles", "on request", "integration"]
+"""Trait of the way in which a property runs.
+
+`first`: before the others, as its failures can make every comparison meaningless. `compares no runs`: also
+where two runs give different numbers. `differences`: derivatives are compared with finite differences, so
+that inputs that are read in one triangle alone must be made symmetric. `compiles`: its time is told apart.
+`on request`: only where it is named, as it takes long, or needs more than torch. `integration`: `only` and
+`skip` name it so, too.
+"""
+
+Relation = Literal["about results", "explains gradients", "sends gradients", "transforms", "reruns"]
+"""Trait by which failures of properties follow from each other.
+
+`about results`: a wrong gradient explains none of its failures. `explains gradients`: its failure for an
+input explains what others find of the gradient by that input. `sends gradients`: it passes a gradient of the
+right shape to every result. `transforms`: it traces, maps, copies or compiles the operator, so that any
+earlier failure may explain one of its own. `reruns`: it runs the forward several times for one answer, so
+that undeclared random numbers differ.
+"""
+
+
 @dataclass(frozen=True)
 class Property:
     """A property of a right operator.
@@ -61,22 +82,10 @@ class Property:
         name: One word, as in `only=["forward"]`.
         title: Promise, in one sentence.
         run: Yields failures, notes on parts left out, or the reason for skipping; yielding nothing is a pass.
-        varied: Runs on the inputs that were derived from the author's samples as well.
-        subset: Runs on a subset of the samples where `Effort.subset` limits them: it makes many runs of each,
-            and a fault seldom shows on one sample alone.
-        first: Runs before the others: its failures can make every comparison meaningless.
-        compares_runs: Compares runs with each other, and is skipped where two runs give different numbers.
-        differences: Compares derivatives with finite differences, so that inputs that are read in one
-            triangle alone must be made symmetric.
-        compiles: Compiles, so that its time is reported apart.
-        on_request: Runs only where it is named: it takes long, or needs more than torch.
-        group: Name that stands for it and others in `only` and `skip`.
-        about_gradients: A wrong gradient explains its failures about the same input.
-        explains_gradients: Its failure for an input explains what others find of the gradient by that input.
-        sends_gradients: Passes a gradient of the right shape to every result.
-        transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
-            one of its own.
-        reruns: Runs the forward several times for one answer, so that undeclared random numbers differ.
+        inputs: The inputs that it runs on: the samples of the `authors`; a `few` of these where the effort
+            limits them, for what makes many runs of each, as a fault seldom shows on one alone; or `every`
+            input, those that were derived from the samples as well.
+        traits: What else holds of it.
         given: Circumstance of all its failures, or a function that gives it for a subject.
     """
 
@@ -84,19 +93,8 @@ class Property:
     title: str
     run: Callable[[Subject], Findings]
     _: KW_ONLY
-    varied: bool = False
-    subset: bool = False
-    first: bool = False
-    compares_runs: bool = True
-    differences: bool = False
-    compiles: bool = False
-    on_request: bool = False
-    group: str = ""
-    about_gradients: bool = True
-    explains_gradients: bool = False
-    sends_gradients: bool = False
-    transforms: bool = False
-    reruns: bool = False
+    inputs: Literal["authors", "few", "every"] = "authors"
+    traits: tuple[Trait | Relation, ...] = ()
     given: Given | Callable[[Subject], Given] = "usual"
 
 

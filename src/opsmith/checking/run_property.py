@@ -39,7 +39,7 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
         limit_s: Seconds that it may take in a child process; 0 for none.
     """
     found = in_child_process(known.name, subject, limit_s, lambda: _outcome(known, subject))
-    return replace(found, compiles=known.compiles)
+    return replace(found, compiles="compiles" in known.traits)
 
 
 def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callable[[], Outcome]) -> Outcome:
@@ -82,7 +82,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
             few_threads(subject.effort),
             nullcontext() if subject.steady is None else random_states_restored(),
             nullcontext() if subject.outside is None else subject.outside.fresh(),
-            nullcontext() if known.compiles else watchdog,
+            nullcontext() if "compiles" in known.traits else watchdog,
         ):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):

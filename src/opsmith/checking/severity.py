@@ -69,7 +69,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
 
 def _is_of_backward(failure: Failure) -> bool:
     """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
-    return PROPERTIES[failure.property].explains_gradients and IN_BACKWARD in failure.evidence
+    return "explains gradients" in PROPERTIES[failure.property].traits and IN_BACKWARD in failure.evidence
 
 
 def happened(failure: Failure) -> Happened:
@@ -166,8 +166,8 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
         """The inputs that a failure names: `x, weight` are two."""
         return set(failure.input.split(", ")) if failure.input else set()
 
-    roots = [name for name, known in PROPERTIES.items() if known.explains_gradients]
-    for name in roots if PROPERTIES[failure.property].about_gradients else ():
+    roots = [name for name, known in PROPERTIES.items() if "explains gradients" in known.traits]
+    for name in roots if "about results" not in PROPERTIES[failure.property].traits else ():
         yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
 
 
@@ -177,7 +177,7 @@ def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterato
     The check begins each call with the same ones, but not each run of the forward within a call.
     """
     drawn = [each for each in every if each.property == "randomness" and CAUSES[each.cause].unsteady]
-    if CAUSES[failure.cause].compares and PROPERTIES[failure.property].reruns:
+    if CAUSES[failure.cause].compares and "reruns" in PROPERTIES[failure.property].traits:
         yield from drawn
     if DIFFERS in failure.evidence:  # the seeds of two runs, which may differ, are torch's
         yield from (each for each in drawn if FOREIGN_STATE in each.evidence)
@@ -209,11 +209,11 @@ def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[F
 
 def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
     """Explain gradients that do not fit the results, or are made of them, by wrong results."""
-    known = PROPERTIES[failure.property]
-    for each in () if known.transforms else before:
+    traits = PROPERTIES[failure.property].traits
+    for each in () if "transforms" in traits else before:
         if each.property not in ("forward", "mutation") or each.follows is not None:
             continue
-        misfit = known.sends_gradients and "exception" in failure.evidence and each.cause == "shape"
+        misfit = "sends gradients" in traits and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
         saved = (each.input or "").partition("[")[0] in failure.evidence.get(RIGHT_WITH_REFERENCE, ())
         if misfit or saved or (contradicted and each.cause in WRONG_NUMBERS):
@@ -222,7 +222,7 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
 
 def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
     """Explain failures of tracing, mapping, copying or compiling by a fault of the operator itself."""
-    if not PROPERTIES[failure.property].transforms:
+    if "transforms" not in PROPERTIES[failure.property].traits:
         return
     roots = [each for each in before if each.follows is None]
     yield from (each for each in roots if each.cause == failure.cause != UNKNOWN)

@@ -176,15 +176,14 @@ BACKWARD_AGAIN = Property(
     NAME,
     "every method of computing the gradients gives the same",
     partial(covered_samples, NAME, partial(_sample, NAME), "there is nothing to differentiate"),
-    subset=True,
-    sends_gradients=True,
-    reruns=True,
+    inputs="few",
+    traits=("sends gradients", "reruns"),
 )
 
 SAVED_HOOKS = Property(
     SAVED,
     "the gradients are the same where hooks pack the saved tensors",
     partial(covered_samples, SAVED, partial(_sample, SAVED), "there is nothing to differentiate"),
-    subset=True,
-    sends_gradients=True,
+    inputs="few",
+    traits=("sends gradients",),
 )

@@ -219,9 +219,6 @@ DETERMINISM = Property(
     NAME,
     "running it twice gives the same, whatever memory held before",
     partial(each_sample, NAME, _sample),
-    subset=True,
-    first=True,
-    compares_runs=False,
-    about_gradients=False,
-    sends_gradients=True,
+    inputs="few",
+    traits=("first", "compares no runs", "about results", "sends gradients"),
 )

@@ -520,7 +520,6 @@ EFFECTS = Property(
     NAME,
     "no argument, saved tensor or setting is changed, and no memory is shared",
     run,
-    varied=True,
-    first=True,
-    compares_runs=False,
+    inputs="every",
+    traits=("first", "compares no runs"),
 )

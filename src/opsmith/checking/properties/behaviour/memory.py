@@ -205,6 +205,6 @@ MEMORY = Property(
     NAME,
     "memory that is no longer needed is freed",
     partial(each_sample, NAME, _sample),
-    subset=True,
-    about_gradients=False,
+    inputs="few",
+    traits=("about results",),
 )

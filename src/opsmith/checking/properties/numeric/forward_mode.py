@@ -284,11 +284,9 @@ FORWARD_MODE = Property(
     NAME,
     "forward-mode derivatives are right",
     run,
-    subset=True,
-    differences=True,
+    inputs="few",
+    traits=("differences", "sends gradients", "reruns"),
     given=of_forward_mode,
-    reruns=True,
-    sends_gradients=True,
 )
 
 

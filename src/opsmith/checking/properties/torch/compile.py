@@ -248,20 +248,16 @@ COMPILE = Property(
     COMPILING,
     "compiled code gives what the operator gives, forward and backward",
     compiled,
-    compiles=True,
-    varied=True,
-    transforms=True,
+    inputs="every",
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )
 
 EXPORT = Property(
     EXPORTING,
     "an exported program calls it, and gives what it gives",
     exported,
-    compiles=True,
-    varied=True,
-    transforms=True,
+    inputs="every",
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )

@@ -330,8 +330,7 @@ FAKE = Property(
     NAME,
     "the fake kernel gives the shapes, dtypes and strides of the real results",
     run,
-    varied=True,
-    about_gradients=False,
-    transforms=True,
+    inputs="every",
+    traits=("about results", "transforms"),
     given="undeclared",
 )

@@ -148,8 +148,6 @@ OPCHECK = Property(
     NAME,
     "torch's own opcheck accepts the operator",
     run,
-    compiles=True,
-    transforms=True,
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )
