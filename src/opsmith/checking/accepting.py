@@ -111,7 +111,6 @@ def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFindin
 
     Args:
         outcomes: With severities and root causes.
-        findings: What the author accepts.
     """
 
     def marked(outcome: Outcome, reason: Callable[[Failure], str | None]) -> Outcome:
@@ -148,7 +147,6 @@ def with_baseline(report: Report, baseline: Report) -> Report:
     """The report with the failures accepted that an earlier report has as well.
 
     Args:
-        report: The report.
         baseline: The earlier report on the same operator.
     """
     known = [

@@ -112,8 +112,6 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
     rounding, nothing says how large its terms are.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         by_reference: True for the reference, and autograd through it.
     """
     if subject.single_precision:
@@ -151,9 +149,6 @@ def _refused(
     """The inputs by which a backward is refused, alone and with the others, and the words of the errors.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
-        argnums: The inputs.
         words: Gives the words of an error that refuses a gradient; None for any other error.
     """
 

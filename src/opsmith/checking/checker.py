@@ -357,11 +357,7 @@ class Schedule:
         return (f"two runs give different numbers; the rest ran {self._used.words()}",)
 
     def run_apart(self, subject: Subject) -> None:
-        """Run the properties that run kernels in processes of their own, before any kernel runs here.
-
-        Args:
-            subject: The subject, with the author's samples.
-        """
+        """Run the properties that run kernels in processes of their own, before any kernel runs here."""
         subject = replace(subject, limit_s=self.limit_s or subject.limit_s)
         for name in self.names:
             if name not in USUAL:
@@ -379,11 +375,7 @@ class Schedule:
                 self.found[name] = Outcome(name, "skipped", reason)
 
     def run_all(self, inputs: Inputs) -> None:
-        """Run the properties that are left, those first on which others depend.
-
-        Args:
-            inputs: The inputs of the check.
-        """
+        """Run the properties that are left, those first on which others depend."""
         hung_before = _hung([*inputs.refused, *inputs.deaths])
         for name in sorted(self.names, key=lambda name: "first" not in PROPERTIES[name].traits):
             if name not in self.found:

@@ -76,7 +76,6 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     samples are, and also where it returns float32: GPU kernels seldom take float64.
 
     Args:
-        subject: The subject of the check.
         limit_s: Seconds that its calls may take in a child process; 0 for none.
     """
     if subject.kind.has_reference or not subject.samples or not subject.samples[0].inexact:
@@ -171,7 +170,6 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
     Every property would raise on these, in the same words.
 
     Args:
-        subject: The subject of the check.
         limit_s: Seconds that all calls may take in a child process; 0 for none.
     """
     failures: list[Failure] = []

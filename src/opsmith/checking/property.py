@@ -152,10 +152,8 @@ def covered_samples(
     They are notes if something was checked, else the reason for skipping.
 
     Args:
-        property: Name of the property.
         check_sample: Checks one sample, and records its progress.
         unchecked: Reason for skipping if nothing was refused.
-        subject: The subject of the check.
         noted: Words before each note.
     """
     coverage, failed = Coverage(), False
@@ -177,7 +175,6 @@ def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None)
 
     Args:
         property: Name of the property that would run it.
-        kernel: The kernel.
         reason: The reason; its first line stands beside the kernel's name.
         hint: The way out, if there is one.
     """
@@ -192,7 +189,6 @@ def endless(property: str, location: str, error: BaseException, watchdog: Watchd
     """The failure for a call that did not return.
 
     Args:
-        property: Name of the property.
         location: `file:line` of the operator.
         error: The exception that stopped the call.
         watchdog: The region that it was raised in.
@@ -207,9 +203,6 @@ def raised(
     """The failure for an exception inside the operator.
 
     Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        error: The exception.
         when: Action in which it was raised, for the message.
         input: The tested argument.
     """
@@ -224,9 +217,7 @@ def raised_at(
     """The failure for an exception, where only the location of the operator is known.
 
     Args:
-        property: Name of the property.
         location: `file:line` of the operator.
-        error: The exception.
         when: Action in which it was raised, for the message.
         input: The tested argument.
     """
@@ -260,12 +251,7 @@ END = "it ends the process instead of returning or raising an error"
 
 
 def of_exception(error: BaseException, when: str) -> dict[str, Any]:
-    """Evidence of an exception.
-
-    Args:
-        error: The exception.
-        when: Action in which it was raised.
-    """
+    """Evidence of an exception."""
     evidence = {"sample": when, "exception": type(error).__name__}
     if isinstance(error, errors.CompileError | errors.KernelSignatureError):
         evidence[UNCOMPILED] = str(error.where)

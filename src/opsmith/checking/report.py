@@ -507,10 +507,6 @@ def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str
 def folded(code: str, width: int) -> str:
     """Python code in lines that fit: they are broken at spaces inside brackets, so that they still run.
 
-    Args:
-        code: The code.
-        width: Number of columns.
-
     Example:
         >>> print(folded("f(first, second, third)  # all", 18))
         f(first, second,

@@ -34,8 +34,6 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     """Run one property.
 
     Args:
-        known: The property.
-        subject: The subject of the check.
         limit_s: Seconds that it may take in a child process; 0 for none.
     """
     found = in_child_process(known.name, subject, limit_s, lambda: _outcome(known, subject))
@@ -47,9 +45,7 @@ def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callabl
 
     Args:
         name: Name of the property that reports the death of the process.
-        subject: The subject of the check.
         limit_s: Seconds that it may take; 0 for a run in this process.
-        begin: Runs it.
     """
     if not limit_s:
         return begin()

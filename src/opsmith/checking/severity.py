@@ -129,7 +129,6 @@ def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Fa
     """Name of the property whose failure explains one of another property; None where none does.
 
     Args:
-        failure: The failure.
         before: The failures of the properties before it, in the order of reports.
         every: The failures of all properties.
     """

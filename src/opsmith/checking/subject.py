@@ -186,7 +186,6 @@ class Subject:
         """Compute something of a sample for the first property that needs it, and keep it for the others.
 
         Args:
-            what: Name of it.
             sample: The sample; one with the same values in another place counts as another.
             compute: Computes it. An exception is not kept.
         """
@@ -273,8 +272,6 @@ class Subject:
         """The results that callers see, from the operator itself.
 
         Args:
-            sample: The sample.
-            flat: Flat arguments.
             on: Device to call it on with numbers on the CPU; by default that of the sample, if it runs on
                 other devices alone. Their results come back to the CPU.
             by: Makes the call with given arguments; by default `called`.

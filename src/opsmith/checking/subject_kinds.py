@@ -72,8 +72,6 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
     Args:
         checked: An operator of ours, an `autograd.Function` class, or an operator of torch.library.
         samples: As of `check`.
-        seed: Seed of all random numbers.
-        effort: Level of effort.
 
     Raises:
         UsageError: If it is none of these.

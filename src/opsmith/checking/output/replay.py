@@ -183,7 +183,6 @@ def replay(
     """A replay that calls the operator and fails.
 
     Args:
-        subject: The operator under check.
         sample: The sample that failed.
         flat: Its arguments, as they were when it failed.
         lines: Lines that fail, with the call as `Target.call` writes it and every argument by its name.
@@ -242,8 +241,6 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
     """A replay that runs a property again.
 
     Args:
-        subject: The operator under check.
-        property: Name of the property.
         isolate: It ends the process that runs it.
     """
     if subject.in_place is None or isinstance(subject.in_place, LibraryWrite):
@@ -296,12 +293,8 @@ def result_replay(
     """The replay of a wrong result.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
-        flat: Its arguments.
         position: Position of the wrong result among the visible ones.
         expected: The right one.
-        property: Name of the property.
     """
 
     def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
@@ -327,9 +320,6 @@ def gradient_replay(
     """The replay of a wrong gradient.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
-        flat: Its arguments.
         argnum: The input whose gradient is wrong.
         grads: The grad_output of each visible result.
         expected: The right one; None where the backward raises.
@@ -413,14 +403,11 @@ def layout_replay(
     """The replay of an output that depends on the layout of a tensor.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
         flat: Its arguments, contiguous.
         grads: Gradients of results, contiguous.
         argnums: The inputs that are differentiated by.
         odd: The tensors that are not contiguous: position, whether it is a grad_output, and layout.
         output: Position of the differing output among results and gradients.
-        property: Name of the property.
     """
     target = target_of(subject)
     parts = target.parts(sample) if target is not None else None

@@ -153,7 +153,6 @@ def others(comparison: Comparison, value: Any) -> list[Any]:
     """Return the values of a comparison; where it is more than equality, the nearest on its other side first.
 
     Args:
-        comparison: The comparison.
         value: Value of the argument in a sample.
 
     Example:

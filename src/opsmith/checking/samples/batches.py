@@ -42,7 +42,6 @@ def batch_of(
     gives results that are not finite where the sample's are), the sample is scaled.
 
     Args:
-        subject: The checked operator.
         sample: The sample, which is the first example.
         argnums: Positions of the arguments in which the examples differ.
         size: Number of examples.

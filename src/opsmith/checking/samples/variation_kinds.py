@@ -82,8 +82,6 @@ def varied(
     """Yield a sample with some arguments changed and each rule restored; nothing if it invents whole numbers.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         what: As in `Variation`.
         changed: Other values, by position.
         options: The other fields of `Variation`.
@@ -182,9 +180,7 @@ def resized(
     """Yield the sample at other sizes; indices into a dimension stay valid, and distinct ones distinct.
 
     Args:
-        sizes: Sizes of the sample.
         to: New sizes, by the names of the symbols.
-        generator: Source of new numbers.
         most: Largest number of elements: many large sizes at once may exceed the memory.
         options: The other fields of `Variation`.
     """

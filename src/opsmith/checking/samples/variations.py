@@ -240,13 +240,6 @@ def _unserved(
 
     An error raised by the operator's own code refuses the input. The results are empty if the dimension is
     batch-like: a reduction over it, such as a mean or a maximum, may have no result for no elements.
-
-    Args:
-        subject: The checked operator.
-        change: The variation.
-        sample: The input.
-        error: Exception of the operator.
-        dtype: dtype of floating tensors.
     """
     symbol, where = change.without, subject.specification.where
     if symbol is None or subject.kind.has_reference:
