@@ -117,7 +117,11 @@ def target_of(subject: Subject) -> ReplayTarget | None:
         found = found if module is None else f"import {module}  {found}"
         return ReplayTarget(subject, (found, ""), name, name, None, True, {})
     if specification.origin.kind != "class" or specification.namespace not in TEMPORARY:
-        line = f"operator = {_finder(subject)}"
+        finder = f'operator = opsmith.find_operator("{specification.name}"'
+        if specification.module == "__main__" or "<locals>" in specification.qualname:
+            line = f"{finder})  # declared at {specification.where}"
+        else:
+            line = f'{finder}, "{specification.module}")'
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
         return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
@@ -149,13 +153,6 @@ def _importable(kind: type) -> bool:
     for name in kind.__qualname__.split("."):
         found = getattr(found, name, None)
     return kind.__module__ != "__main__" and found is kind
-
-
-def _finder(subject: Subject) -> str:
-    specification = subject.specification
-    if specification.module == "__main__" or "<locals>" in specification.qualname:
-        return f'opsmith.find_operator("{specification.name}")  # declared at {specification.where}'
-    return f'opsmith.find_operator("{specification.name}", "{specification.module}")'
 
 
 def script(target: ReplayTarget | None, *parts: Sequence[str]) -> str:
@@ -350,12 +347,8 @@ def _taken(call: str, parts: Sequence[str], inputs: Sequence[str], grads: Sequen
     """Lines whose last one takes gradients of the results at some parts."""
     before = [f"results = {call}"] if len(parts) > 1 else []
     outputs = [f"results{part}" for part in parts] if before else [f"{call}{parts[0]}"]
-    given = ", ".join(map(_one_or_several, (outputs, inputs, grads)))
-    return [*before, f"torch.autograd.grad({given}, allow_unused=True)"]
-
-
-def _one_or_several(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+    several = (each[0] if len(each) == 1 else f"[{', '.join(each)}]" for each in (outputs, inputs, grads))
+    return [*before, f"torch.autograd.grad({', '.join(several)}, allow_unused=True)"]
 
 
 def _against_truth(
@@ -373,7 +366,7 @@ def _against_truth(
     parts = target.parts(sample) if target is not None else None
     if target is None or parts is None:
         return check_again(subject, property)
-    of_operator, of_reference = zip(*parts, strict=True)
+    of_operator, of_reference = ([pair[side] for pair in parts] for side in (0, 1))
     got = [*seed, *lines("got", target.call(sample), of_operator)]
     found = replay(subject, sample, flat, got, more) if expected is None else None
     if found is None and target.reference is not None:

@@ -277,15 +277,10 @@ def _shape_here(sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
         return {(sample.labels[place.argnum], place.index, place.number) for place in symbol.locations}
 
     there = {place: each for each in sizes_of(sizes.subject, other).symbols for place in each.locations}
-    shape: list[int] = []
-    for index in range(other.flat[argnum].dim()):
-        symbol = there.get(SizeLocation(argnum, index))
-        called = set() if symbol is None else names(other, symbol)
-        known = [each.size for each in sizes.symbols if names(sizes.sample, each) & called]
-        if not known:
-            return None
-        shape.append(known[0])
-    return shape
+    symbols = [there.get(SizeLocation(argnum, index)) for index in range(other.flat[argnum].dim())]
+    called = [set() if symbol is None else names(other, symbol) for symbol in symbols]
+    known = [[each.size for each in sizes.symbols if names(sizes.sample, each) & own] for own in called]
+    return [found[0] for found in known] if all(known) else None
 
 
 def _broadcasts(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
