@@ -403,7 +403,7 @@ class Schedule:
             words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
             return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
-        unsteady = None if "compares no runs" in known.traits else self._first(is_unsteady)
+        unsteady = None if "compares-no-runs" in known.traits else self._first(is_unsteady)
         if unsteady is not None:
             reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
             steady = None if "compiles" in known.traits else self._steady(inputs.subject)

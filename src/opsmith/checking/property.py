@@ -53,21 +53,21 @@ Finding = Failure | Note | Skipped
 Findings = Iterator[Finding]
 
 
-Trait = Literal["first", "compares no runs", "differences", "compiles", "on request", "integration"]
+Trait = Literal["first", "compares-no-runs", "differences", "compiles", "on-request", "integration"]
 """Trait of the way in which a property runs.
 
-`first`: before the others, as its failures can make every comparison meaningless. `compares no runs`: also
+`first`: before the others, as its failures can make every comparison meaningless. `compares-no-runs`: also
 where two runs give different numbers. `differences`: derivatives are compared with finite differences, so
 that inputs that are read in one triangle alone must be made symmetric. `compiles`: its time is told apart.
-`on request`: only where it is named, as it takes long, or needs more than torch. `integration`: `only` and
+`on-request`: only where it is named, as it takes long, or needs more than torch. `integration`: `only` and
 `skip` name it so, too.
 """
 
-Relation = Literal["about results", "explains gradients", "sends gradients", "transforms", "reruns"]
+Relation = Literal["about-results", "explains-gradients", "sends-gradients", "transforms", "reruns"]
 """Trait by which failures of properties follow from each other.
 
-`about results`: a wrong gradient explains none of its failures. `explains gradients`: its failure for an
-input explains what others find of the gradient by that input. `sends gradients`: it passes a gradient of the
+`about-results`: a wrong gradient explains none of its failures. `explains-gradients`: its failure for an
+input explains what others find of the gradient by that input. `sends-gradients`: it passes a gradient of the
 right shape to every result. `transforms`: it traces, maps, copies or compiles the operator, so that any
 earlier failure may explain one of its own. `reruns`: it runs the forward several times for one answer, so
 that undeclared random numbers differ.

@@ -69,7 +69,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
 
 def _is_of_backward(failure: Failure) -> bool:
     """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
-    return "explains gradients" in PROPERTIES[failure.property].traits and IN_BACKWARD in failure.evidence
+    return "explains-gradients" in PROPERTIES[failure.property].traits and IN_BACKWARD in failure.evidence
 
 
 def happened(failure: Failure) -> Happened:
@@ -165,8 +165,8 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
         """The inputs that a failure names: `x, weight` are two."""
         return set(failure.input.split(", ")) if failure.input else set()
 
-    roots = [name for name, known in PROPERTIES.items() if "explains gradients" in known.traits]
-    for name in roots if "about results" not in PROPERTIES[failure.property].traits else ():
+    roots = [name for name, known in PROPERTIES.items() if "explains-gradients" in known.traits]
+    for name in roots if "about-results" not in PROPERTIES[failure.property].traits else ():
         yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
 
 
@@ -212,7 +212,7 @@ def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failu
     for each in () if "transforms" in traits else before:
         if each.property not in ("forward", "mutation") or each.follows is not None:
             continue
-        misfit = "sends gradients" in traits and "exception" in failure.evidence and each.cause == "shape"
+        misfit = "sends-gradients" in traits and "exception" in failure.evidence and each.cause == "shape"
         contradicted = failure.evidence.get("reverse mode") == "wrong as well"
         saved = (each.input or "").partition("[")[0] in failure.evidence.get(RIGHT_WITH_REFERENCE, ())
         if misfit or saved or (contradicted and each.cause in WRONG_NUMBERS):

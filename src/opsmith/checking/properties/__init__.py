@@ -69,5 +69,5 @@ PROPERTIES: dict[str, Property] = {
 GROUPS = {"integration": tuple(name for name, each in PROPERTIES.items() if "integration" in each.traits)}
 """Names that stand for several properties in `only` and `skip`."""
 
-USUAL = tuple(name for name, known in PROPERTIES.items() if "on request" not in known.traits)
+USUAL = tuple(name for name, known in PROPERTIES.items() if "on-request" not in known.traits)
 """Names of the properties that run where none is named."""

@@ -177,7 +177,7 @@ BACKWARD_AGAIN = Property(
     "every method of computing the gradients gives the same",
     partial(covered_samples, NAME, partial(_sample, NAME), "there is nothing to differentiate"),
     inputs="few",
-    traits=("sends gradients", "reruns"),
+    traits=("sends-gradients", "reruns"),
 )
 
 SAVED_HOOKS = Property(
@@ -185,5 +185,5 @@ SAVED_HOOKS = Property(
     "the gradients are the same where hooks pack the saved tensors",
     partial(covered_samples, SAVED, partial(_sample, SAVED), "there is nothing to differentiate"),
     inputs="few",
-    traits=("sends gradients",),
+    traits=("sends-gradients",),
 )

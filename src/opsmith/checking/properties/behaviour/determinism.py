@@ -220,5 +220,5 @@ DETERMINISM = Property(
     "running it twice gives the same, whatever memory held before",
     partial(each_sample, NAME, _sample),
     inputs="few",
-    traits=("first", "compares no runs", "about results", "sends gradients"),
+    traits=("first", "compares-no-runs", "about-results", "sends-gradients"),
 )

@@ -521,5 +521,5 @@ EFFECTS = Property(
     "no argument, saved tensor or setting is changed, and no memory is shared",
     run,
     inputs="every",
-    traits=("first", "compares no runs"),
+    traits=("first", "compares-no-runs"),
 )

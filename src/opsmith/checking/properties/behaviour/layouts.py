@@ -349,5 +349,5 @@ LAYOUTS = Property(
     "results and gradients are the same, wherever inputs and gradients lie in memory",
     run,
     inputs="every",
-    traits=("sends gradients",),
+    traits=("sends-gradients",),
 )

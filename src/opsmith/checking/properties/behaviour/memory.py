@@ -206,5 +206,5 @@ MEMORY = Property(
     "memory that is no longer needed is freed",
     partial(each_sample, NAME, _sample),
     inputs="few",
-    traits=("about results",),
+    traits=("about-results",),
 )

@@ -429,5 +429,5 @@ MUTATION = Property(
     "a call in place writes what the functional form returns, and nothing else, wherever its arguments lie",
     run,
     inputs="every",
-    traits=("about results", "sends gradients"),
+    traits=("about-results", "sends-gradients"),
 )

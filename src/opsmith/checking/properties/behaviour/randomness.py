@@ -124,7 +124,7 @@ RANDOMNESS = Property(
     NAME,
     "randomness is declared, and what is declared random draws",
     run,
-    traits=("first", "compares no runs", "about results"),
+    traits=("first", "compares-no-runs", "about-results"),
 )
 
 

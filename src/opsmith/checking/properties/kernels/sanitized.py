@@ -158,7 +158,7 @@ def _accepted(
 
 
 SANITIZED = Property(
-    NAME, "kernels in C++ keep to their memory, and to what C++ defines", run, traits=("on request",)
+    NAME, "kernels in C++ keep to their memory, and to what C++ defines", run, traits=("on-request",)
 )
 
 

@@ -295,5 +295,5 @@ FORWARD = Property(
     "the results are those of the reference, in every dtype, from every kernel",
     run,
     inputs="every",
-    traits=("about results",),
+    traits=("about-results",),
 )

@@ -285,7 +285,7 @@ FORWARD_MODE = Property(
     "forward-mode derivatives are right",
     run,
     inputs="few",
-    traits=("differences", "sends gradients", "reruns"),
+    traits=("differences", "sends-gradients", "reruns"),
     given=of_forward_mode,
 )
 

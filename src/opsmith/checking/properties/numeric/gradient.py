@@ -307,5 +307,5 @@ GRADIENT = Property(
     "the gradient of every input is right, whatever inputs require one",
     run,
     inputs="every",
-    traits=("differences", "explains gradients", "sends gradients"),
+    traits=("differences", "explains-gradients", "sends-gradients"),
 )

@@ -92,7 +92,7 @@ LINEARITY = Property(
     "the gradient is linear in grad_output, and depends on it",
     run,
     inputs="every",
-    traits=("about results", "explains gradients", "sends gradients"),
+    traits=("about-results", "explains-gradients", "sends-gradients"),
 )
 
 

@@ -162,7 +162,7 @@ SECOND_ORDER = Property(
     "the gradients can be differentiated again, and are right",
     run,
     inputs="few",
-    traits=("differences", "sends gradients", "reruns"),
+    traits=("differences", "sends-gradients", "reruns"),
     given=of_second_order,
 )
 

@@ -388,5 +388,5 @@ VALUES = Property(
     NAME,
     "results and gradients are right at zero, infinities, nan, and other special values",
     run,
-    traits=("differences", "sends gradients"),
+    traits=("differences", "sends-gradients"),
 )

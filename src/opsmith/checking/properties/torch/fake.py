@@ -331,6 +331,6 @@ FAKE = Property(
     "the fake kernel gives the shapes, dtypes and strides of the real results",
     run,
     inputs="every",
-    traits=("about results", "transforms"),
+    traits=("about-results", "transforms"),
     given="undeclared",
 )
