@@ -14,7 +14,7 @@ import opsmith
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.accepting import project_findings, with_baseline
-from opsmith.checking.root_causes import name_roots
+from opsmith.checking.severity import name_roots
 
 
 class Backwards(torch.autograd.Function):

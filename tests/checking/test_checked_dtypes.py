@@ -13,7 +13,7 @@ from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking import subject as subject_module
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.output.json import read_reports
+from opsmith.checking.report import read_reports
 from opsmith.checking.subject_kinds import subject_of
 
 

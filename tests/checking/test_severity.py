@@ -336,7 +336,7 @@ def test_errors_come_first_and_what_another_failure_explains_comes_last() -> Non
 
 
 def test_a_warning_explains_no_error() -> None:
-    from opsmith.checking.root_causes import name_roots
+    from opsmith.checking.severity import name_roots
 
     def outcomes(severity: str) -> list[Outcome]:
         root = Failure("forward", "x", "shape", "root", severity=severity)  # type: ignore[arg-type]

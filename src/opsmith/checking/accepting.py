@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,33 +111,24 @@ def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFindin
 
     Args:
         outcomes: With severities and root causes.
-        findings: What the author accepts.
     """
-    marked = [
-        replace(one, failures=tuple(_marked(each, findings) for each in one.failures)) for one in outcomes
-    ]
-    roots: dict[str, list[Failure]] = {
-        one.property: [each for each in one.failures if each.follows is None] for one in marked
-    }
-    return [
-        with_status(replace(one, failures=tuple(_explained(each, roots) for each in one.failures)))
-        for one in marked
-    ]
 
+    def marked(outcome: Outcome, reason: Callable[[Failure], str | None]) -> Outcome:
+        """The outcome, with reasons; that of the author says more than a baseline."""
+        new = (replace(each, accepted=each.accepted or reason(each)) for each in outcome.failures)
+        return replace(outcome, failures=tuple(new))
 
-def _marked(failure: Failure, findings: Sequence[AcceptedFinding]) -> Failure:
-    if failure.accepted is not None:
-        return failure  # the author's reason says more than a baseline
-    reason = next((each.reason for each in findings if each.covers(failure)), None)
-    return failure if reason is None else replace(failure, accepted=reason)
+    def by_finding(failure: Failure) -> str | None:
+        return next((each.reason for each in findings if each.covers(failure)), None)
 
+    def by_root(failure: Failure) -> str | None:
+        """The reason, if all that the failure may follow from is accepted."""
+        found = [each.accepted for each in roots if each.property == failure.follows]
+        return found[0] if found and None not in found else None
 
-def _explained(failure: Failure, roots: Mapping[str, Sequence[Failure]]) -> Failure:
-    """The failure; accepted if all that it may follow from is."""
-    if failure.follows is None or failure.accepted is not None:
-        return failure
-    found = [each.accepted for each in roots.get(failure.follows, ())]
-    return replace(failure, accepted=found[0]) if found and None not in found else failure
+    first = [marked(one, by_finding) for one in outcomes]
+    roots = [each for one in first for each in one.failures if each.follows is None]
+    return [with_status(marked(one, by_root)) for one in first]
 
 
 def unused_remarks(outcomes: Iterable[Outcome], findings: Iterable[AcceptedFinding]) -> tuple[str, ...]:
@@ -156,7 +147,6 @@ def with_baseline(report: Report, baseline: Report) -> Report:
     """The report with the failures accepted that an earlier report has as well.
 
     Args:
-        report: The report.
         baseline: The earlier report on the same operator.
     """
     known = [

@@ -25,7 +25,7 @@ from opsmith.checking.numerics.autodiff import differentiate, has_gradient, reco
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
@@ -61,21 +61,18 @@ class Differentiated:
             return
         frozen = len(self.argnums) - 1
         every = range(2, len(self.argnums)) if len(self.argnums) <= 4 else sorted({2, frozen})
-        sizes = every if effort.input_choices else [frozen]
+        sizes = every if effort.full else [frozen]
         for size in sizes:
             yield from combinations(self.argnums, size)
 
 
+@computed_once
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
     There are none if no result has a dtype with gradients. A floating result without a graph still counts:
     finite differences must confirm that it is constant. Most properties ask; the operator is called once.
     """
-    return subject.once("differentiated", sample, lambda: _differentiated(subject, sample))
-
-
-def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
     rules = subject.specification.gradients
@@ -105,12 +102,8 @@ def _differentiated(subject: Subject, sample: Sample) -> Differentiated:
             argnums.append(argnum)
     if subject.kind.has_reference:
         derived = [argnum for argnum in argnums if sample.names[argnum] not in rules.rules]
-        if derived and sample.position not in subject.refusals:
-            subject.refusals[sample.position] = _refusals_in(subject, sample, derived, _without_derivative)
-        lacking = subject.refusals.get(sample.position, {})
-        refused.update(
-            {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
-        )
+        lacking = _refused(subject, sample, derived, _without_derivative) if derived else {}
+        refused |= {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
         argnums = [argnum for argnum in argnums if sample.names[argnum] not in lacking]
     return Differentiated(tuple(argnums), refused)
 
@@ -122,8 +115,6 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
     rounding, nothing says how large its terms are.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         by_reference: True for the reference, and autograd through it.
     """
     if subject.single_precision:
@@ -146,40 +137,37 @@ def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], A
     return torch.float64
 
 
+@computed_once
 def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
     """Inputs by which a class refuses a gradient for a sample by an error of its own code, with its text.
 
     It does so whenever the input requires a gradient, alone and with all others.
     """
-    if not subject.kind.own_forward:
-        return {}
-    if sample.position not in subject.refusals:
-        subject.refusals[sample.position] = _refusals_in(subject, sample, sample.inexact, _statement)
-    return subject.refusals[sample.position]
+    return _refused(subject, sample, sample.inexact, _statement) if subject.kind.own_forward else {}
 
 
-Words = Callable[[Exception], str | None]
-"""Function that returns the words of an error that refuses a gradient; None for any other error."""
+def _refused(
+    subject: Subject, sample: Sample, argnums: Sequence[int], words: Callable[[Exception], str | None]
+) -> dict[str, str]:
+    """The inputs by which a backward is refused, alone and with the others, and the words of the errors.
 
+    Args:
+        words: Gives the words of an error that refuses a gradient; None for any other error.
+    """
 
-def _refusals_in(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> dict[str, str]:
-    """The inputs by which a backward is refused, alone and with the others, and the words."""
-    if _refusal(subject, sample, argnums, words) is None:
-        return {}
-    alone = {sample.names[argnum]: _refusal(subject, sample, (argnum,), words) for argnum in argnums}
+    def refusal(*argnums: int) -> str | None:
+        try:
+            leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
+            grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
+            differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
+        except Exception as error:
+            refuse_own(error)
+            return words(error)
+        return None
+
+    some = argnums if refusal(*argnums) is not None else ()
+    alone = {sample.names[argnum]: refusal(argnum) for argnum in some}
     return {name: text for name, text in alone.items() if text is not None}
-
-
-def _refusal(subject: Subject, sample: Sample, argnums: Sequence[int], words: Words) -> str | None:
-    """The words by which a backward is refused where these inputs require a gradient; None if it is not."""
-    try:
-        leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
-        grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
-        differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
-    except Exception as error:
-        refuse_own(error)
-        return words(error)
-    return None
 
 
 def _statement(error: Exception) -> str | None:

@@ -45,331 +45,243 @@ class Cause:
     happened: Happened = "wrong"
 
 
-_TABLE = (
-    Cause(
-        "raises",
-        "It raises, or the process dies.",
-        "An exception of it, or the signal.",
-        happened="raises",
-        root=True,
-        broad=True,
-    ),
-    Cause(
-        "out-of-bounds",
+_WORDS = {
+    "raises": ("It raises, or the process dies.", "An exception of it, or the signal."),
+    "out-of-bounds": (
         "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
         "The same call with other numbers in memory before and after each tensor that it is given; "
         "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
         "interpreter uses; of one in CUDA C++ each access, on the CPU; of a call in place the bits of the "
         "memory around its arguments.",
-        happened="damage",
     ),
-    Cause(
-        "undefined",
+    "undefined": (
         "It does what C++ gives no meaning: a signed overflow, a null or misaligned pointer.",
         "UndefinedBehaviorSanitizer.",
     ),
-    Cause(
-        "uninitialized",
+    "uninitialized": (
         "A result depends on what was in memory before anything was written to it.",
         "The same call with other bytes in variables and in the memory of the results; of a kernel in CUDA "
         "C++ each read of shared memory and of results.",
     ),
-    Cause(
-        "misaligned",
+    "misaligned": (
         "A kernel in CUDA C++ uses a wide type at an address that is not a multiple of its size.",
         "The address of each access, on the CPU.",
     ),
-    Cause(
-        "divergent-barrier",
+    "divergent-barrier": (
         "Threads of a block, or lanes of a warp, wait where others of them do not come.",
         "The barrier at which each thread waits, on the CPU; the masks of shuffles.",
     ),
-    Cause(
-        "race",
+    "race": (
         "Two threads access the same memory, one of them writes, and nothing orders the two.",
         "Barriers, fences and atomics between each pair of accesses to an element, on the CPU.",
     ),
-    Cause(
-        "endless",
+    "endless": (
         "A kernel in CUDA C++ does not end.",
         "The number of steps of a thread, on the CPU; a round in which all threads only wait.",
     ),
-    Cause(
-        "mutates-input",
+    "mutates-input": (
         "It writes into an argument, and has not declared it.",
         "The bits of every argument before and after the call and the backward.",
-        unsteady=True,
-        root=True,
     ),
-    Cause(
-        "not-written",
+    "not-written": (
         "It leaves elements of an argument as they were that it should write, or lays other memory under it.",
         "The bits of each element before and after the call, and after the reference.",
-        root=True,
     ),
-    Cause(
-        "overwritten",
+    "overwritten": (
         "It writes into elements of an argument that the reference leaves as they are.",
         "The bits of each element before and after the call, and after the reference.",
-        root=True,
     ),
-    Cause(
-        "version",
+    "version": (
         "It writes into an argument in secret: a backward takes the new value for the old one.",
         "The version counter before and after the call; a node that saved the argument before it.",
-        root=True,
     ),
-    Cause(
-        "half-written",
+    "half-written": (
         "A call that raises has written into an argument before.",
         "Calls with one size changed, which the reference refuses before it writes.",
-        happened="minor",
     ),
-    Cause(
-        "mutates-grad-output",
+    "mutates-grad-output": (
         "Its backward writes into grad_output.",
         "The bits of every grad_output before and after the backward.",
-        unsteady=True,
-        root=True,
     ),
-    Cause(
-        "mutates-saved",
+    "mutates-saved": (
         "Its backward writes into what was saved for it.",
         "The bits of every saved tensor before and after, and a second backward through the same graph.",
-        root=True,
     ),
-    Cause(
-        "aliases-input",
+    "aliases-input": (
         "A result shares memory with an argument without declaring it.",
         "The addresses of the storages.",
-        root=True,
     ),
-    Cause(
-        "nondeterministic",
+    "nondeterministic": (
         "Two runs on the same bits differ, beyond the order of a sum.",
         "Two runs, from the same random state; whether it draws from a state that it does not declare.",
-        unsteady=True,
-        root=True,
-        compares=True,
     ),
-    Cause(
-        "stale-state",
+    "stale-state": (
         "What it gives depends on earlier calls, or on other threads.",
-        "The same call alone, and after or between calls with other arguments, also in the same tensors; the "
-        "memory of two results.",
-        unsteady=True,
-        root=True,
-        compares=True,
+        "The same call alone, and after or between calls with other arguments, also in the same tensors; the"
+        " memory of two results.",
     ),
-    Cause(
-        "looks-at-caller",
+    "looks-at-caller": (
         "What it gives depends on who calls: on frames, modules, `sys.argv` or the environment.",
         "The same call from a script's thread, without a frame or a module that shows a check.",
-        compares=True,
     ),
-    Cause(
-        "side-effect",
+    "side-effect": (
         "It changes something else: `.grad` of a tensor, a global, a default.",
         "The state outside before and after the call and the backward.",
-        root=True,
     ),
-    Cause(
-        "gradient-count",
+    "gradient-count": (
         "The backward returns another number of gradients than there are inputs.",
         "The number of gradients that it returned, or an error of torch's engine.",
-        root=True,
     ),
-    Cause(
-        "shape",
-        "A result or gradient has the wrong shape.",
-        "Its shape beside the right one.",
-        root=True,
-        broad=True,
-    ),
-    Cause("dtype", "A result or gradient has the wrong dtype.", "Its dtype beside the right one.", root=True),
-    Cause(
-        "missing-gradient",
+    "shape": ("A result or gradient has the wrong shape.", "Its shape beside the right one."),
+    "dtype": ("A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
+    "missing-gradient": (
         "There is no gradient, or zeros, where there is one.",
         "None or zeros, and finite differences that are not zero.",
-        numeric=True,
     ),
-    Cause(
-        "nan",
+    "nan": (
         "It is nan or infinite where the right one is finite; or a result is finite where that is not.",
         "The places of such elements.",
-        numeric=True,
     ),
-    Cause(
-        "empty",
+    "empty": (
         "It is right but for tensors without elements.",
         "The same call on samples with and without elements.",
     ),
-    Cause(
-        "layout",
+    "layout": (
         "It is right for contiguous tensors and wrong for the same numbers in another layout.",
         "The same numbers, contiguous and in that layout.",
-        root=True,
     ),
-    Cause(
-        "ignores-grad-output",
+    "ignores-grad-output": (
         "The gradient does not depend on grad_output.",
         "It is the same for other grad_outputs, and right for ones.",
     ),
-    Cause(
-        "nonlinear-grad",
+    "nonlinear-grad": (
         "The gradient is not linear in grad_output.",
         "That of a u + b v beside a times that of u plus b times that of v.",
     ),
-    Cause(
-        "input-needs-grad",
+    "input-needs-grad": (
         "It is wrong for some choices of the inputs that require a gradient, and right for others.",
         "Every choice, one after the other.",
     ),
-    Cause(
-        "precision",
+    "precision": (
         "It is computed in a narrower dtype than its arguments have.",
         "Its error beside that dtype's rounding, on inputs that need more digits.",
-        numeric=True,
-        happened="minor",
     ),
-    Cause(
-        "sign",
+    "sign": (
         "It is the right one with the other sign.",
         "Minus what came is the right one, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "scale",
+    "scale": (
         "It is the right one times a factor.",
         "The same factor, or the same function of the sizes, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "unreduced-broadcast",
+    "unreduced-broadcast": (
         "A gradient is not summed over what was broadcast.",
         "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
-        numeric=True,
     ),
-    Cause(
-        "swapped-inputs",
+    "swapped-inputs": (
         "It is the gradient of another input.",
         "What came for each is the right one of the other, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "transposed",
+    "transposed": (
         "Two of its dimensions are swapped.",
         "With two dimensions swapped back it is the right one, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "shifted",
+    "shifted": (
         "Its elements stand some places further.",
         "Rolled or padded back by that many places it is the right one, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "region",
+    "region": (
         "It is right but for some indices, or where a condition holds.",
         "The wrong elements of every fresh input are those of the condition.",
-        numeric=True,
     ),
-    Cause(
-        "approximate",
+    "approximate": (
         "It is off by at most a thousandth of its largest element, in every sample.",
         "The largest error beside the largest element of the right one.",
-        numeric=True,
-        happened="minor",
     ),
-    Cause(
-        "missing-term",
+    "missing-term": (
         "A term of it is missing.",
         "It is what autograd gives if one path through the reference is cut, on every fresh input.",
-        numeric=True,
     ),
-    Cause(
-        "second-order",
+    "second-order": (
         "The gradient is right, and its own derivatives are not.",
         "Derivatives of the gradient beside finite differences of it.",
-        compares=True,
     ),
-    Cause(
-        "forward-mode",
+    "forward-mode": (
         "The gradient is right, and the tangent is not.",
         "The tangent beside finite differences, and its product with the gradient.",
-        compares=True,
     ),
-    Cause(
-        "fake-mismatch",
+    "fake-mismatch": (
         "The fake kernel gives other shapes, dtypes or strides than the results have.",
         "Shapes, dtypes, strides and devices of both.",
-        root=True,
-        broad=True,
     ),
-    Cause(
-        "kernel-mismatch",
+    "kernel-mismatch": (
         "A kernel, or a rule for batches, gives other numbers than the reference, if only in some mode.",
         "Its results beside the reference's in float64, in rounding units.",
-        broad=True,
-        compares=True,
     ),
-    Cause(
-        "not-refused",
+    "not-refused": (
         "A kernel takes sizes that the reference refuses.",
         "A call that both take, and then the same with one size changed.",
     ),
-    Cause(
-        "leak",
+    "leak": (
         "It keeps tensors alive for ever that nothing needs any more.",
         "Weak references after the backward and the cycle collector.",
-        happened="damage",
     ),
-    Cause(
-        "held",
+    "held": (
         "It keeps tensors alive longer than they are needed: in a circle of references, or on the context.",
         "Weak references after the backward, before the cycle collector; the attributes of the context.",
-        happened="minor",
     ),
-    Cause(
-        "resources",
+    "resources": (
         "A kernel takes more of a GPU than its author allows, or than there is.",
         "Registers, spills and shared memory, as the assembler reports them, beside the limits.",
     ),
-    Cause(
-        "narrow-index",
+    "narrow-index": (
         "An index of a kernel in C++ or CUDA C++ has 32 bits: larger tensors are refused.",
         "The types of the indices, which the compiler names.",
-        happened="less",
     ),
-    Cause(
-        "not-exercised",
+    "not-exercised": (
         "A formula, kernel or claim was never run: no sample reaches it. Or inputs were left out for lack of "
         "time.",
         "None of the samples does.",
-        happened="less",
     ),
-    Cause(
-        "frozen-size",
+    "frozen-size": (
         "A line makes a number of a size where another expression would not: code is compiled for each size.",
         "A run on symbolic sizes; the line at which one is fixed.",
-        happened="minor",
     ),
-    Cause(
-        "recompiles",
+    "recompiles": (
         "Compiled code serves one size alone, and is compiled anew for each other.",
         "A run on symbolic sizes, which fixes one or raises; the guard that compiled code fails.",
-        happened="less",
     ),
-    Cause(
-        UNKNOWN,
-        "It is wrong, and no word above is borne out.",
-        "None of the evidence above.",
-        numeric=True,
-        broad=True,
-    ),
-)
+    UNKNOWN: ("It is wrong, and no word above is borne out.", "None of the evidence above."),
+}
+"""Meaning and evidence of each cause, in the order of precedence."""
 
-CAUSES = MappingProxyType({each.name: each for each in _TABLE})
+_TRAITS = {
+    "numeric": "missing-gradient nan precision sign scale unreduced-broadcast swapped-inputs transposed "
+    f"shifted region approximate missing-term {UNKNOWN}",
+    "compares": "nondeterministic stale-state looks-at-caller second-order forward-mode kernel-mismatch",
+    "unsteady": "mutates-input mutates-grad-output nondeterministic stale-state",
+    "root": "raises mutates-input not-written overwritten version mutates-grad-output mutates-saved "
+    "aliases-input nondeterministic stale-state side-effect gradient-count shape dtype layout fake-mismatch",
+    "broad": f"raises shape fake-mismatch kernel-mismatch {UNKNOWN}",
+}
+"""Traits of `Cause`, each with the causes that have it."""
+
+_HAPPENED: dict[Happened, str] = {
+    "raises": "raises",
+    "damage": "out-of-bounds leak",
+    "minor": "half-written precision approximate held frozen-size",
+    "less": "narrow-index not-exercised recompiles",
+}
+"""What a cause says that happened; all others say `wrong`."""
+
+
+def _cause(name: str, meaning: str, decided_by: str) -> Cause:
+    happened: Happened = next((what for what, names in _HAPPENED.items() if name in names.split()), "wrong")
+    traits = {trait: name in names.split() for trait, names in _TRAITS.items()}
+    return Cause(name, meaning, decided_by, happened=happened, **traits)
+
+
+CAUSES = MappingProxyType({name: _cause(name, *words) for name, words in _WORDS.items()})
 """Every cause by its name, in the order of precedence."""
 
 

@@ -1,42 +1,47 @@
-"""Check an operator: run every selected property on its samples and return one report."""
+"""Check an operator: run every selected property on its samples and return one report.
+
+A schedule has the order in which properties run, and what keeps one from running.
+"""
 
 from __future__ import annotations
 
 import difflib
 import platform
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from opsmith import errors
 from opsmith.checking.accepting import Accepting, accepted_findings, mark_accepted, unused_remarks
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import Effort, effort_named
+from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import (
+    Inputs,
     compile_kernels,
     in_single_precision,
-    precision_remarks,
     runnable_samples,
-    subset_remarks,
     tried_inputs,
     unrunnable,
-    without_calls,
 )
-from opsmith.checking.output.cause_replays import with_replays
+from opsmith.checking.output.replay import with_replays
 from opsmith.checking.processes.fork import limit_of, refuse_isolation
-from opsmith.checking.processes.watchdog import forget_calls
+from opsmith.checking.processes.watchdog import EndlessCallError, forget_calls
 from opsmith.checking.properties import GROUPS, PROPERTIES, USUAL
 from opsmith.checking.properties.kernels.sizes import fixed_size_remarks
+from opsmith.checking.properties.kernels.unverified import unrun_kernels
 from opsmith.checking.properties.torch.compile import load_compiler
-from opsmith.checking.property import missing_here
-from opsmith.checking.report import Outcome, Report, unverified_kernels
-from opsmith.checking.root_causes import name_roots
-from opsmith.checking.run_property import few_threads
-from opsmith.checking.samples.domain import symmetric_remarks
-from opsmith.checking.schedule import Progress, Schedule
-from opsmith.checking.severity import graded
+from opsmith.checking.property import Property, missing_here
+from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
+from opsmith.checking.run_property import few_threads, in_child_process, run
+from opsmith.checking.severity import graded, name_roots
 from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, is_unsteady, steady_conditions
+from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.effort_level import Level
@@ -118,7 +123,7 @@ def check(
         refuse_isolation()
     schedule = Schedule(wanted, limit_s, progress)
     schedule.run_apart(given)
-    inputs, loading = without_calls(given), 0.0
+    inputs, loading = Inputs(given), 0.0
     if not limit_s and schedule.damages():
         schedule.skip(PROCESS_DAMAGED)
     else:
@@ -131,7 +136,7 @@ def check(
                 schedule.skip(READ_OUTSIDE)
         else:
             schedule.skip(NOT_RUN)
-            inputs = without_calls(subject, refused)
+            inputs = Inputs(subject, refused)
     schedule.run_all(inputs)
     found = schedule.found
     found["forward"] = inputs.reported(found["forward"])
@@ -141,7 +146,7 @@ def check(
         rooted = mark_accepted(name_roots(list(found.values())), accepted)
         replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
-    subsets = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].subset]
+    few = [name for name in found if found[name].status != "skipped" and PROPERTIES[name].inputs == "few"]
     given.restore_outside()
     return Report(
         given.name,
@@ -149,12 +154,13 @@ def check(
         seed,
         environment(),
         level.name,
-        remarks=subset_remarks(inputs.subject, subsets)
-        + symmetric_remarks(inputs.symmetric)
-        + unused_remarks(outcomes, accepted)
-        + precision_remarks(inputs.subject)
-        + fixed_size_remarks(tried, outcomes)
-        + schedule.remarks,
+        remarks=(
+            *inputs.remarks(few),
+            *unused_remarks(outcomes, accepted),
+            *inputs.precision_remarks(),
+            *fixed_size_remarks(tried, outcomes),
+            *schedule.remarks,
+        ),
         inputs=tuple(map(str, tried.samples)),
         rejected=inputs.derived.rejected,
         loading=loading,
@@ -291,3 +297,162 @@ def refuse_hooks() -> None:
             got="hooks, of `saved_tensors_hooks` or `save_on_cpu`",
             hint="call `check` outside of the `with`",
         ) from error
+
+
+Progress = Callable[[str, int, int], None]
+
+MOST_HANGS = 2
+"""Number of hangs after which nothing else runs: each takes its time."""
+
+FATAL = (
+    "illegal memory access",
+    "illegal instruction",
+    "illegal address space",
+    "misaligned address",
+    "invalid program counter",
+    "hardware stack error",
+    "device-side assert",
+    "unspecified launch failure",
+)
+"""Words of CUDA for errors after which a process cannot use the GPU, by its documentation."""
+
+LIMIT = "limit"
+"""Evidence of a call, or a process, that was stopped for its time."""
+
+
+@dataclass
+class Schedule:
+    """Schedule of a check, with the outcomes so far.
+
+    Args:
+        wanted: Names of the properties that the caller asks for.
+        limit_s: Seconds that a property may take in a child process; 0 for none.
+        progress: As of `check`.
+        found: The outcomes so far, by the property's name.
+    """
+
+    wanted: frozenset[str]
+    limit_s: float
+    progress: Progress | None
+    found: dict[str, Outcome] = field(default_factory=dict)
+    _stopped: bool = False
+    _conditions: dict[Any, SteadyRuns | None] = field(default_factory=dict)
+    _used: SteadyRuns | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all properties of the report, in its order."""
+        return [name for name in PROPERTIES if name in USUAL or name in self.wanted]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures so far."""
+        return [failure for outcome in self.found.values() for failure in outcome.failures]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Remark for the report on the conditions under which runs were compared."""
+        if self._used is None:
+            return ()
+        return (f"two runs give different numbers; the rest ran {self._used.words()}",)
+
+    def run_apart(self, subject: Subject) -> None:
+        """Run the properties that run kernels in processes of their own, before any kernel runs here."""
+        subject = replace(subject, limit_s=self.limit_s or subject.limit_s)
+        for name in self.names:
+            if name not in USUAL:
+                self._announce(name)
+                try:
+                    self.found[name] = run(PROPERTIES[name], subject, 0.0)
+                except UncheckableError as error:
+                    raise error.reason from None
+
+    def skip(self, reason: str) -> None:
+        """Skip every property that is asked for and did not run."""
+        self._stopped = True
+        for name in USUAL:
+            if name in self.wanted:
+                self.found[name] = Outcome(name, "skipped", reason)
+
+    def run_all(self, inputs: Inputs) -> None:
+        """Run the properties that are left, those first on which others depend."""
+        hung_before = _hung([*inputs.refused, *inputs.deaths])
+        for name in sorted(self.names, key=lambda name: "first" not in PROPERTIES[name].traits):
+            if name not in self.found:
+                self._announce(name)
+                self.found[name] = self._outcome(PROPERTIES[name], inputs, hung_before)
+        if not self._stopped:  # each stands in the property that would run it, left out or not
+            unrun = Property("forward", "", partial(unrun_kernels, {**self.found}))
+            for failure in run(unrun, inputs.every, self.limit_s).failures:
+                before = self.found[failure.property]
+                failures = (*before.failures, failure)
+                self.found[failure.property] = replace(before, status="failed", failures=failures)
+        self._announce("")
+
+    def _announce(self, name: str) -> None:
+        if self.progress is not None:
+            self.progress(name, len(self.found), len(self.names))
+
+    def _outcome(self, known: Property, inputs: Inputs, hung_before: list[str]) -> Outcome:
+        if known.name not in self.wanted:
+            return Outcome(known.name, "skipped", "left out, as asked", left_out=True)
+        if len(hung := [*hung_before, *self.hung()]) >= MOST_HANGS:
+            names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
+            return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")
+        if (lost := self._first(_loses_gpu)) is not None:
+            words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
+            return Outcome(known.name, "skipped", words)
+        subject = inputs.of(known)
+        unsteady = None if "compares-no-runs" in known.traits else self._first(is_unsteady)
+        if unsteady is not None:
+            reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
+            steady = None if "compiles" in known.traits else self._steady(inputs.subject)
+            # One call of a transformed operator makes several, between which no state can be restored.
+            if steady is None or ("transforms" in known.traits and steady.outside is not None):
+                return Outcome(known.name, "skipped", reason)
+            self._used, subject = steady, replace(subject, steady=steady)
+        return run(known, subject, self.limit_s)
+
+    def damages(self) -> bool:
+        """True if a kernel used memory that is not its own, or ended a process."""
+        return any(CAUSES[failure.cause].happened in ("raises", "damage") for failure in self.failures)
+
+    def hung(self) -> list[str]:
+        """Names of the properties in which a call does not return, each once."""
+        return list(dict.fromkeys(_hung(self.failures)))
+
+    def exits(self) -> bool:
+        """True if the operator calls `sys.exit`, so that no replay can run here."""
+        return self._first(lambda each: each.evidence.get("exception") == SystemExit.__name__) is not None
+
+    def _first(self, shows: Callable[[Failure], bool]) -> str | None:
+        """Name of the first property with a failure that shows something; None for none."""
+        return next((each.property for each in self.failures if shows(each)), None)
+
+    def _steady(self, subject: Subject) -> SteadyRuns | None:
+        """The conditions under which runs are the same, tried once for the same failures; None for none."""
+        failures = self.failures
+        key = tuple((each.property, each.cause, each.input) for each in failures)
+        if key not in self._conditions:
+            conditions = steady_conditions(subject, failures)
+            tried = conditions is not None and self._are_steady(replace(subject, steady=conditions))
+            self._conditions[key] = conditions if tried else None
+        return self._conditions[key]
+
+    def _are_steady(self, subject: Subject) -> bool:
+        def begin() -> Outcome:
+            with suppress(EndlessCallError), few_threads(subject.effort), watched_calls():
+                return Outcome("forward", "passed" if are_steady(subject) else "skipped")
+            return Outcome("forward", "skipped")
+
+        return in_child_process("forward", subject, self.limit_s, begin).status == "passed"
+
+
+def _loses_gpu(failure: Failure) -> bool:
+    """True if a kernel broke the GPU's context."""
+    fatal = any(text in failure.message for text in FATAL)
+    return fatal and failure.evidence.get("exception") == torch.AcceleratorError.__name__
+
+
+def _hung(failures: list[Failure]) -> list[str]:
+    return [each.property for each in failures if LIMIT in each.evidence]

@@ -5,11 +5,11 @@ What cannot run, or not in float64, is reported once, and not by every property 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +27,8 @@ from opsmith.checking.property import REFUSED, Property, each_sample, endless, m
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
-from opsmith.checking.samples.domain import among_symmetric
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.domain import symmetric_labels
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.canaries import read_outside
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -68,19 +68,13 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     samples are, and also where it returns float32: GPU kernels seldom take float64.
 
     Args:
-        subject: The subject of the check.
         limit_s: Seconds that its calls may take in a child process; 0 for none.
     """
     if subject.kind.has_reference or not subject.samples or not subject.samples[0].inexact:
         return subject
     if not interprets_launches() and not _is_single(subject.samples[0]):
         return subject
-    where = subject.specification.where
-    tried = (
-        run_isolated(PROPERTY, partial(_tried, subject), where=where, limit_s=limit_s)
-        if limit_s
-        else _tried(subject)
-    )
+    tried = in_child_process(PROPERTY, subject, limit_s, partial(_tried, subject))
     if not tried.reason:
         return subject
     narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
@@ -123,17 +117,6 @@ def _failure(subject: Subject, error: BaseException) -> Failure:
         dtypes=("float64",),
         evidence={**found.evidence, **({REFUSED: "by an error of its own"} if said else {})},
     )
-
-
-def precision_remarks(subject: Subject) -> tuple[str, ...]:
-    """Return the remarks for a report on kernels in Triton, and on samples that were narrowed."""
-    kernels = ", ".join(f"`{name}`" for name in launched_kernels())
-    found = []
-    if kernels:
-        found.append(f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}")
-    if subject.narrow and (kernels or subject.refused_float64):
-        found.append(f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32")
-    return tuple(found)
 
 
 def _refusal(subject: Subject, dtype: torch.dtype) -> BaseException | str | None:
@@ -179,12 +162,11 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
     Every property would raise on these, in the same words.
 
     Args:
-        subject: The subject of the check.
         limit_s: Seconds that all calls may take in a child process; 0 for none.
     """
     failures: list[Failure] = []
     while subject.samples:
-        found = _isolated(subject, limit_s) if limit_s else _first_calls(subject)
+        found = in_child_process(PROPERTY, subject, limit_s, partial(_first_calls, subject)).failures
         failures += found
         subject, left = _without(subject, found), len(subject.samples)
         # A process that dies tries no further sample; one that hangs would cost its limit for each.
@@ -195,14 +177,7 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
     return subject, merged(failures)
 
 
-def _isolated(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
-    def begin() -> Outcome:
-        return Outcome(PROPERTY, "passed", failures=_first_calls(subject))
-
-    return in_child_process(PROPERTY, subject, limit_s, begin).failures
-
-
-def _first_calls(subject: Subject) -> tuple[Failure, ...]:
+def _first_calls(subject: Subject) -> Outcome:
     """Call the reference and the operator on each sample; one failure for each that raises."""
     found: list[Failure] = []
     watchdog = watched_calls()
@@ -218,18 +193,14 @@ def _first_calls(subject: Subject) -> tuple[Failure, ...]:
                     found.append(raised(PROPERTY, subject, error, str(sample)))
     except EndlessCallError as error:  # the samples after it may hang as well, and are left to the properties
         found.append(endless(PROPERTY, subject.specification.where, error, watchdog))
-    return tuple(found)
+    return Outcome(PROPERTY, "passed", failures=tuple(found))
 
 
 def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     """The subject without the samples that failures name."""
-    named = [str(each.evidence.get("sample", "")) for each in failures]
-
-    def runs(sample: Sample) -> bool:
-        return not any(name.startswith(str(sample)) for name in named)
-
-    left = tuple(sample for sample in subject.samples if runs(sample))
-    dropped = {sample.position for sample in subject.samples if not runs(sample)}
+    named = (shown_sample(str(each.evidence.get("sample", "")), subject.samples) for each in failures)
+    dropped = {sample.position for sample in named if sample is not None}
+    left = tuple(sample for sample in subject.samples if sample.position not in dropped)
     return replace(subject, samples=left, dropped=subject.dropped | dropped)
 
 
@@ -237,8 +208,6 @@ OUTSIDE = "out-of-bounds"
 
 READS = Property(PROPERTY, "", partial(each_sample, PROPERTY, partial(read_outside, PROPERTY)))
 """Calls between margins, whose failures are those of results."""
-
-NO_VARIATIONS = Variations()
 
 
 @dataclass(frozen=True)
@@ -249,17 +218,17 @@ class Inputs:
         subject: The subject, with the samples that run.
         refused: Failures for the author's samples that do not run.
         derived: Inputs derived from the samples.
-        symmetric: The subject, with its symmetric inputs marked.
+        symmetric: Labels of the symmetric inputs of which one triangle alone is read.
         deaths: Failures for the end of the process that derives inputs.
         deadly: Sizes of 0 that end the process in a kernel.
     """
 
     subject: Subject
-    refused: tuple[Failure, ...]
-    derived: Variations
-    symmetric: Subject
-    deaths: tuple[Failure, ...]
-    deadly: DeadlySizes
+    refused: tuple[Failure, ...] = ()
+    derived: Variations = field(default_factory=Variations)
+    symmetric: frozenset[str] = frozenset()
+    deaths: tuple[Failure, ...] = ()
+    deadly: DeadlySizes = field(default_factory=partial(DeadlySizes, ()))
 
     @property
     def every(self) -> Subject:
@@ -273,12 +242,36 @@ class Inputs:
 
     def of(self, known: Property) -> Subject:
         """The subject with the inputs that a property runs on."""
-        subject = self.every if known.varied else self.subject
-        if known.subset and not known.varied:
+        subject = self.every if known.inputs == "every" else self.subject
+        if known.inputs == "few":
             subject = sample_subset(subject)
-        if known.differences and self.symmetric.symmetric:
-            subject = replace(subject, symmetric=self.symmetric.symmetric)
-        return subject
+        symmetric = self.symmetric and "differences" in known.traits
+        return replace(subject, symmetric=self.symmetric) if symmetric else subject
+
+    def remarks(self, few: Iterable[str]) -> Iterator[str]:
+        """Yield remarks for the report on what was looked at.
+
+        Args:
+            few: Names of the properties that ran on a subset of the samples.
+        """
+        names = ", ".join(f"`{name}`" for name in few)
+        looked_at, every = len(sample_subset(self.subject).samples), len(self.subject.samples)
+        if looked_at < every and names:
+            yield f"{names} looked at {looked_at} of the {every} samples: the effort is `quick`"
+        if self.symmetric:
+            names = ", ".join(f"`{label}`" for label in sorted(self.symmetric))
+            yield (
+                f"derivatives by {names} are those among symmetric matrices: every sample has one there, of "
+                "which one triangle alone is read"
+            )
+
+    def precision_remarks(self) -> Iterator[str]:
+        """Yield remarks for the report on kernels in Triton, and on samples that were narrowed."""
+        kernels, subject = ", ".join(f"`{name}`" for name in launched_kernels()), self.subject
+        if kernels:
+            yield f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}"
+        if subject.narrow and (kernels or subject.refused_float64):
+            yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
 
     def reported(self, outcome: Outcome) -> Outcome:
         """The outcome of results, with what was found before any property ran."""
@@ -329,19 +322,6 @@ def _kind(sample: Sample) -> tuple[Any, ...]:
     )
 
 
-def subset_remarks(subject: Subject, ran: Iterable[str]) -> tuple[str, ...]:
-    """The remark for a report on properties that ran on a subset, by their names."""
-    few, every = len(sample_subset(subject).samples), len(subject.samples)
-    names = ", ".join(f"`{name}`" for name in ran)
-    shown = f"{names} looked at {few} of the {every} samples: the effort is `quick`"
-    return (shown,) if few < every and names else ()
-
-
-def without_calls(subject: Subject, refused: tuple[Failure, ...] = ()) -> Inputs:
-    """The inputs of a check in which nothing is called, with failures for the author's samples."""
-    return Inputs(subject, refused, NO_VARIATIONS, subject, (), DeadlySizes(()))
-
-
 def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float) -> Inputs:
     """Derive inputs from the samples that run, and leave out those that end the process.
 
@@ -353,7 +333,7 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
     safe = subject.by_reference() if limit_s else subject
     with few_threads(subject.effort):
         derived, deaths = _derived(safe, limit_s)
-        symmetric = safe if deaths else among_symmetric(safe)
+        symmetric = frozenset() if deaths else symmetric_labels(safe)
         deadly = deadly_sizes(PROPERTY, subject, derived.samples)
     inputs = Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
     return replace(inputs, refused=(*refused, *_read_outside(inputs.every, limit_s)))
@@ -371,19 +351,18 @@ def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
     """Derive inputs; none where this ends the child process that tries it first, with the failures."""
-    if limit_s:
 
-        def begin() -> Outcome:
-            return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
+    def begin() -> Outcome:
+        return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
 
-        deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures
-        if deaths:
-            return NO_VARIATIONS, deaths
+    deaths = in_child_process(PROPERTY, subject, limit_s, begin).failures if limit_s else ()
+    if deaths:
+        return Variations(), deaths
     watchdog = watched_calls()
     try:
         with watchdog:
             return variations(subject), ()
     except EndlessCallError as error:
-        return NO_VARIATIONS, (endless(PROPERTY, subject.specification.where, error, watchdog),)
+        return Variations(), (endless(PROPERTY, subject.specification.where, error, watchdog),)
     except SystemExit as error:
-        return NO_VARIATIONS, (raised(PROPERTY, subject, error, "an input derived from the samples"),)
+        return Variations(), (raised(PROPERTY, subject, error, "an input derived from the samples"),)

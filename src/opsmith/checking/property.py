@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -51,6 +51,27 @@ Finding = Failure | Note | Skipped
 Findings = Iterator[Finding]
 
 
+Trait = Literal["first", "compares-no-runs", "differences", "compiles", "on-request", "integration"]
+"""Trait of the way in which a property runs.
+
+`first`: before the others, as its failures can make every comparison meaningless. `compares-no-runs`: also
+where two runs give different numbers. `differences`: derivatives are compared with finite differences, so
+that inputs that are read in one triangle alone must be made symmetric. `compiles`: its time is told apart.
+`on-request`: only where it is named, as it takes long, or needs more than torch. `integration`: `only` and
+`skip` name it so, too.
+"""
+
+Relation = Literal["about-results", "explains-gradients", "sends-gradients", "transforms", "reruns"]
+"""Trait by which failures of properties follow from each other.
+
+`about-results`: a wrong gradient explains none of its failures. `explains-gradients`: its failure for an
+input explains what others find of the gradient by that input. `sends-gradients`: it passes a gradient of the
+right shape to every result. `transforms`: it traces, maps, copies or compiles the operator, so that any
+earlier failure may explain one of its own. `reruns`: it runs the forward several times for one answer, so
+that undeclared random numbers differ.
+"""
+
+
 @dataclass(frozen=True)
 class Property:
     """A property of a right operator.
@@ -59,46 +80,20 @@ class Property:
         name: One word, as in `only=["forward"]`.
         title: Promise, in one sentence.
         run: Yields failures, notes on parts left out, or the reason for skipping; yielding nothing is a pass.
-        varied: Runs on the inputs that were derived from the author's samples as well.
-        subset: Runs on a subset of the samples where `Effort.subset` limits them: it makes many runs of each,
-            and a fault seldom shows on one sample alone.
-        first: Runs before the others: its failures can make every comparison meaningless.
-        compares_runs: Compares runs with each other, and is skipped where two runs give different numbers.
-        differences: Compares derivatives with finite differences, so that inputs that are read in one
-            triangle alone must be made symmetric.
-        compiles: Compiles, so that its time is reported apart.
-        on_request: Runs only where it is named: it takes long, or needs more than torch.
-        group: Name that stands for it and others in `only` and `skip`.
-        about_gradients: A wrong gradient explains its failures about the same input.
-        explains_gradients: Its failure for an input explains what others find of the gradient by that input.
-        sends_gradients: Passes a gradient of the right shape to every result.
-        transforms: Traces, maps, copies or compiles the operator, so that any earlier failure may explain
-            one of its own.
-        reruns: Runs the forward several times for one answer, so that undeclared random numbers differ.
+        inputs: The inputs that it runs on: the samples of the `authors`; a `few` of these where the effort
+            limits them, for what makes many runs of each, as a fault seldom shows on one alone; or `every`
+            input, those that were derived from the samples as well.
+        traits: What else holds of it.
         given: Circumstance of all its failures, or a function that gives it for a subject.
-        gradcheck: Call of torch that shows a wrong derivative, for replays; `{names}` stands for the inputs,
-            `{call}` for the call.
     """
 
     name: str
     title: str
     run: Callable[[Subject], Findings]
     _: KW_ONLY
-    varied: bool = False
-    subset: bool = False
-    first: bool = False
-    compares_runs: bool = True
-    differences: bool = False
-    compiles: bool = False
-    on_request: bool = False
-    group: str = ""
-    about_gradients: bool = True
-    explains_gradients: bool = False
-    sends_gradients: bool = False
-    transforms: bool = False
-    reruns: bool = False
+    inputs: Literal["authors", "few", "every"] = "authors"
+    traits: tuple[Trait | Relation, ...] = ()
     given: Given | Callable[[Subject], Given] = "usual"
-    gradcheck: str = ""
 
 
 def each_sample(
@@ -113,20 +108,17 @@ def each_sample(
             try:
                 yield from check_sample(subject, sample)
             except OutOfTimeError:
-                yield _left_out(property, subject, len(subject.samples) - at)
+                seconds, count = subject.effort.seconds, len(subject.samples)
+                message = (
+                    f"{count - at} of {count} inputs were left out, or were not finished: {seconds:g} s are "
+                    "over; give smaller samples, or an effort with more `seconds`"
+                )
+                where = subject.specification.where
+                yield Failure(property, None, "not-exercised", message, where, replay="")
                 return
             except BaseException as error:
                 refuse_own(error)
                 yield raised(property, subject, error, str(sample))
-
-
-def _left_out(property: str, subject: Subject, count: int) -> Failure:
-    seconds = subject.effort.seconds
-    message = (
-        f"{count} of {len(subject.samples)} inputs were left out, or were not finished: {seconds:g} s are "
-        "over; give smaller samples, or an effort with more `seconds`"
-    )
-    return Failure(property, None, "not-exercised", message, subject.specification.where, replay="")
 
 
 @dataclass
@@ -158,10 +150,8 @@ def covered_samples(
     They are notes if something was checked, else the reason for skipping.
 
     Args:
-        property: Name of the property.
         check_sample: Checks one sample, and records its progress.
         unchecked: Reason for skipping if nothing was refused.
-        subject: The subject of the check.
         noted: Words before each note.
     """
     coverage, failed = Coverage(), False
@@ -183,7 +173,6 @@ def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None)
 
     Args:
         property: Name of the property that would run it.
-        kernel: The kernel.
         reason: The reason; its first line stands beside the kernel's name.
         hint: The way out, if there is one.
     """
@@ -198,7 +187,6 @@ def endless(property: str, location: str, error: BaseException, watchdog: Watchd
     """The failure for a call that did not return.
 
     Args:
-        property: Name of the property.
         location: `file:line` of the operator.
         error: The exception that stopped the call.
         watchdog: The region that it was raised in.
@@ -213,9 +201,6 @@ def raised(
     """The failure for an exception inside the operator.
 
     Args:
-        property: Name of the property.
-        subject: The subject of the check.
-        error: The exception.
         when: Action in which it was raised, for the message.
         input: The tested argument.
     """
@@ -230,48 +215,41 @@ def raised_at(
     """The failure for an exception, where only the location of the operator is known.
 
     Args:
-        property: Name of the property.
         location: `file:line` of the operator.
-        error: The exception.
         when: Action in which it was raised, for the message.
         input: The tested argument.
     """
     if isinstance(error, WrongFormError):
         return Failure(property, error.result, "shape", str(error), error.where, {"sample": when})
-    where = error.where if isinstance(error, errors.OpsmithError) else None
+    where = innermost(error, location)
     if isinstance(error, errors.OpsmithError):
-        input = error.argument or input
+        where, input = error.where or where, error.argument or input
     named = named_by(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note not in str(error)]
     evidence = of_exception(error, when)
     if notes:
         evidence["notes"] = " ".join(notes)
     if isinstance(error, Exception) and raised_within(error) and by_statement(error):
-        evidence[BY_ITSELF] = where or innermost(error, location)
+        evidence[BY_ITSELF] = where
     if of_backward(error):
         evidence[IN_BACKWARD] = "the backward"
     lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
-    return Failure(
-        property=property,
-        input=input,
-        cause=named.cause,
-        message="; ".join(
-            filter(None, [f"{type(error).__name__}: {_text(error)}", named.reason, _end(error)])
-        ),
-        where=where or innermost(error, location),
-        evidence=evidence,
-    )
+    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
+    text = "\n".join(lines) or "without a message"
+    end = "" if isinstance(error, Exception) else END
+    if isinstance(error, torch.AcceleratorError):
+        end = "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
+    message = "; ".join(filter(None, [f"{type(error).__name__}: {text}", named.reason, end]))
+    return Failure(property, input, named.cause, message, where, evidence)
+
+
+END = "it ends the process instead of returning or raising an error"
 
 
 def of_exception(error: BaseException, when: str) -> dict[str, Any]:
-    """Evidence of an exception.
-
-    Args:
-        error: The exception.
-        when: Action in which it was raised.
-    """
+    """Evidence of an exception."""
     evidence = {"sample": when, "exception": type(error).__name__}
     if isinstance(error, errors.CompileError | errors.KernelSignatureError):
         evidence[UNCOMPILED] = str(error.where)
@@ -314,21 +292,6 @@ def _lacks(error: BaseException, cause: str) -> str:
     if raises and launched_kernels() and not torch.cuda.is_available():
         return "a GPU, which the code that launches its kernels may need"
     return "a GPU" if has_message(error, NO_GPU) else ""
-
-
-def _end(error: BaseException) -> str:
-    """Words for an exception that ends more than its call, as SystemExit; empty for others."""
-    if isinstance(error, torch.AcceleratorError):
-        return "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
-    return (
-        "" if isinstance(error, Exception) else "it ends the process instead of returning or raising an error"
-    )
-
-
-def _text(error: BaseException) -> str:
-    """Message of an exception, without its location, which is reported apart."""
-    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
-    return "\n".join(lines) or "without a message"
 
 
 def innermost(error: BaseException, location: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
-from opsmith.checking.output.text import folded, rows
+from opsmith import errors
+from opsmith.core.json_documents import DocumentFormat, from_json
 from opsmith.core.kernels import Kernel
 from opsmith.errors import printable
 
@@ -245,31 +248,25 @@ class Report:
 
         It covers what ran, unless `strict`: then there is no warning either, and every kernel ran.
         """
-        return not self.failed and all(self._any("passed", group) for group in REQUIRED)
+        return not self.failed and not self._missing()
 
     @property
     def passed_as_asked(self) -> bool:
         """True as `passed` is, but not missing results or gradients that the caller left out."""
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
-        return (
-            not self.failed
-            and self._any("passed", self._names)
-            and all(self._any("passed", group) or group[0] in left_out for group in REQUIRED)
-        )
+        ran = any(outcome.status == "passed" for outcome in self.outcomes)
+        return not self.failed and ran and left_out.issuperset(self._missing())
 
     @property
     def failed(self) -> bool:
         """True if there is an error; strict: or a warning, or a kernel that did not run."""
-        return self._any("failed", self._names) or (self.strict and bool(self.warnings or self.unverified))
+        wrong = any(outcome.status == "failed" for outcome in self.outcomes)
+        return wrong or (self.strict and bool(self.warnings or self.unverified))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The floating and complex dtypes in which the operator was run, for any property."""
         return tuple(dict.fromkeys(name for outcome in self.outcomes for name in outcome.dtypes))
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(outcome.property for outcome in self.outcomes)
 
     @property
     def seconds(self) -> float:
@@ -281,8 +278,10 @@ class Report:
         """Seconds that loading torch's compiler and compiling took, which later checks in a process share."""
         return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.compiles)
 
-    def _any(self, status: Status, names: Iterable[str]) -> bool:
-        return any(outcome.status == status and outcome.property in names for outcome in self.outcomes)
+    def _missing(self) -> list[str]:
+        """The first property of each group of `REQUIRED` of which none passed."""
+        passed = {outcome.property for outcome in self.outcomes if outcome.status == "passed"}
+        return [group[0] for group in REQUIRED if passed.isdisjoint(group)]
 
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON's types, versioned by `"schema"`."""
@@ -353,7 +352,7 @@ class Report:
             return f"{self.operator}: FAILED{shown}{beside}"
         if self.passed:
             return f"{self.operator}: passed{beside}"
-        missing = [group[0] for group in REQUIRED if not self._any("passed", group)]
+        missing = self._missing()
         if self.passed_as_asked:
             return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"
@@ -405,9 +404,6 @@ def _indented(text: str, by: str = "  ") -> list[str]:
 ORDER = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64")
 """The order in which reports name dtypes; others follow."""
 
-_NAMED = re.compile(r" in (\w+) on \w+$")
-"""Pattern of a sample with its dtype in evidence."""
-
 
 @dataclass
 class SeenCalls:
@@ -446,14 +442,108 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return (*(name for name in ORDER if name in found), *sorted(found.difference(ORDER)))
 
 
-def with_dtypes(failure: Failure) -> Failure:
-    """The failure with the dtype that its evidence names, if it names none itself."""
-    named = _NAMED.search(str(failure.evidence.get("sample", "")))
-    return failure if failure.dtypes or named is None else replace(failure, dtypes=(named[1],))
+FORMAT = DocumentFormat(
+    errors.ReportFormatError,
+    "report",
+    Path(__file__).with_name("report.schema.json"),
+    "check again with this version: `opsmith check ... --json > FILE`, or `Report.to_json()`",
+)
 
 
-def all_dtypes(failures: Sequence[Failure]) -> tuple[str, ...]:
-    """The dtypes in which any of several failures was seen; none where one of them names none."""
-    if not all(failure.dtypes for failure in failures):
-        return ()
-    return ordered(name for failure in failures for name in failure.dtypes)
+def read_reports(text: str | bytes, file: Path | None = None) -> dict[str, Report]:
+    """Read reports, by the names of their operators.
+
+    Args:
+        text: JSON: one report, a list of reports, or the output of the command.
+        file: The file that has it, for messages.
+
+    Raises:
+        ReportFormatError: If it is something else, or of another version.
+
+    Example:
+        >>> from opsmith.checking.report import Outcome
+        >>> text = Report("demo::twice", (Outcome("forward", "passed"),), seed=0).to_json()
+        >>> read_reports(text)["demo::twice"].outcomes[0].status
+        'passed'
+    """
+    reports = {}
+    for each in FORMAT.read(text, file).values():
+        made = from_json(each, Report)
+        # The time of loading is written as a part of the time of all properties that compile.
+        loading = max(each["compile_seconds"] - made.compile_seconds, 0.0)
+        reports[made.operator] = replace(made, loading=round(loading, 6))
+    return reports
+
+
+def shown(value: Any) -> str:
+    """A piece of evidence in text: numbers to six digits, in lists as well.
+
+    Example:
+        >>> shown([1 / 3, 2])
+        '[0.333333, 2]'
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(item)}" for name, item in value.items())
+    return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
+
+
+def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str, str]]:
+    """Rows of evidence: depth, name, and value as text.
+
+    Args:
+        evidence: By name; a mapping in it, such as the other causes that fit, lies deeper.
+        depth: Nesting depth of the mapping.
+    """
+    for name, value in evidence.items():
+        if isinstance(value, Mapping):
+            yield depth, str(name), ""
+            yield from rows(value, depth + 1)
+        else:
+            yield depth, str(name), shown(value)
+
+
+def folded(code: str, width: int) -> str:
+    """Python code in lines that fit: they are broken at spaces inside brackets, so that they still run.
+
+    Example:
+        >>> print(folded("f(first, second, third)  # all", 18))
+        f(first, second,
+            third)  # all
+    """
+    return "\n".join(_folded(line, width) for line in code.splitlines())
+
+
+def _folded(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    breaks = _spaces_inside(line)
+    lines, start, indent = [], 0, ""
+    while len(indent) + len(line) - start > width:
+        room = start + width - len(indent)
+        fitting = [column for column in breaks if start < column <= room]
+        later = [column for column in breaks if column > start]
+        if not later:
+            break
+        end = fitting[-1] if fitting else later[0]
+        lines.append(indent + line[start:end])
+        start, indent = end + 1, "    "
+    return "\n".join([*lines, indent + line[start:]])
+
+
+def _spaces_inside(line: str) -> list[int]:
+    """The spaces at which a line of Python may be broken: inside brackets, outside strings and comments."""
+    found: list[int] = []
+    depth = 0
+    before = 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(line).readline):
+            if depth > 0 and token.start[0] == 1 and token.start[1] == before + 1 and line[before] == " ":
+                found.append(before)
+            if token.type == tokenize.OP:
+                depth += (token.string in "([{") - (token.string in ")]}")
+            before = token.end[1]
+    except (tokenize.TokenError, SyntaxError):
+        return []  # part of a longer statement, left as it is
+    return found

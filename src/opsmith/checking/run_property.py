@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
-from opsmith.checking.report import GIVEN, Failure, Outcome, Status, all_dtypes, with_dtypes
+from opsmith.checking.report import GIVEN, Failure, Outcome, Status, ordered
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import stands_alone
 from opsmith.checking.severity import circumstance
@@ -27,32 +28,30 @@ from opsmith.checking.side_effects.global_settings import (
     without_warnings,
 )
 from opsmith.checking.subject import Subject
-from opsmith.core.call_arguments import tensors_in
+
+_NAMED = re.compile(r" in (\w+) on \w+$")
+"""Pattern of a sample with its dtype in evidence."""
 
 
 def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
     """Run one property.
 
     Args:
-        known: The property.
-        subject: The subject of the check.
         limit_s: Seconds that it may take in a child process; 0 for none.
     """
-    if not limit_s:
-        return _outcome(known, subject)
     found = in_child_process(known.name, subject, limit_s, lambda: _outcome(known, subject))
-    return replace(found, compiles=known.compiles)
+    return replace(found, compiles="compiles" in known.traits)
 
 
 def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callable[[], Outcome]) -> Outcome:
-    """Run something of a subject in a child process, where a crash in a kernel in C++ has its line.
+    """Run something of a subject, with a limit in a child process, where a crash in a kernel has its line.
 
     Args:
         name: Name of the property that reports the death of the process.
-        subject: The subject of the check.
-        limit_s: Seconds that it may take.
-        begin: Runs it.
+        limit_s: Seconds that it may take; 0 for a run in this process.
     """
+    if not limit_s:
+        return begin()
     specification = subject.specification
     kernels = kernels_in_cpp(specification)
     positions = range(len(specification.kernels))
@@ -82,11 +81,13 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
             few_threads(subject.effort),
             nullcontext() if subject.steady is None else random_states_restored(),
             nullcontext() if subject.outside is None else subject.outside.fresh(),
-            nullcontext() if known.compiles else watchdog,
+            nullcontext() if "compiles" in known.traits else watchdog,
         ):
             for finding in known.run(subject):
                 if isinstance(finding, Failure):
-                    failures.append(with_dtypes(finding))
+                    named = _NAMED.search(str(finding.evidence.get("sample", "")))
+                    dtypes = finding.dtypes or ((named[1],) if named else ())
+                    failures.append(replace(finding, dtypes=dtypes))
                 elif isinstance(finding, Note):
                     notes[finding.text] = None
                 elif isinstance(finding, Skipped):
@@ -109,7 +110,6 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
         seconds,
         merged(failures, subject.samples),
         tuple(notes),
-        compiles=known.compiles,
         dtypes=subject.ran.names(),
         kernels=tuple(at for at, each in enumerate(kernels) if each in subject.ran.kernels),
     )
@@ -127,18 +127,13 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
     for failure in failures:
         sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
         change = None if sample is None else sample.change
-        if (
-            failure.cause != "raises"
-            or "exception" not in failure.evidence
-            or change is None
-            or change.without is None
-            or stands_alone(subject, change.of, change.without)
-        ):
+        raises = failure.cause == "raises" and "exception" in failure.evidence
+        without = None if change is None or not raises else change.without
+        if change is None or without is None or stands_alone(subject, change.of, without):
             left.append(failure)
         else:
-            refused.append(
-                f"{sample} has rows without elements, in which its backward may raise: {failure.message}"
-            )
+            words = f"{sample} has rows without elements, in which its backward may raise"
+            refused.append(f"{words}: {failure.message}")
     return left, refused
 
 
@@ -182,11 +177,9 @@ def _one(every: list[Failure]) -> Failure:
 
 def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
     """The failure, with the cause `empty` if it was seen on tensors without elements alone."""
-    empty = {
-        str(sample): not all(value.numel() for value in tensors_in(list(sample.flat))) for sample in samples
-    }
-    seen = [name for name in empty for each in group if str(each.evidence.get("sample", "")).startswith(name)]
-    if len(seen) < len(group) or not all(empty[name] for name in seen) or all(empty.values()):
+    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    alone = all(sample is not None and sample.is_empty for sample in seen)
+    if not alone or all(sample.is_empty for sample in samples):
         return failure
     message = f"of tensors without elements alone: {failure.message}"
     return replace(failure, cause="empty", message=message)
@@ -203,4 +196,6 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     given = min((each.given for each in group), key=GIVEN.index)
     minor = all(each.minor for each in group)
-    return replace(failure, evidence=evidence, dtypes=all_dtypes(group), given=given, minor=minor)
+    bound = all(each.dtypes for each in group)  # to some dtypes
+    dtypes = ordered(name for each in group for name in each.dtypes) if bound else ()
+    return replace(failure, evidence=evidence, dtypes=dtypes, given=given, minor=minor)

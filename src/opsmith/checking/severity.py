@@ -1,18 +1,24 @@
-"""Severity of failures: an error, a warning or a limit, by one table of what happened and what was given."""
+"""Severity of failures, by one table of what happened and what was given; and their root causes.
+
+A root cause is the earlier failure, of another property, that explains a failure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from opsmith.checking.calls import leaves_out
-from opsmith.checking.causes import CAUSES, Happened
+from opsmith.checking.causes import CAUSES, UNKNOWN, Happened
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.property import BY_ITSELF, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
-from opsmith.checking.report import GIVEN, Failure, Given, Outcome, Severity
+from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
+from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
+from opsmith.checking.property import BY_ITSELF, IMPORTED, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
+from opsmith.checking.report import GIVEN, SEVERITIES, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.sample import shown_sample
+from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.checking.subject import Subject
 
 TABLE: Mapping[Given, Mapping[Happened, Severity]] = MappingProxyType(
@@ -63,7 +69,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
 
 def _is_of_backward(failure: Failure) -> bool:
     """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
-    return PROPERTIES[failure.property].explains_gradients and IN_BACKWARD in failure.evidence
+    return "explains-gradients" in PROPERTIES[failure.property].traits and IN_BACKWARD in failure.evidence
 
 
 def happened(failure: Failure) -> Happened:
@@ -83,11 +89,7 @@ def happened(failure: Failure) -> Happened:
 
 
 def graded(outcome: Outcome) -> Outcome:
-    """The outcome with the severity of each failure; without an error, it is not failed.
-
-    Args:
-        outcome: The outcome of a property.
-    """
+    """The outcome with the severity of each failure; without an error, it is not failed."""
     failures = tuple(replace(each, severity=severity_of(each)) for each in outcome.failures)
     return with_status(replace(outcome, failures=failures))
 
@@ -105,3 +107,139 @@ def with_status(outcome: Outcome) -> Outcome:
     if outcome.status != "failed":
         return outcome
     return replace(outcome, status="skipped" if outcome.reason else "passed")
+
+
+def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Set `follows` of each failure that another one explains.
+
+    Args:
+        outcomes: In the order of reports.
+    """
+    every = [failure for outcome in outcomes for failure in outcome.failures]
+    named: list[Outcome] = []
+    before: list[Failure] = []
+    for outcome in outcomes:
+        failures = [replace(each, follows=explained_by(each, before, every)) for each in outcome.failures]
+        before += failures
+        named.append(replace(outcome, failures=tuple(failures)))
+    return named
+
+
+def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Failure] = ()) -> str | None:
+    """Name of the property whose failure explains one of another property; None where none does.
+
+    Args:
+        before: The failures of the properties before it, in the order of reports.
+        every: The failures of all properties.
+    """
+    worst = SEVERITIES.index(failure.severity)  # a warning or a limit explains no error
+    for rule in RULES:
+        found = (
+            each
+            for each in rule(failure, every if rule in LATER else before)
+            if each.property != failure.property and SEVERITIES.index(each.severity) <= worst
+        )
+        if (root := next(found, None)) is not None:
+            return root.property
+    return None
+
+
+def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """The failures that report the same fault in the same words."""
+
+    def words(failure: Failure) -> str:
+        """The message without what differs from property to property; of a crash its signal and the line."""
+        if "signal" in failure.evidence:
+            return f"{failure.evidence['signal']} at {failure.where}"
+        reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
+        return failure.message.removesuffix(f"; {reason}") if failure.cause == "raises" else failure.message
+
+    own = words(failure)
+    yield from (each for each in before if each.cause == failure.cause and words(each) == own)
+
+
+def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
+
+    def inputs(failure: Failure) -> set[str]:
+        """The inputs that a failure names: `x, weight` are two."""
+        return set(failure.input.split(", ")) if failure.input else set()
+
+    roots = [name for name, known in PROPERTIES.items() if "explains-gradients" in known.traits]
+    for name in roots if "about-results" not in PROPERTIES[failure.property].traits else ():
+        yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
+
+
+def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain other numbers in a second run by random numbers that are not declared.
+
+    The check begins each call with the same ones, but not each run of the forward within a call.
+    """
+    drawn = [each for each in every if each.property == "randomness" and CAUSES[each.cause].unsteady]
+    if CAUSES[failure.cause].compares and "reruns" in PROPERTIES[failure.property].traits:
+        yield from drawn
+    if DIFFERS in failure.evidence:  # the seeds of two runs, which may differ, are torch's
+        yield from (each for each in drawn if FOREIGN_STATE in each.evidence)
+
+
+WRONG_ELEMENTS = ("not-written", "overwritten")
+"""Causes of a call in place that writes other elements than the reference."""
+
+WRONG_NUMBERS = ("kernel-mismatch", "nan", *WRONG_ELEMENTS)
+"""Causes of results that autograd through the reference does not fit."""
+
+
+def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain a wrong new value of an argument by what a call in place writes, or does not write."""
+    for each in every:
+        about = failure.input is not None and failure.input in (each.input, f"result_{each.input}")
+        if each.property == "mutation" and about and each.cause in (*WRONG_ELEMENTS, failure.cause):
+            yield each
+
+
+def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain a different second backward through the same graph by unsteady gradients."""
+    if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
+        found = (each for each in before if each.property == "determinism")
+        yield from (
+            each for each in found if each.cause == "nondeterministic" and each.input == failure.input
+        )
+
+
+def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain gradients that do not fit the results, or are made of them, by wrong results."""
+    traits = PROPERTIES[failure.property].traits
+    for each in () if "transforms" in traits else before:
+        if each.property not in ("forward", "mutation") or each.follows is not None:
+            continue
+        misfit = "sends-gradients" in traits and "exception" in failure.evidence and each.cause == "shape"
+        contradicted = failure.evidence.get("reverse mode") == "wrong as well"
+        saved = (each.input or "").partition("[")[0] in failure.evidence.get(RIGHT_WITH_REFERENCE, ())
+        if misfit or saved or (contradicted and each.cause in WRONG_NUMBERS):
+            yield each
+
+
+def broken_operator(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
+    """Explain failures of tracing, mapping, copying or compiling by a fault of the operator itself."""
+    if "transforms" not in PROPERTIES[failure.property].traits:
+        return
+    roots = [each for each in before if each.follows is None]
+    yield from (each for each in roots if each.cause == failure.cause != UNKNOWN)
+    yield from (each for each in roots if failure.input is not None and each.input == failure.input)
+    if CAUSES[failure.cause].broad:
+        yield from (each for each in roots if CAUSES[each.cause].root and IMPORTED not in each.evidence)
+
+
+RULES = (
+    same_words,
+    wrong_gradient,
+    wrong_write,
+    undeclared_randomness,
+    unsteady_backward,
+    wrong_results,
+    broken_operator,
+)
+"""The rules in order: the first that finds a failure names the root."""
+
+LATER = (wrong_gradient, wrong_write, undeclared_randomness)
+"""Those that look at the failures of later properties, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -127,7 +127,6 @@ class Subject:
         steady: Conditions that make all runs the same, where they are not by themselves.
         outside: The state outside of its calls, as it was before the check.
         ran: The dtypes in which it was run, and the kernels that ran.
-        refusals: For each of its samples, by position, the inputs by which its own code refuses a gradient.
         known: What was computed once of its samples, for all properties.
     """
 
@@ -148,7 +147,6 @@ class Subject:
     steady: SteadyRuns | None = None
     outside: OutsideState | None = field(default=None, compare=False, repr=False)
     ran: SeenCalls = field(default_factory=SeenCalls, compare=False, repr=False)
-    refusals: dict[int, dict[str, str]] = field(default_factory=dict, compare=False, repr=False)
     known: dict[Any, tuple[Sample, Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -156,18 +154,13 @@ class Subject:
         """Name of the subject in the report."""
         return self.shown_as or self.specification.name
 
-    @calls_operator
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it as users do."""
         call = self.apply or self.operator
         assert call is not None
-        if torch.compiler.is_compiling():
-            return call(*args, **kwargs)
-        self.note_call((*args, *kwargs.values()))
-        begin_call()
-        returned = call(*args, **kwargs)
-        beat(returned=True)
-        return returned
+        if not torch.compiler.is_compiling():
+            self.note_call((*args, *kwargs.values()))
+        return _timed(call, args, kwargs)
 
     def note_call(self, values: Sequence[Any]) -> None:
         """Record a call of the operator: its dtypes, and the kernel that takes it.
@@ -185,21 +178,14 @@ class Subject:
             chosen = choose(kernels, values)[0]
             self.ran.kernels |= set() if chosen is None else {chosen.kernel}
 
-    @calls_operator
     def referred(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the reference as it is."""
-        if torch.compiler.is_compiling():
-            return self.specification.reference(*args, **kwargs)
-        begin_call()
-        returned = self.specification.reference(*args, **kwargs)
-        beat(returned=True)
-        return returned
+        return _timed(self.specification.reference, args, kwargs)
 
     def once(self, what: str, sample: Sample, compute: Callable[[], T]) -> T:
         """Compute something of a sample for the first property that needs it, and keep it for the others.
 
         Args:
-            what: Name of it.
             sample: The sample; one with the same values in another place counts as another.
             compute: Computes it. An exception is not kept.
         """
@@ -264,11 +250,11 @@ class Subject:
 
     def result_flattening(self, sample: Sample) -> ResultFlattening:
         """Flattening of the reference's results for a sample, which is run once for each."""
-        known, schema = self._result_flattenings, self.specification.schema
+        known = self._result_flattenings
         if sample.position not in known:
             with self.seeded(), torch.no_grad():
-                args, kwargs = sample.arguments(sample.at())
-                returned = self.referred(args, kwargs)
+                returned = self.referred(*sample.arguments(sample.at()))
+            schema = self.specification.schema
             known[sample.position] = ResultFlattening.of(schema, (returned,) if schema.single else returned)
         return known[sample.position]
 
@@ -286,8 +272,6 @@ class Subject:
         """The results that callers see, from the operator itself.
 
         Args:
-            sample: The sample.
-            flat: Flat arguments.
             on: Device to call it on with numbers on the CPU; by default that of the sample, if it runs on
                 other devices alone. Their results come back to the CPU.
             by: Makes the call with given arguments; by default `called`.
@@ -296,54 +280,44 @@ class Subject:
             WrongFormError: If it returns a list of another length than the reference, or a class another
                 structure than it did before.
         """
-        with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat, on)))
-            returned = (by or self.called)(args, kwargs)
+        returned, away = self._returned(sample, flat, by or self.called, on)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
         outputs = self.specification.origin.outputs
         if outputs is not None:  # its results may lie in tuples inside of tuples
-            return self._received(sample, self._parts(outputs, returned, flat), flat, on)
+            return self._received(self._parts(outputs, returned, flat), flat, away)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
-        return self._received(sample, self._listed(returned), flat, on)
+        return self._received(self._listed(returned), flat, away)
 
-    @calls_operator
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
         """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
-        with self.seeded():
-            args, kwargs = sample.arguments(self._own(sample, self._sent(sample, flat)))
-            begin_call()  # finite differences run it many hundred times, and no single one of these hangs
-            returned = (function or self.specification.reference)(*args, **kwargs)
-            beat(returned=True)
-            results = self._listed(returned)
-        return self._received(sample, results, flat)
+        call = partial(_timed, function or self.specification.reference)
+        returned, away = self._returned(sample, flat, call)
+        return self._received(self._listed(returned), flat, away)
 
-    def _away(self, sample: Sample, flat: Sequence[Any], on: torch.device | None) -> torch.device | None:
-        """The device that numbers on the CPU are sent to; None for arguments that stay where they are."""
+    def _returned(
+        self,
+        sample: Sample,
+        flat: Sequence[Any],
+        call: Callable[[Sequence[Any], Mapping[str, Any]], Any],
+        on: torch.device | None = None,
+    ) -> tuple[Any, bool]:
+        """What a call returns, and True if its arguments were sent away: a check computes on the CPU."""
         target = on or (CPU if CPU in self.devices else sample.home)
-        stay = target == CPU or any(each.device != CPU for each in tensors_in([*flat]))
-        return None if stay else target
+        away = target != CPU and all(each.device == CPU for each in tensors_in([*flat]))
+        with self.seeded():
+            own = self._own(sample, sample.placed(flat, target) if away else flat)
+            return call(*sample.arguments(own)), away
 
-    def _sent(self, sample: Sample, flat: Sequence[Any], on: torch.device | None = None) -> Sequence[Any]:
-        """The arguments on the device of a call: a check computes with numbers on the CPU."""
-        target = self._away(sample, flat, on)
-        return flat if target is None else sample.placed(flat, target)
-
-    def _received(
-        self, sample: Sample, results: list[Any], flat: Sequence[Any], on: torch.device | None = None
-    ) -> list[Any]:
-        """The results on the CPU if the arguments were there, and in float64 if they were."""
-        if self._away(sample, flat, on) is not None:
+    def _received(self, results: list[Any], flat: Sequence[Any], away: bool) -> list[Any]:
+        """The results on the CPU if the arguments were there, and in float64 if they were cast from it."""
+        if away:
             results = [each.cpu() if isinstance(each, Tensor) else each for each in results]
-        return self._widened(results, flat)
-
-    def _widened(self, results: list[Any], flat: Sequence[Any]) -> list[Any]:
-        """Results in float64 where arguments were cast from it."""
-        if not self.narrow or not any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
-            return results
-        return [each.double() if is_inexact(each) else each for each in results]
+        if self.narrow and any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
+            results = [each.double() if is_inexact(each) else each for each in results]
+        return results
 
     def _own(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
         """The values, with generators copied, so that no run advances another's, cast and symmetric."""
@@ -446,23 +420,23 @@ class Subject:
         if not sample.inexact:
             return False
 
-        def inexact(flat: list[Any]) -> list[Tensor]:
+        def results(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            flat = [change(value) if is_inexact(value) else value for value in sample.in_double()]
             return [each for each in self.call(sample, flat) if is_inexact(each)]
 
-        def moved(step: float) -> list[Any]:
-            return [value * (1 + step) if is_inexact(value) else value for value in sample.in_double()]
-
-        def rounded(values: Sequence[Any]) -> list[Any]:
-            return [replica(v, torch.float32).to(v.dtype) if is_inexact(v) else v for v in values]
+        def rounded(value: Tensor) -> Tensor:
+            single: Tensor = replica(value, torch.float32)
+            return single.to(value.dtype)
 
         def equal(others: list[Tensor]) -> bool:
-            pairs = zip(results, others, strict=False)
-            return len(results) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
+            pairs = zip(own, others, strict=False)
+            return len(own) == len(others) and all(torch.equal(a.to(b.dtype), b) for a, b in pairs)
 
         with torch.no_grad(), Overlooking():  # the properties report what it raises
-            results = inexact(sample.in_double())
-            blind = (inexact(moved(2.0**-40)), inexact(rounded(sample.in_double())), rounded(results))
-            return bool(results) and all(map(equal, blind)) and not equal(inexact(moved(2.0**-10)))
+            own = results(lambda value: value)
+            blind = (results(lambda value: value * (1 + 2.0**-40)), results(rounded), [*map(rounded, own)])
+            coarse = partial(results, lambda value: value * (1 + 2.0**-10))
+            return bool(own) and all(map(equal, blind)) and not equal(coarse())
         return False
 
     @property
@@ -475,13 +449,7 @@ class Subject:
         if self.steady is not None:
             return self.steady.region()
         # Setting the state takes longer than most operators.
-        return self._seeded() if self.draws else _NOTHING
-
-    @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        with torch_state_restored():
-            seed_torch(self.seed)
-            yield
+        return torch_seeded(self.seed) if self.draws else _NOTHING
 
     @cached_property
     def draws(self) -> bool:
@@ -503,7 +471,8 @@ class Subject:
         """Call a class on inputs that require a gradient: its forward may draw only then."""
         if self.specification.origin.kind == "class":
             with torch.enable_grad():
-                self.called(*sample.arguments(sample.leaves()))
+                flat = [each.requires_grad_() if is_inexact(each) else each for each in sample.at()]
+                self.called(*sample.arguments(flat))
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.
@@ -536,12 +505,38 @@ class Subject:
 _NOTHING = nullcontext()
 
 
+@calls_operator
+def _timed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of the author's; no other call begins after the seconds of a property."""
+    if torch.compiler.is_compiling():
+        return function(*args, **kwargs)
+    begin_call()  # finite differences make many hundred calls, and no single one of these hangs
+    returned = function(*args, **kwargs)
+    beat(returned=True)
+    return returned
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """A region with torch's random state from a seed; the state outside is restored."""
+    with torch_state_restored():
+        seed_torch(seed)
+        yield
+
+
+def computed_once(compute: Callable[[Subject, Sample], T]) -> Callable[[Subject, Sample], T]:
+    """Let `Subject.once` keep what a function computes of a sample."""
+
+    @wraps(compute)
+    def found(subject: Subject, sample: Sample) -> T:
+        return subject.once(compute.__qualname__, sample, partial(compute, subject, sample))
+
+    return found
+
+
+@computed_once
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     """The random operations of the reference, each with True if it draws from its own generator."""
-    return subject.once("drawing operations", sample, partial(_drawing_operations, subject, sample))
-
-
-def _drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
     draws: list[tuple[str, bool]] = []
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:

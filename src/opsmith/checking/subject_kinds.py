@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
 from opsmith.checking.samples.sample import Sample, sample_named
-from opsmith.checking.side_effects.global_settings import seed_torch, torch_state_restored
+from opsmith.checking.side_effects.global_settings import torch_state_restored
 from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
 from opsmith.checking.subject import (
     ADOPTED,
@@ -40,6 +39,8 @@ from opsmith.checking.subject import (
     OPERATOR,
     LibraryWrite,
     Subject,
+    SubjectKind,
+    torch_seeded,
 )
 from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.functional_form import on_copies
@@ -57,6 +58,8 @@ from opsmith.torch_library.library_operators import library_operator_of
 from opsmith.torch_library.origins.forward import Returned, returned_by
 from opsmith.torch_library.registration import BITWISE
 
+T = TypeVar("T")
+
 GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
 GIVEN = "the samples given to `check`"
@@ -69,8 +72,6 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
     Args:
         checked: An operator of ours, an `autograd.Function` class, or an operator of torch.library.
         samples: As of `check`.
-        seed: Seed of all random numbers.
-        effort: Level of effort.
 
     Raises:
         UsageError: If it is none of these.
@@ -79,8 +80,8 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
     if is_function_class(checked):
-        with _drawing(seed) as make:
-            operator = _as_operator(checked, samples, make)
+        with torch_seeded(seed):  # for authors who draw without `make`
+            operator = _as_operator(checked, samples, _make(seed))
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
         old = class_of(operator.specification.origin).takes_self
         kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, _apply_of(operator.specification))
@@ -115,7 +116,7 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
             f"there are no samples to check it on{missing_words(specification)}",
             operator=specification.name,
             where=specification.where,
-            hint=_sampling_hint(subject),
+            hint=_sampling_hint(specification, subject.kind),
         )
     own = tuple(Sample.of(position, call, specification.schema) for position, call in enumerate(calls))
     for each in own:
@@ -124,9 +125,8 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
     return replace(subject, outside=OutsideState.of(subject, LARGE))
 
 
-def _sampling_hint(subject: Subject) -> str:
-    specification = subject.specification
-    if subject.kind.in_library:
+def _sampling_hint(specification: Specification, kind: SubjectKind) -> str:
+    if kind.in_library:
         names = specification.schema.names
         listed = f"({', '.join(names)}{',' * (len(names) == 1)})"
         path = specification.name.replace("::", ".")
@@ -141,16 +141,12 @@ def _drawn(specification: Specification, samples: GivenSamples, seed: int, name:
     source = samples_for(specification) if samples is None else samples
     if source is None:
         return []
-    with _drawing(seed) as make:
-        return samples_of(source, make, specification.schema, name, GIVEN)
+    with torch_seeded(seed):
+        return samples_of(source, _make(seed), specification.schema, name, GIVEN)
 
 
-@contextmanager
-def _drawing(seed: int) -> Iterator[Make]:
-    """A region with seeded random state, for authors who draw without `make`."""
-    with torch_state_restored():
-        seed_torch(seed)
-        yield Make(generator=torch.Generator().manual_seed(seed))
+def _make(seed: int) -> Make:
+    return Make(generator=torch.Generator().manual_seed(seed))
 
 
 def _no_subject(checked: Any) -> errors.UsageError:
@@ -312,8 +308,8 @@ def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int)
     adopted = class_of(operator.specification.origin)
     if samples is not None:
         location = location_of(samples, GIVEN)
-        with _drawing(seed) as make:
-            given = read_samples(samples, make, operator.name, location)
+        with torch_seeded(seed):
+            given = read_samples(samples, _make(seed), operator.name, location)
         if not adopted.provenance().stated:
             _show_types(operator, given)
         calls = [_packed(operator, each) for each in given]
@@ -332,12 +328,12 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
         known = operator.specification
         for position, call in calls:
             run = partial(_call_with_copies, operator, call)
-            error = None if _fits(operator, call) else _raised_by(function_class, position, call, run)
-            if error is not None and not isinstance(error[1], errors.ArgumentError):
-                raised.setdefault(position, error)
+            found = None if _fits(operator, call) else _attempt(function_class, position, call, run)
+            if found is not None and not isinstance(found.error, errors.ArgumentError):
+                raised.setdefault(position, found)
     for position, call in calls:
         if position in raised and not _fits(operator, call):
-            raise ForwardRaisedError(raised[position][0]) from raised[position][1]
+            raise ForwardRaisedError(raised[position].failure) from raised[position].error
 
 
 def _call_of(sample: Any) -> CallArguments | None:
@@ -381,7 +377,7 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
         if returned.marked:
             call = CallArguments(tuple(given[position]))
             run = partial(_call_with_copies, operator, call)
-            _raised_by(adopted.function_class, position, call, run)
+            _attempt(adopted.function_class, position, call, run)
     except errors.OpsmithError:
         return  # the check reports it
 
@@ -394,30 +390,28 @@ def _first_run(
     Raises:
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
-    returned: list[Returned] = []
     raised: list[Raised] = []
     for position, values in enumerate(samples):
-
-        def run(values: Sequence[Any] = values) -> None:
-            returned.append(returned_by(function_class, values))
-
-        error = _raised_by(function_class, position, CallArguments(tuple(values)), run)
-        if error is None:
-            return position, returned[0]
-        raised.append(error)
-    raise ForwardRaisedError(raised[0][0]) from raised[0][1]
+        call, run = CallArguments(tuple(values)), partial(returned_by, function_class, values)
+        found = _attempt(function_class, position, call, run)
+        if not isinstance(found, Raised):
+            return position, found
+        raised.append(found)
+    raise ForwardRaisedError(raised[0].failure) from raised[0].error
 
 
-Raised = tuple[Failure, BaseException]
+@dataclass(frozen=True)
+class Raised:
+    """An exception of a class, and the failure for it."""
+
+    failure: Failure
+    error: BaseException
 
 
-def _raised_by(
-    function_class: type[torch.autograd.Function],
-    position: int,
-    call: CallArguments,
-    run: Callable[[], object],
-) -> Raised | None:
-    """Run a class on a sample; return what it raises.
+def _attempt(
+    function_class: type[torch.autograd.Function], position: int, call: CallArguments, run: Callable[[], T]
+) -> T | Raised:
+    """Run a class on a sample; return what it gives, or raises.
 
     Raises:
         ForwardRaisedError: If it does not return.
@@ -428,10 +422,9 @@ def _raised_by(
     announce(lambda: named)
     try:
         with watchdog:
-            run()
+            return run()
     except EndlessCallError as error:
         raise ForwardRaisedError(endless("forward", location, error, watchdog)) from error
     except BaseException as error:
         refuse_own(error)
-        return raised_at("forward", location, error, named), error
-    return None
+        return Raised(raised_at("forward", location, error, named), error)

@@ -12,10 +12,9 @@ from rich.markup import escape
 from opsmith import errors
 from opsmith.adopting.function_class import is_function_class
 from opsmith.checking.checker import selected
-from opsmith.checking.output.json import read_reports
 from opsmith.checking.processes.fork import limit_of
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Report
+from opsmith.checking.report import Report, read_reports
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
 from opsmith.cli.check_subject import CheckSubject, subjects_of
 from opsmith.cli.guard import waiting

@@ -93,7 +93,7 @@ def page(
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
             from opsmith.benchmarking.result import benchmarks_in
-            from opsmith.checking.output.json import read_reports
+            from opsmith.checking.report import read_reports
             from opsmith.pages import page as write
         names = [each.name for each in operators]
         reports: Any = None

@@ -8,7 +8,7 @@ import torch
 
 import opsmith
 from opsmith import ops
-from opsmith.checking.output.json import read_reports
+from opsmith.checking.report import read_reports
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.output_file import replacing
 from opsmith.pages.kernels import accesses_of

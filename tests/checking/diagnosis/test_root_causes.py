@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opsmith.checking import Failure
-from opsmith.checking.root_causes import explained_by
+from opsmith.checking.severity import explained_by
 
 
 def failure(check: str, cause: str, input: str | None = None) -> Failure:

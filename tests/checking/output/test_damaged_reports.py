@@ -15,7 +15,7 @@ from damaged_documents import BRACKETS, damaged, refused_rightly
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.output.html import page
-from opsmith.checking.output.json import read_reports
+from opsmith.checking.report import read_reports
 
 FILE = Path("folder/before.json")
 SEEDS = range(400)

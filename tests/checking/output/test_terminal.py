@@ -9,7 +9,7 @@ from rich.console import Console
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.output.terminal import rendered
-from opsmith.checking.output.text import folded
+from opsmith.checking.report import folded
 
 FAILURE = Failure(
     "gradient",

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.domain import among_symmetric
+from opsmith.checking.samples.domain import symmetric_labels
 from opsmith.checking.subject_kinds import subject_of
 
 SMOOTH = ["gradient", "values", "forward_mode", "second_order"]
@@ -157,4 +157,4 @@ def test_it_is_seen_in_every_sample_which_triangle_is_read(
     function: Any, samples: Any, symmetric: set[str]
 ) -> None:
     subject = subject_of(function, samples, 0, EFFORTS["quick"])
-    assert among_symmetric(subject).symmetric == symmetric
+    assert symmetric_labels(subject) == symmetric

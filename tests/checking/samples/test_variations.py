@@ -12,7 +12,7 @@ from torch import Tensor
 import opsmith
 import opsmith.ops
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.linked_sizes import sizes_of
+from opsmith.checking.samples.domain import sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import MOST_ELEMENTS, Variations, variations
 from opsmith.checking.subject_kinds import subject_of

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.output.text import folded, shown
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.report import Failure, Outcome, Report, folded, shown
 from opsmith.core.output_file import policy_hash
 from opsmith.extras import install
 
@@ -93,7 +92,7 @@ def templates(*packages: str) -> Environment:
     )
     made.filters |= {
         "kind": _kind,
-        "pairs": _pairs,
+        "pairs": lambda value: value.items(),
         "plain": shown,
         "folded": folded,
         "worded": worded,
@@ -133,27 +132,17 @@ def short(dtype: str) -> str:
 
 def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
     """Properties with failures, the worst first: each with those to show in full, and all others."""
-    found = [
-        (
-            outcome,
-            sorted((each for each in outcome.failures if each.is_whole()), key=Failure.rank),
-            sorted((each for each in outcome.failures if not each.is_whole()), key=Failure.rank),
-        )
-        for outcome in report.outcomes
-        if outcome.failures
-    ]
+    found = []
+    for outcome in (each for each in report.outcomes if each.failures):
+        ranked = sorted(outcome.failures, key=Failure.rank)
+        whole = [each for each in ranked if each.is_whole()]
+        found.append((outcome, whole, [each for each in ranked if not each.is_whole()]))
     return sorted(found, key=lambda one: min(each.rank() for each in one[0].failures))
 
 
 def _kind(value: Any) -> str:
     """Form of a piece of evidence: `parts`, `block` or `line`."""
-    if isinstance(value, Mapping):
-        return "parts"
-    return "block" if "\n" in shown(value) else "line"
-
-
-def _pairs(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    return [(str(name), item) for name, item in value.items()]
+    return "parts" if isinstance(value, Mapping) else "block" if "\n" in shown(value) else "line"
 
 
 def worded(text: str) -> Markup:

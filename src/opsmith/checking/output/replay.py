@@ -2,7 +2,8 @@
 
 Each has the same four parts: it imports or finds what is checked, sets the inputs up, calls, and asserts.
 Short inputs are written as code. For longer ones numbers in the same range are drawn, where these fail too;
-where nothing of this shows the failure, the replay runs the property again with the same seed.
+where nothing of this shows the failure, the replay runs the property again with the same seed. A failure
+without a replay of its own gets one by its cause.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
+from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.output.literals import MOST_ELEMENTS, drawn, imports, writable, written
+from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.memory_layouts import Layout
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import torch_state_restored
 from opsmith.checking.subject import LibraryWrite, Subject
 from opsmith.core.call_arguments import tensors_in
@@ -75,11 +80,6 @@ class ReplayTarget:
             given.append(f"{argument.name}={argument.name}" if by_name else argument.name)
         return f"{self.callee}({', '.join(given)})"
 
-    def reference_call(self, sample: Sample) -> str:
-        """A call of the reference."""
-        given = ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
-        return f"{self.reference}({given})"
-
     def parts(self, sample: Sample) -> list[tuple[str, str]] | None:
         """Subscript of each visible result after a call: for the operator, and for the reference.
 
@@ -120,7 +120,11 @@ def target_of(subject: Subject) -> ReplayTarget | None:
         found = found if module is None else f"import {module}  {found}"
         return ReplayTarget(subject, (found, ""), name, name, None, True, {})
     if specification.origin.kind != "class" or specification.namespace not in TEMPORARY:
-        line = f"operator = {_finder(subject)}"
+        finder = f'operator = opsmith.find_operator("{specification.name}"'
+        if specification.module == "__main__" or "<locals>" in specification.qualname:
+            line = f"{finder})  # declared at {specification.where}"
+        else:
+            line = f'{finder}, "{specification.module}")'
         reference = None if specification.opaque else "operator.reference"
         bound = {"operator": subject.operator}
         return ReplayTarget(subject, ("", line), "operator", "operator", reference, False, bound)
@@ -154,13 +158,6 @@ def _importable(kind: type) -> bool:
     return kind.__module__ != "__main__" and found is kind
 
 
-def _finder(subject: Subject) -> str:
-    specification = subject.specification
-    if specification.module == "__main__" or "<locals>" in specification.qualname:
-        return f'opsmith.find_operator("{specification.name}")  # declared at {specification.where}'
-    return f'opsmith.find_operator("{specification.name}", "{specification.module}")'
-
-
 def script(target: ReplayTarget | None, *parts: Sequence[str]) -> str:
     """The template of every replay.
 
@@ -186,7 +183,6 @@ def replay(
     """A replay that calls the operator and fails.
 
     Args:
-        subject: The operator under check.
         sample: The sample that failed.
         flat: Its arguments, as they were when it failed.
         lines: Lines that fail, with the call as `Target.call` writes it and every argument by its name.
@@ -245,8 +241,6 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
     """A replay that runs a property again.
 
     Args:
-        subject: The operator under check.
-        property: Name of the property.
         isolate: It ends the process that runs it.
     """
     if subject.in_place is None or isinstance(subject.in_place, LibraryWrite):
@@ -284,8 +278,8 @@ def _given(subject: Subject) -> list[str]:
     return [*imports(values), "samples = [", *lines, "]"]
 
 
-Lines = Callable[[str, str, int], list[str]]
-"""Lines that assign the value of a call to a name: for the operator (0), or for the reference (1)."""
+Lines = Callable[[str, str, Sequence[str]], list[str]]
+"""Lines that assign to a name the value of a call, whose results have these subscripts."""
 
 
 def result_replay(
@@ -299,26 +293,18 @@ def result_replay(
     """The replay of a wrong result.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
-        flat: Its arguments.
         position: Position of the wrong result among the visible ones.
         expected: The right one.
-        property: Name of the property.
     """
-    target = target_of(subject)
-    parts = target.parts(sample) if target is not None else None
-    if parts is None:
-        return check_again(subject, property)
-    if expected is not None:
+
+    def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
+        return [f"{name} = {call}{parts[position]}"]
+
+    def like() -> Tensor:
         with torch.no_grad():
-            like = subject.visible(sample, subject.reference(sample, flat))[position]
-        expected = expected.to(like.device, like.dtype)
+            return subject.visible(sample, subject.reference(sample, flat))[position]
 
-    def lines(name: str, call: str, side: int) -> list[str]:
-        return [f"{name} = {call}{parts[position][side]}"]
-
-    return _against_truth(subject, sample, flat, lines, expected, {}, property)
+    return _against_truth(subject, sample, flat, lines, expected, like, {}, property)
 
 
 def gradient_replay(
@@ -334,18 +320,11 @@ def gradient_replay(
     """The replay of a wrong gradient.
 
     Args:
-        subject: The operator under check.
-        sample: The sample.
-        flat: Its arguments.
         argnum: The input whose gradient is wrong.
         grads: The grad_output of each visible result.
         expected: The right one; None where the backward raises.
         subset: The inputs that require a gradient.
     """
-    target = target_of(subject)
-    parts = target.parts(sample) if target is not None else None
-    if parts is None:
-        return check_again(subject, "gradient")
     flat = [
         value.detach().requires_grad_(at in subset) if is_inexact(value) else value
         for at, value in enumerate(flat)
@@ -353,13 +332,11 @@ def gradient_replay(
     more, names = _incoming(grads)
     inputs = [sample.labels[at] for at in subset]
 
-    def lines(name: str, call: str, side: int) -> list[str]:
-        taken = _taken(call, [parts[at][side] for at in names], inputs, list(names.values()))
+    def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
+        taken = _taken(call, [parts[at] for at in names], inputs, list(names.values()))
         return [*taken[:-1], f"{name} = {taken[-1]}[{subset.index(argnum)}]"]
 
-    if expected is not None:
-        expected = expected.to(flat[argnum].device, flat[argnum].dtype)
-    return _against_truth(subject, sample, flat, lines, expected, more, "gradient")
+    return _against_truth(subject, sample, flat, lines, expected, lambda: flat[argnum], more, "gradient")
 
 
 def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
@@ -373,12 +350,8 @@ def _taken(call: str, parts: Sequence[str], inputs: Sequence[str], grads: Sequen
     """Lines whose last one takes gradients of the results at some parts."""
     before = [f"results = {call}"] if len(parts) > 1 else []
     outputs = [f"results{part}" for part in parts] if before else [f"{call}{parts[0]}"]
-    given = ", ".join(map(_one_or_several, (outputs, inputs, grads)))
-    return [*before, f"torch.autograd.grad({given}, allow_unused=True)"]
-
-
-def _one_or_several(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
+    several = (each[0] if len(each) == 1 else f"[{', '.join(each)}]" for each in (outputs, inputs, grads))
+    return [*before, f"torch.autograd.grad({', '.join(several)}, allow_unused=True)"]
 
 
 def _against_truth(
@@ -387,18 +360,24 @@ def _against_truth(
     flat: Sequence[Any],
     lines: Lines,
     expected: Tensor | None,
+    like: Callable[[], Tensor],
     more: dict[str, Any],
     property: str,
 ) -> str | None:
     """Compare the operator with its reference; else with the right value, written as code."""
     target, seed = target_of(subject), _seed(subject)
-    assert target is not None
-    got = [*seed, *lines("got", target.call(sample), 0)]
+    parts = target.parts(sample) if target is not None else None
+    if target is None or parts is None:
+        return check_again(subject, property)
+    of_operator, of_reference = ([pair[side] for pair in parts] for side in (0, 1))
+    got = [*seed, *lines("got", target.call(sample), of_operator)]
     found = replay(subject, sample, flat, got, more) if expected is None else None
     if found is None and target.reference is not None:
-        right = [*seed, *lines("expected", target.reference_call(sample), 1)]
+        given = ", ".join(f"{name}={name}" for name in sample.flattening.schema.names)
+        right = [*seed, *lines("expected", f"{target.reference}({given})", of_reference)]
         found = replay(subject, sample, flat, [*got, *right, ASSERTION], more, fresh=True)
     if found is None and expected is not None:
+        expected = expected.to(like().device, like().dtype)
         found = replay(subject, sample, flat, [*got, ASSERTION], {**more, "expected": expected})
     return found or check_again(subject, property)
 
@@ -447,3 +426,113 @@ def layout_replay(
     for name, values in (("got", laid), ("expected", undone)):
         lines += [*seed, f"{name} = run({', '.join(values.get(each, each) for each in given)})"]
     return replay(subject, sample, flat, [*lines, ASSERTION], more, property=run.name, fresh=True)
+
+
+def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:
+    """Give a replay to each failure that no other explains.
+
+    Args:
+        outcomes: One for each property.
+        subject: The operator under check, with every input that it was checked on.
+        run: True if lines may be run here, since they do not end the process.
+    """
+
+    def with_replay(failure: Failure) -> Failure:
+        if failure.replay is not None or not failure.is_whole():
+            return failure
+        found = _by_cause(failure, subject) if run else None
+        again = found or check_again(subject, failure.property, isolate=failure.ends_process())
+        return replace(failure, replay=again)
+
+    return [replace(each, failures=tuple(map(with_replay, each.failures))) for each in outcomes]
+
+
+def _by_cause(failure: Failure, subject: Subject) -> str | None:
+    """A replay that shows the cause; None if none is found."""
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    target = target_of(subject)
+    if sample is None or target is None:
+        return None
+    for lines, differentiated in _lines(failure, target, sample):
+        wide = lines[-1].startswith(("torch.autograd.gradcheck", "torch.autograd.gradgradcheck"))
+        flat = sample.at(torch.float64 if wide else None)  # gradcheck takes float64
+        if differentiated:
+            flat = [value.requires_grad_() if is_inexact(value) else value for value in flat]
+        found = replay(subject, sample, flat, lines, shows=partial(_shows, failure))
+        if found is not None:
+            return found
+    return None
+
+
+def _shows(failure: Failure, error: Exception) -> bool:
+    """True if an exception shows a failure: the same one, a failed assertion, or different numbers."""
+    named = failure.evidence.get("exception")
+    if isinstance(named, str):
+        first = failure.message.removeprefix(f"{named}: ").splitlines()[0]
+        lines = str(error).splitlines()
+        return type(error).__name__ == named and bool(lines) and first.startswith(lines[0])
+    refused = isinstance(error, GradcheckError) and "mismatch" in str(error)
+    return refused or isinstance(error, AssertionError)
+
+
+def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[tuple[list[str], bool]]:
+    """Lines that may show a failure, and whether the inputs require gradients."""
+    call = target.call(sample)
+    parts = _parts(target, sample, failure)
+    if isinstance(failure.evidence.get("exception"), str):
+        yield [call], False
+        if parts is not None:
+            yield _backward(call, parts), True
+        return
+    label = failure.input
+    if failure.cause == "mutates-input" and label in sample.labels and "[" not in label:
+        before = f"before = {label}.detach().clone()"
+        held = f"assert torch.equal({label}, before), {label}"
+        yield [before, call, held], False
+        if parts is not None:
+            yield [before, *_backward(call, parts), held], True
+    if failure.cause == "nondeterministic":
+        for part in parts or ():
+            yield [f"assert torch.equal({call}{part}, {call}{part})"], False
+    labels = [label] if label in sample.labels else [sample.labels[at] for at in sample.inexact]
+    pairs = [(each, part) for each in labels for part in parts or () if each and "[" not in each]
+    for each, part in pairs:
+        begin = [f"y = {call}{part}", "grad = torch.ones_like(y)"]
+        if failure.cause == "mutates-grad-output":
+            taken = f"torch.autograd.grad(y, {each}, grad)"
+            yield [*begin, taken, "assert torch.equal(grad, torch.ones_like(y)), grad"], True
+        elif failure.property == "linearity":
+            one = f"(one,) = torch.autograd.grad(y, {each}, grad, retain_graph=True)"
+            two = f"(two,) = torch.autograd.grad(y, {each}, 2 * grad)"
+            yield [*begin, one, two, "torch.testing.assert_close(two, 2 * one)"], True
+    gradcheck = GRADCHECKS.get(failure.property)
+    if target.subject.specification.gradients.surrogate:
+        return  # it compares with differences, which a surrogate gradient never agrees with
+    if gradcheck and failure.cause in (failure.property.replace("_", "-"), UNKNOWN):
+        names = ", ".join(sample.labels[at] for at in sample.inexact if sample.flat[at].numel())
+        if names and "[" not in names:
+            yield [gradcheck.format(names=names, call=call)], True
+
+
+GRADCHECKS = {
+    "forward_mode": "torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
+    "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
+    "second_order": "torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
+}
+"""Calls of torch that show a wrong derivative; `{names}` stands for the inputs, `{call}` for the call."""
+
+
+def _parts(target: ReplayTarget, sample: Sample, failure: Failure) -> list[str] | None:
+    """Subscript of each result after a call; None if a call raises."""
+    try:
+        found = target.parts(sample)
+    except (Exception, SystemExit):  # the failure is about this exception
+        found = [("", "")] if failure.cause == "raises" else None
+    return None if found is None else [lines for lines, _ in found]
+
+
+def _backward(call: str, parts: Sequence[str]) -> list[str]:
+    if len(parts) == 1:
+        return [f"{call}{parts[0]}.sum().backward()"]
+    every = ", ".join(f"results{part}" for part in parts)
+    return [f"results = {call}", f"sum(each.sum() for each in ({every}) if each.requires_grad).backward()"]

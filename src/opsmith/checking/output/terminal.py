@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opsmith import errors
-from opsmith.checking.output.text import folded, rows
-from opsmith.checking.report import Failure, Outcome, Report
+from opsmith.checking.report import Failure, Outcome, Report, folded, rows
 from opsmith.extras import install
 
 try:

@@ -65,11 +65,8 @@ PROPERTIES: dict[str, Property] = {
 }
 """Every property by its name, in the order of reports."""
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    group: tuple(name for name, known in PROPERTIES.items() if known.group == group)
-    for group in dict.fromkeys(known.group for known in PROPERTIES.values() if known.group)
-}
+GROUPS = {"integration": tuple(name for name, each in PROPERTIES.items() if "integration" in each.traits)}
 """Names that stand for several properties in `only` and `skip`."""
 
-USUAL = tuple(name for name, known in PROPERTIES.items() if not known.on_request)
+USUAL = tuple(name for name, known in PROPERTIES.items() if "on-request" not in known.traits)
 """Names of the properties that run where none is named."""

@@ -1,25 +1,35 @@
-"""Other values of arguments: those that types list or code knows, and integers that tensors index by.
+"""Other values of arguments: those that types list or code knows, and those of tensors that choose.
 
 Code knows what it compares an argument with: `mode == "reflect"`, `k > 3`, `weight is None`.
+
+Tensors that choose are indices, tried in every structure and negative, and masks. The samples say what they
+may hold. A permutation stays one. What is sorted stays so if it begins with 0, as offsets do. Lengths stay as
+they are. The reference says if an index may be negative.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count, zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Given
-from opsmith.checking.samples.index_values import index_values, mask_values
-from opsmith.checking.samples.linked_sizes import Sizes, sizes_of
+from opsmith.checking.run import Run
+from opsmith.checking.samples.domain import Sizes, are_same, asked, rules_of, sizes_of
+from opsmith.checking.samples.sample import places_of
 from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
+from opsmith.core.cached_property import cached_property
 from opsmith.core.formula import Formula
+from opsmith.core.generate_like import WHOLE
 from opsmith.core.reachable import is_library
 from opsmith.core.reading import Comparison, Reading, is_single
 from opsmith.core.schema import REQUIRED, Argument
@@ -42,8 +52,7 @@ def argument_values(subject: Subject) -> Iterator[Sequence[Variation]]:
     columns = [
         [
             *_values_of(subject, every, argument, known.get(argument.name, ())),
-            *index_values(subject, argument),
-            *mask_values(subject, argument),
+            *_choices(subject, argument),
         ]
         for argument in subject.specification.schema.arguments
     ]
@@ -66,16 +75,21 @@ def _values_of(
     values_shown = [value for value in given_values if is_single(value)]
     shown = {repr(value) for value in values_shown}
     tried: dict[str, tuple[Any, list[Variation]]] = {}
+    states_none = _states_none(subject, argument)
     for (sizes, argnum), value in zip(places, given_values, strict=True):
         if not may_change(sizes, argnum):
             continue
-        named = {repr(_like(value, each)) for each in _compared(comparisons, value)}
-        for other in _others(subject, argument, comparisons, value, values_shown):
+        compared = [other for comparison in comparisons for other in others(comparison, value)]
+        named = {repr(_like(value, each)) for each in compared}
+        for other in _others(subject, argument, comparisons, compared, value, values_shown):
             if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
                 words = f"`{argument.name}={other!r}`"
                 words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
                 silent = not isinstance(value, bool | Enum)
-                given: Given = "usual" if _is_meant(subject, argument, other) else "undeclared"
+                # The type lists it, or the author writes it as the default.
+                listed = bool(argument.kind.base.values) or isinstance(other, bool)
+                meant = listed or (other is None and states_none) or repr(other) == repr(argument.default)
+                given: Given = "usual" if meant else "undeclared"
                 if repr(other) not in named and is_number(other):
                     given = "strained"
                 change = {argnum: other}
@@ -84,36 +98,21 @@ def _values_of(
     yield from tried.values()
 
 
-def _is_meant(subject: Subject, argument: Argument, other: Any) -> bool:
-    """Return True for the default, and for a value that the type lists: None, a flag, a member of an enum."""
-    return (
-        bool(argument.kind.base.values)
-        or isinstance(other, bool)
-        or (other is None and _states_none(subject, argument))
-        or repr(other) == repr(argument.default)
-    )
-
-
 def _states_none(subject: Subject, argument: Argument) -> bool:
     """Return True if the author says that None is a value; a type that takes any object does not say so."""
     optional = argument.kind.optional and argument.kind.base is not OBJECT
     return optional and subject.specification.origin.states_type(argument.name)
 
 
-def _compared(comparisons: Sequence[Comparison], value: Any) -> list[Any]:
-    """The values that code compares an argument with."""
-    return [other for comparison in comparisons for other in others(comparison, value)]
-
-
 def _others(
     subject: Subject,
     argument: Argument,
     comparisons: Sequence[Comparison],
+    compared: Sequence[Any],
     value: Any,
     values_shown: Sequence[Any],
 ) -> Iterator[Any]:
     """Yield values of the type of the given one, the most revealing first."""
-    compared = _compared(comparisons, value)
     # A class has no types but those that its samples show.
     if _states_none(subject, argument) or (subject.kind.applied and None in compared):
         yield None
@@ -125,7 +124,7 @@ def _others(
         yield not value
     yield from argument.kind.base.values
     if isinstance(value, str | int | float) and not isinstance(value, bool | Enum):
-        compared.append(unnamed_value(comparisons, value, [*values_shown, *compared]))
+        compared = [*compared, unnamed_value(comparisons, value, [*values_shown, *compared])]
     for other in compared:
         found = _like(value, other)
         if found is not None and argument.kind.accepts(found):
@@ -154,7 +153,6 @@ def others(comparison: Comparison, value: Any) -> list[Any]:
     """Return the values of a comparison; where it is more than equality, the nearest on its other side first.
 
     Args:
-        comparison: The comparison.
         value: Value of the argument in a sample.
 
     Example:
@@ -207,16 +205,7 @@ def unnamed_value(comparisons: Iterable[Comparison], value: Any, known: Collecti
 
 
 def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
-    """Return the comparisons of each argument in the code of an operator, by the argument's name.
-
-    Example:
-        >>> import torch, opsmith
-        >>> from opsmith.checking.effort import EFFORTS
-        >>> from opsmith.checking.subject_kinds import subject_of
-        >>> subject = subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])
-        >>> compared_values(subject)
-        {}
-    """
+    """Return the comparisons of each argument in the code of an operator, by the argument's name."""
     reading = Reading()
     specification = subject.specification
     names = specification.schema.names
@@ -230,3 +219,184 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
             if not is_library(getattr(function, "__module__", None)):
                 reading.read(function, {name: name for name in names})
     return dict(reading.compared)
+
+
+_Choice = tuple[str, Sequence["_Choosing"], Callable[["_Choosing"], Tensor], bool]
+"""Words for a change, the tensors to change, the change, and True if it alone repeats an index."""
+
+
+def _choices(subject: Subject, argument: Argument) -> Iterator[tuple[str, Sequence[Variation]]]:
+    """Yield other values of a tensor that chooses, in words, each with a variation for each sample."""
+    places = places_of(subject.samples, argument.name)
+    every = [_Choosing(subject, sample, argnum=argnum) for sample, argnum in places]
+    masks = [each for each in every if each.is_of({torch.bool})]
+    rows: list[_Choice] = [
+        ("an empty row", masks, _Choosing.with_empty_row, False),
+        ("nothing", masks, lambda each: torch.zeros_like(each.value), False),
+        ("everything", masks, lambda each: torch.ones_like(each.value), False),
+    ]
+    rules = [rule for rule in rules_of(subject) if rule.relation.follows]
+    linked = {label for rule in rules for label in (rule.source, rule.target)}
+    given = [each for each in every if each.is_of({*WHOLE} - {torch.uint8})]
+    if given and argument.name not in linked and not argument.kind.sequence:
+        rows = [*_indices(given)]
+    for words, some, change, repeats in rows:
+        yield words, [made for each in some for made in each.varied(words, change(each), repeats=repeats)]
+
+
+def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
+    if all(each.is_permutation for each in given) or all(each.is_lengths for each in given):
+        return
+    reading, distinct = [each for each in given if each.reads_last()], not any(each.repeats for each in given)
+    if distinct:
+        yield "repeated indices", given, _Choosing.repeated, True
+        yield "the last index everywhere", reading, _Choosing.everywhere, True
+    begin_with_0 = any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
+    if all(each.is_sorted for each in given) and not begin_with_0 and distinct:
+        yield "the indices in another order", given, lambda each: each.value.flip(-1), False
+    if not any(each.is_sorted for each in given):
+        yield "rising indices from 0 to the last", reading, _Choosing.rising, False
+        yield "falling indices", reading, lambda each: each.rising().flip(-1), False
+        yield "a permutation", reading, _Choosing.permutation, False
+    if not any(each.bound is None or each.largest == each.bound - 1 for each in given):
+        yield "the last index", reading, lambda each: each.with_largest((each.bound or 0) - 1), False
+    taken = [each for each in reading if each.takes_negative()]
+    yield "a negative index", taken, lambda each: each.with_largest(-1), False
+    counts = [each for each in given if each not in reading and int(each.value.min()) >= 0]
+    if not any(int(each.value.min()) == 0 for each in given):
+        yield "a zero", counts, lambda each: each.with_largest(0), False
+    # A number that is a size is a length: an index is smaller.
+    lengths = [each for each in counts if each.largest in each.sizes_beside]
+    yield "full lengths", lengths, lambda each: torch.full_like(each.value, each.largest), distinct
+
+
+@dataclass(frozen=True)
+class _Choosing(Run):
+    """A run with a tensor that may choose: integers that may index, or a mask.
+
+    Args:
+        argnum: Position of the tensor.
+    """
+
+    argnum: int = 0
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The tensor."""
+        found: Tensor = self.sample.flat[self.argnum]
+        return found
+
+    def is_of(self, dtypes: Collection[torch.dtype]) -> bool:
+        """Return True for a tensor with several elements in a dimension or more, of one of some dtypes."""
+        value = self.sample.flat[self.argnum]
+        several = isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 1
+        return several and value.dtype in dtypes
+
+    @property
+    def is_sorted(self) -> bool:
+        return bool((self.value.diff(dim=-1) >= 0).all())
+
+    @property
+    def repeats(self) -> bool:
+        return len(self.value.unique()) < self.value.numel()
+
+    @property
+    def is_permutation(self) -> bool:
+        counted = torch.arange(self.value.shape[-1], dtype=self.value.dtype)
+        return len(counted) > 2 and bool((self.value.cpu().sort(-1).values == counted).all())
+
+    @property
+    def is_lengths(self) -> bool:
+        return int(self.value.sum()) in self.sizes_beside
+
+    @cached_property
+    def sizes_beside(self) -> list[int]:
+        """The sizes of the other tensors of the sample."""
+        others = (each for at, each in enumerate(self.sample.flat) if at != self.argnum)
+        return [size for each in others if isinstance(each, Tensor) for size in each.shape]
+
+    @cached_property
+    def largest(self) -> int:
+        return int(self.value.max())
+
+    @cached_property
+    def bound(self) -> int | None:
+        """The smallest size beside the tensor above all its values, so that no index is too large."""
+        above = [size for size in self.sizes_beside if size > self.largest]
+        return min(above) if above and int(self.value.min()) >= 0 else None
+
+    def varied(self, words: str, value: Tensor, *, repeats: bool) -> Iterator[Variation]:
+        """Yield the sample with another value of the tensor."""
+        what, change = f"{words} in `{self.sample.labels[self.argnum]}`", {self.argnum: value}
+        options = {"fresh_numbers": True, "silent": True, "repeats": repeats}
+        yield from varied(self.subject, self.sample, what, change, given="undeclared", **options)
+
+    def with_empty_row(self) -> Tensor:
+        """Put nothing into the last row of a mask."""
+        rows = self.value.clone(memory_format=torch.contiguous_format)
+        rows.view(-1, rows.shape[-1])[-1] = False
+        return rows
+
+    def repeated(self) -> Tensor:
+        """Repeat every second index; a sorted tensor stays sorted, with its first and its last one."""
+        made = self.value.clone(memory_format=torch.contiguous_format)
+        flat = made.view(-1)
+        step = slice(1, len(flat) - 1 if len(flat) > 2 and self.is_sorted else len(flat), 2)
+        flat[step] = flat[0 : len(flat) - 1 : 2][: len(flat[step])]
+        return made
+
+    def everywhere(self) -> Tensor:
+        """Put the last index into every place."""
+        return torch.full_like(self.value, (self.bound or 1) - 1)
+
+    def rising(self) -> Tensor:
+        """Put sorted indices there, from 0 to the last, which repeat only where there are too few."""
+        steps = torch.linspace(0, (self.bound or 1) - 1, self.value.shape[-1], dtype=torch.float64)
+        return steps.floor().to(self.value.dtype).to(self.value.device).expand_as(self.value).clone()
+
+    def permutation(self) -> Tensor:
+        """Put every index there once, which may be more than there are places."""
+        each = torch.arange(self.bound or 1, dtype=self.value.dtype, device=self.value.device).roll(1)
+        return each.expand(*self.value.shape[:-1], len(each)).clone()
+
+    def with_largest(self, index: int) -> Tensor:
+        """Replace the largest index by another one."""
+        return self.value.masked_fill(self.value == self.largest, index)
+
+    def reads_last(self) -> bool:
+        """Return True if the last index reads the last place of a tensor, which a lower index does not.
+
+        So the integers are indices: numbers that are computed with, as a mask, do not choose what is read.
+        """
+        if self.bound is None or self.bound < 2:
+            return False
+        lower = self.value.masked_fill(self.value == self.bound - 1, 0)
+        last = self.with_largest(self.bound - 1)
+        for read in self.sample.inexact:
+            for dim, size in enumerate(self.sample.flat[read].shape):
+                if size == self.bound:
+                    changed = self.sample.flat[read].detach().clone()
+                    changed.select(dim, size - 1).mul_(-0.75).add_(0.375)
+                    alike = [
+                        are_same(self._asked(each), self._asked(each, {read: changed}))
+                        for each in (lower, last)
+                    ]
+                    if alike == [True, False]:
+                        return True
+        return False
+
+    def _asked(self, value: Tensor, changed: dict[int, Tensor] | None = None) -> list[Tensor] | None:
+        return asked(self.subject, self.sample, {self.argnum: value, **(changed or {})})
+
+    def takes_negative(self) -> bool:
+        """Return True if -1 is the last index to the reference, and to the backward of a call."""
+        negative, last = self.with_largest(-1), self.with_largest((self.bound or 0) - 1)
+        if not are_same(self._asked(last), self._asked(negative)):
+            return False
+        # Without it torch takes a negative index of a sparse gradient, and damages the process.
+        with Overlooking(), torch.sparse.check_sparse_tensor_invariants():
+            flat = self.flat()
+            flat[self.argnum] = negative
+            self.call(flat).backward()
+            return True
+        return False

@@ -8,16 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.exceptions import refuse_own
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.judging.tensors import is_inexact, replica
 
 
-def drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a tensor, and others drawn from its values, so that they stay in the operator's domain."""
+def _drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
+    """Return a tensor, and others drawn from its values, so that they stay in the operator's domain.
+
+    They are scaled so that they need all digits: authors give short numbers.
+    """
     flat, elements = value.reshape(-1), value.numel()
     draws = [torch.randint(max(elements, 1), (elements,), generator=generator) for _ in range(count - 1)]
+    if value.dtype in (torch.float64, torch.complex128):
+        flat = flat * (1 - 2.0**-27)
     return [value, *(flat[draw].reshape(value.shape) for draw in draws)]
 
 
@@ -37,7 +42,6 @@ def batch_of(
     gives results that are not finite where the sample's are), the sample is scaled.
 
     Args:
-        subject: The checked operator.
         sample: The sample, which is the first example.
         argnums: Positions of the arguments in which the examples differ.
         size: Number of examples.
@@ -46,22 +50,12 @@ def batch_of(
     flat = sample.at(dtype)
     finite = all_finite(subject.call(sample, replicas(flat)))
     generator = subject.generator()
-    columns = {argnum: _precise(drawn(flat[argnum], size, generator)) for argnum in argnums}
+    columns = {argnum: _drawn(flat[argnum], size, generator) for argnum in argnums}
     rows = _rows(flat, columns, size)
-    try:
+    with Overlooking():  # the drawn values may be rejected, and the sample itself is not
         if not finite or all(all_finite(subject.call(sample, replicas(row))) for row in rows):
             return rows
-    except Exception as error:
-        refuse_own(error)  # the drawn values are rejected, and the sample itself is not
     return _rows(flat, {argnum: scaled(flat[argnum], size) for argnum in argnums}, size)
-
-
-def _precise(values: Sequence[Tensor]) -> list[Tensor]:
-    """Scale all values but the first so that they need all digits: authors give short numbers."""
-    first, *others = values
-    if first.dtype not in (torch.float64, torch.complex128):
-        return [*values]
-    return [first, *(value * (1 - 2.0**-27) for value in others)]
 
 
 def _rows(flat: Sequence[Any], columns: Mapping[int, Sequence[Tensor]], size: int) -> list[list[Any]]:
@@ -98,19 +92,12 @@ def working_dtype(subject: Subject, sample: Sample) -> torch.dtype | None:
     """Return the widest dtype in which the operator runs a sample; None for the sample's own."""
     candidates = (torch.float32,) if subject.single_precision else (torch.float64, torch.float32)
     for dtype in candidates:
-        try:
+        with Overlooking():  # the properties of results report what it raises
             subject.call(sample, sample.at(dtype))
-        except Exception as error:
-            refuse_own(error)
-            continue  # reported by the properties of results
-        return dtype
+            return dtype
     return None
 
 
 def own_dtype(sample: Sample) -> torch.dtype:
     """Return the dtype of a sample's first floating tensor; float64 where there is none."""
-    for argnum in sample.inexact:
-        value = sample.flat[argnum]
-        found: torch.dtype = value.dtype.to_real() if value.is_complex() else value.dtype
-        return found
-    return torch.float64
+    return next((sample.flat[argnum].dtype.to_real() for argnum in sample.inexact), torch.float64)

@@ -2,12 +2,17 @@
 
 It is declared nowhere, and known from the samples alone. A rule says how two arguments go together, and
 restores that where a derived input has broken it; and the reference is asked what it takes.
+
+Sizes belong together as `shapes=` declares, or as the samples show: those that are equal in every sample form
+a symbol. They are changed together, and with them the integer arguments that equal them. Too few symbols make
+less varied inputs; too many would make invalid ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,9 +22,15 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, computed_once
+from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.expression import Expression, ExpressionError
 from opsmith.core.generate_like import WHOLE, is_symmetric
+from opsmith.core.shapes import ANY, Shapes
+from opsmith.core.tensors import sequence_like
+from opsmith.judging.compare import all_close
+from opsmith.judging.tensors import is_inexact
 
 FEWEST = 3
 """Fewest elements that show a rule: with two, chance does it."""
@@ -218,31 +229,17 @@ def are_same(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
     return all(isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
-def among_symmetric(subject: Subject) -> Subject:
-    """The subject with the symmetric inputs marked that it reads in one triangle alone."""
-    if subject.draws:
-        return subject
+def symmetric_labels(subject: Subject) -> frozenset[str]:
+    """The labels of the inputs that are symmetric in every sample, and are read in one triangle alone."""
     every = [
         {
             sample.labels[argnum]
             for argnum in sample.inexact
             if is_symmetric(sample.flat[argnum]) and _reads_one_triangle(subject, sample, argnum)
         }
-        for sample in subject.samples
+        for sample in (() if subject.draws else subject.samples)
     ]
-    labels = set.intersection(*every)
-    return replace(subject, symmetric=frozenset(labels)) if labels else subject
-
-
-def symmetric_remarks(subject: Subject) -> tuple[str, ...]:
-    """The remark for a report."""
-    if not subject.symmetric:
-        return ()
-    names = ", ".join(f"`{label}`" for label in sorted(subject.symmetric))
-    return (
-        f"derivatives by {names} are those among symmetric matrices: every sample has one there, of which "
-        "one triangle alone is read",
-    )
+    return frozenset(set.intersection(*every) if every else ())
 
 
 def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
@@ -251,3 +248,307 @@ def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
     whole = asked(subject, sample, {}, wide=True)
     others = (matrix + matrix.triu(1), matrix + matrix.tril(-1))
     return any(are_same(whole, asked(subject, sample, {argnum: other}, wide=True)) for other in others)
+
+
+@dataclass(frozen=True, order=True)
+class SizeLocation:
+    """Location of a size: a dimension of a tensor, or an integer argument.
+
+    Args:
+        argnum: Position of the flat argument.
+        index: Dimension of the tensor, or index in a list of integers; 0 for an integer.
+        number: True for an integer argument.
+    """
+
+    argnum: int
+    index: int
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Sizes of a sample that are changed together.
+
+    Args:
+        name: Name in messages: `x.shape[0]`, or the author's letter.
+        size: Value in the sample.
+        locations: Locations of the size.
+        varies: True if the samples, or the author, show that it may change.
+        divisor: Number that divides it in every sample, where samples have several sizes.
+    """
+
+    name: str
+    size: int
+    locations: tuple[SizeLocation, ...]
+    varies: bool
+    divisor: int = 1
+
+    @property
+    def doubled(self) -> bool:
+        """True if a tensor has the size twice, as a square matrix has."""
+        argnums = [location.argnum for location in self.locations if not location.number]
+        return len(argnums) > len(set(argnums))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a sample.
+
+    Args:
+        subject: The subject of the check.
+        sample: The sample.
+        symbols: Sizes that can be changed.
+        formulas: Sizes computed from symbols, where the author declared expressions.
+    """
+
+    subject: Subject
+    sample: Sample
+    symbols: tuple[Symbol, ...]
+    formulas: Mapping[SizeLocation, Callable[[Mapping[str, int]], int | None]]
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """The names of those that may change: the samples or the author show it, or they are batch-like."""
+        return [
+            symbol.name
+            for symbol in self.symbols
+            if symbol.varies or is_batch_like(self.subject, self.sample, symbol)
+        ]
+
+    @cached_property
+    def by_name(self) -> dict[str, Symbol]:
+        """The symbols by their names."""
+        return {symbol.name: symbol for symbol in self.symbols}
+
+    def changed(self, to: Mapping[str, int]) -> dict[int, Any] | None:
+        """Compute new shapes of tensors, and integers, by position; None where an expression has no value.
+
+        Args:
+            to: New sizes of some symbols, by name.
+        """
+        letters = {**{symbol.name: symbol.size for symbol in self.symbols}, **to}
+        sizes: dict[SizeLocation, int | None] = {
+            place: size for name, size in to.items() for place in self.by_name[name].locations
+        }
+        sizes.update({place: formula(letters) for place, formula in self.formulas.items()})
+        found: dict[int, Any] = {}
+        for place, size in sizes.items():
+            value = self.sample.flat[place.argnum]
+            form = found.get(place.argnum, value.shape if isinstance(value, Tensor) else value)
+            if size is None:
+                return None
+            several = isinstance(form, list | tuple)
+            items = (size if at == place.index else item for at, item in enumerate(form if several else ()))
+            found[place.argnum] = sequence_like(form, items) if several else size
+        return found
+
+
+def sizes_of(subject: Subject, sample: Sample) -> Sizes:
+    """Return the sizes of a sample, as declared or else as the samples show them."""
+    shapes = subject.specification.shapes
+    if shapes is None:
+        return Sizes(subject, sample, _equal_sizes(subject, sample), {})
+    return _declared(subject, sample, shapes)
+
+
+def _declared(subject: Subject, sample: Sample, shapes: Shapes) -> Sizes:
+    locations: dict[str, list[SizeLocation]] = {}
+    formulas: dict[SizeLocation, Any] = {}
+    letters, _ = shapes.bind(sample.flattening.schema, sample.flattening.pack(sample.flat))
+    for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
+        if name in shapes.integers and isinstance(value, int):
+            locations.setdefault(name, []).append(SizeLocation(argnum, 0, number=True))
+        dims = shapes.arguments.get(name)
+        if dims is None or not isinstance(value, Tensor):
+            continue
+        start = value.dim() - len(dims.sizes)
+        for lead in range(start):
+            locations.setdefault(f"...[{lead - start}]", []).append(SizeLocation(argnum, lead))
+        for index, (size, expression) in enumerate(zip(dims.sizes, dims.expressions, strict=True)):
+            if expression is not None:
+                formulas[SizeLocation(argnum, start + index)] = _formula(expression)
+            elif size != ANY:
+                locations.setdefault(size, []).append(SizeLocation(argnum, start + index))
+    sizes = sizes_at(sample)
+    symbols = tuple(
+        Symbol(name, sizes[where[0]], tuple(where), True)
+        for name, where in locations.items()
+        if name in letters or name.startswith("...")
+    )
+    return Sizes(subject, sample, symbols, formulas)
+
+
+def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None]:
+    def size(letters: Mapping[str, int]) -> int | None:
+        try:
+            value = expression.value(letters)
+        except (ExpressionError, KeyError):  # KeyError: a letter that no argument of this sample has
+            return None
+        return value if isinstance(value, int) and value >= 0 else None
+
+    return size
+
+
+def _equal_sizes(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
+    """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
+    sizes, samples = sizes_at(sample), [sample, *(each for each in subject.samples if each is not sample)]
+    labelled = [{_label(each, place): size for place, size in sizes_at(each).items()} for each in samples]
+    known = {place: [each.get(_label(sample, place)) for each in labelled] for place in sizes}
+    groups: list[list[SizeLocation]] = []
+    for place in sorted(sizes):
+        joined = [group for group in groups if any(_together(known, each, place) for each in group)]
+        whole = [each for group in joined for each in group]
+        groups = [*(group for group in groups if group not in joined), sorted([*whole, place])]
+    found: list[Symbol] = []
+    for group in sorted(groups):
+        places = [place for place in group if not place.number]
+        if places:
+            sized = [
+                (size, each) for place in places for size, each in zip(known[place], samples, strict=True)
+            ]
+            shown = {size for size, _ in sized if size is not None}
+            authored = {size for size, each in sized if size is not None and not each.origin}
+            name = f"{sample.labels[places[0].argnum]}.shape[{places[0].index}]"
+            divisor = math.gcd(*authored) or 1 if len(authored) > 1 else 1
+            found.append(Symbol(name, sizes[places[0]], tuple(group), len(shown) > 1, divisor))
+    return tuple(found)
+
+
+def _together(
+    known: Mapping[SizeLocation, Sequence[int | None]], first: SizeLocation, second: SizeLocation
+) -> bool:
+    """Return True if two sizes are equal in every sample that has both."""
+    pairs = {(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)}
+    # A small integer may equal a size by chance; one that changes with it does not.
+    return all(a == b for a, b in pairs) and (len(pairs) > 1 or not (first.number or second.number))
+
+
+def sizes_at(sample: Sample) -> dict[SizeLocation, int]:
+    """Return every size and every integer of a sample."""
+    found: dict[SizeLocation, int] = {}
+    for argnum, value in enumerate(sample.flat):
+        if isinstance(value, Tensor):
+            found.update({SizeLocation(argnum, index): size for index, size in enumerate(value.shape)})
+        several = value if isinstance(value, list | tuple) else [value]
+        if all(type(item) is int for item in several):
+            found.update(
+                {SizeLocation(argnum, index, number=True): item for index, item in enumerate(several)}
+            )
+    return found
+
+
+def _label(sample: Sample, location: SizeLocation) -> tuple[Any, ...]:
+    """What a location is called in every sample that has a tensor of the same rank there."""
+    argnum = location.argnum
+    return sample.labels[argnum], sample.ranks[argnum], location.index, location.number
+
+
+def emptied_with(sizes: Sizes, symbol: Symbol) -> dict[str, int] | None:
+    """Return the sizes that are 0 where one is: those of the indices into it, too; None if they cannot be.
+
+    A reference may take indices into nothing, as `index_add` does; a kernel that checks them refuses them.
+    """
+    to, sample = {symbol.name: 0}, sizes.sample
+    for argnum, value in enumerate(sample.flat):
+        if not isinstance(value, Tensor) or value.dtype not in WHOLE or not value.numel():
+            continue
+        own = [
+            each
+            for each in sizes.symbols
+            if any(place.argnum == argnum and not place.number for place in each.locations)
+        ]
+        if any(each.name in to for each in own):
+            continue
+        takes = [
+            index <= torch.iinfo(value.dtype).max
+            and asked(sizes.subject, sample, {argnum: torch.full_like(value, index)}) is not None
+            for index in (symbol.size - 1, symbol.size)
+        ]
+        if takes != [True, False]:
+            continue
+        if not own:
+            return None
+        to[own[0].name] = 0
+    return to
+
+
+def is_batch_like(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
+    """Return True if a slice of a dimension gives a slice of the results, so that its size is arbitrary."""
+    numbers = any(location.number for location in symbol.locations)
+    if symbol.size < 2 or symbol.doubled or numbers or subject.draws:
+        return False
+    whole, size = asked(subject, sample, {}, wide=True), symbol.size
+    for start, length in ((0, size - 1), (size - 1, 1)):
+        flat = sample.in_double()
+        places = symbol.locations
+        slices = {each.argnum: flat[each.argnum].narrow(each.index, start, length) for each in places}
+        part = asked(subject, sample, slices, wide=True)
+        if whole is None or part is None or len(whole) != len(part):  # the size has a meaning
+            return False
+        if not all(_is_part(one, other, size, start, length) for one, other in zip(whole, part, strict=True)):
+            return False
+    return True
+
+
+def _is_part(whole: Tensor, part: Tensor, size: int, start: int, length: int) -> bool:
+    if whole.dim() != part.dim() or whole.dtype != part.dtype:
+        return False
+    changed = [at for at, (a, b) in enumerate(zip(whole.shape, part.shape, strict=True)) if a != b]
+    if len(changed) != 1 or whole.shape[changed[0]] != size:
+        return False
+    expected = whole.narrow(changed[0], start, length)
+    if not is_inexact(whole):
+        return torch.equal(expected, part)
+    return all_close(part, expected, 1e-12 + 1e-9 * part.abs())
+
+
+def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield positions of arguments, each with a shape that broadcasts to its own.
+
+    Only for an operator whose results have the broadcast shape of its arguments in every sample, since others
+    may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
+    beside a larger one, which also grows to it, fewer dimensions than the result, or none.
+    """
+    found = [_pointwise(subject, each) for each in subject.samples]
+    wholes, own = [each for each in found if each is not None], _whole(sample)
+    if len(wholes) < len(found) or own is None:
+        return
+    tensors = [argnum for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)]
+    for argnum in tensors:
+        shape = tuple(sample.flat[argnum].shape)
+        shown = [
+            (value.shape, whole)
+            for each, whole in zip(subject.samples, wholes, strict=True)
+            for label, value in zip(each.labels, each.flat, strict=True)
+            if label == sample.labels[argnum] and isinstance(value, Tensor)
+        ]
+        several = len({len(form) for form, _ in shown}) > 1
+        if several and 0 not in shape and any(len(form) < len(whole) for form, whole in shown):
+            yield from ((argnum, shape[dropped:]) for dropped in range(1, len(shape) + 1))
+        stretched = any(
+            mine == 1 and full > 1
+            for form, whole in shown
+            for mine, full in zip(reversed(form), reversed(whole), strict=False)
+        )
+        for at, full in enumerate(own[len(own) - len(shape) :] if 0 not in shape else ()):
+            size = full if shape[at] == 1 else 1 if stretched else shape[at]
+            if size not in (0, shape[at]):
+                yield argnum, (*shape[:at], size, *shape[at + 1 :])
+        if several and shape and len(tensors) == 1:
+            yield argnum, ()
+
+
+def _whole(sample: Sample) -> tuple[int, ...] | None:
+    """The broadcast shape of all arguments; None where they have none."""
+    try:
+        return tuple(torch.broadcast_shapes(*(value.shape for value in tensors_in(list(sample.flat)))))
+    except RuntimeError:
+        return None
+
+
+@computed_once
+def _pointwise(subject: Subject, sample: Sample) -> tuple[int, ...] | None:
+    """The broadcast shape of all arguments, if every result has it."""
+    whole, results = _whole(sample), asked(subject, sample, {})
+    alike = results is not None and all(tuple(each.shape) == whole for each in results)
+    return whole if alike else None

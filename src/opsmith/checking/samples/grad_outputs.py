@@ -14,7 +14,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import has_gradient, record
 from opsmith.checking.samples.memory_layouts import PLAIN
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.subject import Subject
+from opsmith.checking.subject import Subject, computed_once
 from opsmith.judging.compare import all_finite
 from opsmith.judging.tensors import CPU, is_inexact, replica
 
@@ -68,31 +68,29 @@ def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[
     return grad_outputs_to_try(subject, sample, results)[-1]
 
 
+@computed_once
 def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
     """Return contiguous grad_outputs for all results that a sample gives in float64; known after a first run.
 
     All properties share them: a call gets copies, by `at` or `in_double`.
     """
-
-    def first() -> GradOutputs:
-        with torch.no_grad():
-            results = subject.call(sample, sample.in_double())
-        return contiguous_grad_outputs(subject, sample, results)
-
-    return subject.once("grad_outputs", sample, first)
+    with torch.no_grad():
+        results = subject.call(sample, sample.in_double())
+    return contiguous_grad_outputs(subject, sample, results)
 
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:
     """For each visible result, True if it takes a grad_output."""
     marked: frozenset[int] = frozenset()
     if subject.kind.own_forward and len(results) > 1:
-        marked = subject.once("results without a graph", sample, partial(_marked, subject, sample))
+        marked = _marked(subject, sample)
     return [
         described.differentiable and is_inexact(result) and at not in marked
         for at, (described, result) in enumerate(zip(subject.results(sample), results, strict=True))
     ]
 
 
+@computed_once
 def _marked(subject: Subject, sample: Sample) -> frozenset[int]:
     """The results that a class marks as non-differentiable: they have no graph, and others have one."""
     with Overlooking():  # what it raises is reported

@@ -152,7 +152,6 @@ class ObjectState:
         """Record the state of an object.
 
         Args:
-            value: The object.
             saved: Records a tensor; by default every one, and none of an object that is too large.
         """
         tensors = tensors_of_object(value)

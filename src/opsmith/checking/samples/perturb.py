@@ -93,8 +93,6 @@ def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "m
     """Draw fresh arguments of the same shapes, dtypes and strides.
 
     Args:
-        flat: Flat arguments.
-        generator: Source of random numbers.
         method: One of `METHODS`.
 
     Example:

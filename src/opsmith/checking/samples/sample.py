@@ -167,10 +167,6 @@ class Sample:
         """The objects that hold tensors, such as modules, by position."""
         return ObjectArguments(self.flat, self.copies)
 
-    def leaves(self) -> list[Any]:
-        """Return the flat arguments in fresh memory; each floating tensor requires a gradient."""
-        return [value.requires_grad_() if is_inexact(value) else value for value in self.at()]
-
     def arguments(self, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a call with these flat values."""
         return self.flattening.schema.split(self.flattening.pack(flat))

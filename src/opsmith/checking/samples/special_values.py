@@ -80,7 +80,6 @@ def placements(value: Tensor, group: ValueGroup, generator: torch.Generator) -> 
     """Yield the special values to put into a tensor at once, by position: at up to half of its elements.
 
     Args:
-        value: The tensor.
         group: The values; those that stand everywhere fill the first row, and then all of it.
         generator: Source of the positions.
     """

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
-from opsmith.checking.samples.domain import restored, rules_of
-from opsmith.checking.samples.linked_sizes import (
+from opsmith.checking.samples.domain import (
     SizeLocation,
     Sizes,
     Symbol,
     broadcast_shapes,
     emptied_with,
-    is_batch_like,
-    number_locations,
+    restored,
+    rules_of,
+    sizes_at,
     sizes_of,
 )
 from opsmith.checking.samples.sample import Sample, places_of
@@ -82,8 +82,6 @@ def varied(
     """Yield a sample with some arguments changed and each rule restored; nothing if it invents whole numbers.
 
     Args:
-        subject: The subject of the check.
-        sample: The sample.
         what: As in `Variation`.
         changed: Other values, by position.
         options: The other fields of `Variation`.
@@ -112,7 +110,7 @@ LARGE_SIZES = (33, 129, 65)
 
 def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Change all sizes that may vary at once, to different ones; then one alone."""
-    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
+    names = sizes.varying
     several = {name: PRIMES[at % len(PRIMES)] for at, name in enumerate(names)}
     for to in ([several] if len(names) > 1 else []) + [{name: 7} for name in names]:
         yield from resized(sizes, to, generator, silent=len(names) > 1)
@@ -121,16 +119,15 @@ def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 def _one_size(sizes: Sizes, generator: torch.Generator, to: Sequence[int]) -> Iterator[Variation]:
     """Set one size that may vary to each of some numbers."""
     for symbol in _from_another(sizes.symbols, sizes.sample):
-        if may_vary(sizes, symbol):
+        if symbol.name in sizes.varying:
             for size in _from_another(to, sizes.sample):
                 yield from resized(sizes, {symbol.name: size}, generator, silent=True)
 
 
 def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     """Set all sizes that may vary to 1 at once, so that tensors have one element."""
-    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
-    if len(names) > 1:
-        yield from resized(sizes, dict.fromkeys(names, 1), generator, silent=True)
+    if len(sizes.varying) > 1:
+        yield from resized(sizes, dict.fromkeys(sizes.varying, 1), generator, silent=True)
 
 
 def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
@@ -172,11 +169,6 @@ def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
     return (*some[first:], *some[:first])
 
 
-def may_vary(sizes: Sizes, symbol: Symbol) -> bool:
-    """Return True if a size may change: the samples or the author show it, or it is batch-like."""
-    return symbol.varies or is_batch_like(sizes.subject, sizes.sample, symbol)
-
-
 def resized(
     sizes: Sizes,
     to: Mapping[str, int],
@@ -188,9 +180,7 @@ def resized(
     """Yield the sample at other sizes; indices into a dimension stay valid, and distinct ones distinct.
 
     Args:
-        sizes: Sizes of the sample.
         to: New sizes, by the names of the symbols.
-        generator: Source of new numbers.
         most: Largest number of elements: many large sizes at once may exceed the memory.
         options: The other fields of `Variation`.
     """
@@ -287,15 +277,10 @@ def _shape_here(sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
         return {(sample.labels[place.argnum], place.index, place.number) for place in symbol.locations}
 
     there = {place: each for each in sizes_of(sizes.subject, other).symbols for place in each.locations}
-    shape: list[int] = []
-    for index in range(other.flat[argnum].dim()):
-        symbol = there.get(SizeLocation(argnum, index))
-        called = set() if symbol is None else names(other, symbol)
-        known = [each.size for each in sizes.symbols if names(sizes.sample, each) & called]
-        if not known:
-            return None
-        shape.append(known[0])
-    return shape
+    symbols = [there.get(SizeLocation(argnum, index)) for index in range(other.flat[argnum].dim())]
+    called = [set() if symbol is None else names(other, symbol) for symbol in symbols]
+    known = [[each.size for each in sizes.symbols if names(sizes.sample, each) & own] for own in called]
+    return [found[0] for found in known] if all(known) else None
 
 
 def _broadcasts(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
@@ -316,7 +301,7 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
     sample = sizes.sample
     if sizes.subject.specification.shapes is not None:  # the author says which sizes belong together
         return
-    numbers = number_locations(sample)
+    numbers = {place: size for place, size in sizes_at(sample).items() if place.number}
     for symbol in sizes.symbols:
         argnums = [location.argnum for location in symbol.locations if not location.number]
         single = [each for each in symbol.locations if argnums.count(each.argnum) < 2]

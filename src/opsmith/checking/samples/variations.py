@@ -32,7 +32,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
-from opsmith.checking.samples.linked_sizes import Symbol, is_batch_like, sizes_of
+from opsmith.checking.samples.domain import Symbol, is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variation_kinds import KINDS, Variation
 from opsmith.checking.subject import Subject, drawing_operations
@@ -128,20 +128,16 @@ class _Trial:
                 if too_large or (form in self._seen and not change.fresh_numbers):
                     continue
                 attempts -= 1
-                if self._is_taken(sample, change):
+                reason = refusal(self.subject, sample, change)
+                if isinstance(reason, Failure) and change.without is not None:
+                    self.faults.setdefault(change.without.name, reason)
+                elif reason is not None and not change.silent:
+                    self.rejected[f"{change.origin}: {reason}"] = None
+                elif reason is None:
                     self.accepted.append(sample)
                     self._seen.add(form)
                     if not self.subject.effort.exhaustive:
                         break
-
-    def _is_taken(self, sample: Sample, change: Variation) -> bool:
-        """Return True if the reference takes a variation; note the reason if it does not."""
-        reason = refusal(self.subject, sample, change)
-        if isinstance(reason, Failure) and change.without is not None:
-            self.faults.setdefault(change.without.name, reason)
-        elif reason is not None and not change.silent:
-            self.rejected[f"{change.origin}: {reason}"] = None
-        return reason is None
 
 
 def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]:
@@ -150,21 +146,16 @@ def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]
     The numbers of one are independent of how many there are of other kinds.
     """
     every = [sizes_of(subject, sample) for sample in samples]
-    seeds = [(subject.seed * 1009 + at) * 1009 for at in range(len(KINDS))]
-    kinds = [
-        _woven([kind(sizes, _generator(seed + sizes.sample.position)) for sizes in every])
-        for kind, seed in zip(KINDS, seeds, strict=True)
-    ]
-    return _woven(kinds)
 
+    def generator(at: int, sample: Sample) -> torch.Generator:
+        return torch.Generator().manual_seed((subject.seed * 1009 + at) * 1009 + sample.position)
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    def woven(several: Sequence[Iterator[Variation]]) -> Iterator[Variation]:
+        for turn in zip_longest(*several):
+            yield from (change for change in turn if change is not None)
 
-
-def _woven(several: Sequence[Iterator[Variation]]) -> Iterator[Variation]:
-    for turn in zip_longest(*several):
-        yield from (change for change in turn if change is not None)
+    kinds = [[kind(each, generator(at, each.sample)) for each in every] for at, kind in enumerate(KINDS)]
+    return woven([*map(woven, kinds)])
 
 
 def form_of(sample: Sample) -> tuple[Any, ...]:
@@ -197,14 +188,15 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             return "it draws random numbers, which no sample does"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
-        if (all_finite(before) and not all_finite(after)) or (_has_nan(after) and not _has_nan(before)):
+        had_nan, has_nan = (any(map(_has_nan, results)) for results in (before, after))
+        if (all_finite(before) and not all_finite(after)) or (has_nan and not had_nan):
             return "its results are not finite"
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
 
 
-def _has_nan(results: Sequence[Any]) -> bool:
-    return any(is_inexact(each) and bool(each.isnan().any()) for each in results)
+def _has_nan(value: Any) -> bool:
+    return is_inexact(value) and bool(value.isnan().any())
 
 
 def _kinds(results: Sequence[Any]) -> str:
@@ -250,13 +242,6 @@ def _unserved(
 
     An error raised by the operator's own code refuses the input. The results are empty if the dimension is
     batch-like: a reduction over it, such as a mean or a maximum, may have no result for no elements.
-
-    Args:
-        subject: The checked operator.
-        change: The variation.
-        sample: The input.
-        error: Exception of the operator.
-        dtype: dtype of floating tensors.
     """
     symbol, where = change.without, subject.specification.where
     if symbol is None or subject.kind.has_reference:
@@ -273,21 +258,15 @@ def _unserved(
             return None
     if not stands_alone(subject, change.of, symbol):
         return None
-    argnum = symbol.locations[0].argnum
-    name, kind = sample.labels[argnum], type(error).__name__
-    target = target_of(subject)
-    return Failure(
-        "forward",
-        name,
-        "empty",
-        f"it fails where `{name}` has the shape {list(sample.flat[argnum].shape)}: "
-        f"{kind}: {first_line(error).rstrip('.')}. Each place of `{symbol.name}` stands for itself, so "
-        "without any there is nothing to compute: return results without elements, or raise an error that "
-        "says what is expected",
-        innermost(error, where),
-        {"sample": str(sample), "exception": kind},
-        target
-        if target is None
-        else replay(subject, sample, sample.at(), [target.call(sample)], property="forward"),
-        given="undeclared",
+    name, kind = sample.labels[symbol.locations[0].argnum], type(error).__name__
+    shape = list(sample.flat[symbol.locations[0].argnum].shape)
+    message = (
+        f"it fails where `{name}` has the shape {shape}: {kind}: {first_line(error).rstrip('.')}. Each place "
+        f"of `{symbol.name}` stands for itself, so without any there is nothing to compute: return results "
+        "without elements, or raise an error that says what is expected"
     )
+    target, evidence, again = target_of(subject), {"sample": str(sample), "exception": kind}, None
+    if target is not None:
+        again = replay(subject, sample, sample.at(), [target.call(sample)], property="forward")
+    at = innermost(error, where)
+    return Failure("forward", name, "empty", message, at, evidence, again, given="undeclared")

@@ -163,15 +163,14 @@ BACKWARD_AGAIN = Property(
     NAME,
     "every method of computing the gradients gives the same",
     partial(covered_runs, NAME, _check, "there is nothing to differentiate"),
-    subset=True,
-    sends_gradients=True,
-    reruns=True,
+    inputs="few",
+    traits=("sends-gradients", "reruns"),
 )
 
 SAVED_HOOKS = Property(
     SAVED,
     "the gradients are the same where hooks pack the saved tensors",
     partial(covered_runs, SAVED, _check, "there is nothing to differentiate"),
-    subset=True,
-    sends_gradients=True,
+    inputs="few",
+    traits=("sends-gradients",),
 )

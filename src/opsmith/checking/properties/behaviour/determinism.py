@@ -203,9 +203,6 @@ DETERMINISM = Property(
     NAME,
     "running it twice gives the same, whatever memory held before",
     partial(each_run, NAME, _check, devices=True),
-    subset=True,
-    first=True,
-    compares_runs=False,
-    about_gradients=False,
-    sends_gradients=True,
+    inputs="few",
+    traits=("first", "compares-no-runs", "about-results", "sends-gradients"),
 )

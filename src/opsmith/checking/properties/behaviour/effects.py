@@ -159,7 +159,7 @@ def _check(run: Run) -> Findings:
 
 def _in_slices(observed: EffectsRun) -> Findings:
     """Run forward and backward on slices: a write through a pointer hits the elements between."""
-    if not observed.subject.effort.sliced:
+    if not observed.subject.effort.full:
         return
     sliced = replace(observed, sliced=True)
     try:
@@ -481,7 +481,6 @@ EFFECTS = Property(
     NAME,
     "no argument, saved tensor or setting is changed, and no memory is shared",
     run,
-    varied=True,
-    first=True,
-    compares_runs=False,
+    inputs="every",
+    traits=("first", "compares-no-runs"),
 )

@@ -342,6 +342,6 @@ LAYOUTS = Property(
     NAME,
     "results and gradients are the same, wherever inputs and gradients lie in memory",
     run,
-    varied=True,
-    sends_gradients=True,
+    inputs="every",
+    traits=("sends-gradients",),
 )

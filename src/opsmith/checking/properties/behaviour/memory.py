@@ -201,6 +201,6 @@ MEMORY = Property(
     NAME,
     "memory that is no longer needed is freed",
     partial(each_run, NAME, _check, devices=True),
-    subset=True,
-    about_gradients=False,
+    inputs="few",
+    traits=("about-results",),
 )

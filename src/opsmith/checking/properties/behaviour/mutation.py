@@ -156,7 +156,6 @@ MUTATION = Property(
     NAME,
     "a call in place writes what the functional form returns, and nothing else, wherever its arguments lie",
     run,
-    varied=True,
-    sends_gradients=True,
-    about_gradients=False,
+    inputs="every",
+    traits=("about-results", "sends-gradients"),
 )

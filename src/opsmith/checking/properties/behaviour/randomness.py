@@ -110,9 +110,7 @@ RANDOMNESS = Property(
     NAME,
     "randomness is declared, and what is declared random draws",
     run,
-    first=True,
-    compares_runs=False,
-    about_gradients=False,
+    traits=("first", "compares-no-runs", "about-results"),
 )
 
 

@@ -157,7 +157,6 @@ SERIALIZATION = Property(
     NAME,
     "it and its results can be copied, pickled and saved",
     run,
-    transforms=True,
+    traits=("integration", "transforms"),
     given=of_tools,
-    group="integration",
 )

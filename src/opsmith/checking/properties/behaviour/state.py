@@ -245,4 +245,6 @@ def _reference_stays(calls: InterleavedCalls, interleaved: InterleavedAnswer, po
     return not differ_beyond_rounding(plain(replicas(made.flat()))[position].detach(), inside)
 
 
-STATE = Property(NAME, "no state is carried between calls, modes and threads", run, varied=True, first=True)
+STATE = Property(
+    NAME, "no state is carried between calls, modes and threads", run, inputs="every", traits=("first",)
+)

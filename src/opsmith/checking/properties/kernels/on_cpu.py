@@ -546,7 +546,7 @@ def run(language: type[KernelOnCpu], subject: Subject) -> Findings:
 
 
 ON_CPU = tuple(
-    Property(language.name, language.promise, functools.partial(run, language), varied=True)
+    Property(language.name, language.promise, functools.partial(run, language), inputs="every")
     for language in (Emulated, Interpreted)
 )
 """A property for each language."""

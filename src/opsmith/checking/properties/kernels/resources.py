@@ -39,7 +39,7 @@ def run(subject: Subject) -> Findings:
     if operator is None or not kernels:
         yield Skipped("it has no kernel in CUDA C++")
         return
-    architectures = ARCHITECTURES if subject.effort.architectures else ARCHITECTURES[-1:]
+    architectures = ARCHITECTURES if subject.effort.full else ARCHITECTURES[-1:]
 
     def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
         for sample in subject.samples:

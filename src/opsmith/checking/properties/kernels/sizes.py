@@ -20,9 +20,9 @@ from opsmith.checking.processes.fork import announce, in_child, run_isolated
 from opsmith.checking.property import UNCOMPILED, Findings, Note
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run import Run
-from opsmith.checking.samples.linked_sizes import sizes_of
+from opsmith.checking.samples.domain import sizes_of
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, may_vary, resized
+from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, resized
 from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
@@ -115,8 +115,7 @@ def forms(subject: Subject) -> list[Sample]:
 def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
     """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
     sizes = sizes_of(subject, sample)
-    names = [symbol.name for symbol in sizes.symbols if may_vary(sizes, symbol)]
-    change = partial(resized, sizes, generator=subject.generator())
+    names, change = sizes.varying, partial(resized, sizes, generator=subject.generator())
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
     together = [*change(large, most=MOST_ELEMENTS)] if names else []
     yield from together

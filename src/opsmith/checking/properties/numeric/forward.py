@@ -276,6 +276,6 @@ FORWARD = Property(
     NAME,
     "the results are those of the reference, in every dtype, from every kernel",
     run,
-    varied=True,
-    about_gradients=False,
+    inputs="every",
+    traits=("about-results",),
 )

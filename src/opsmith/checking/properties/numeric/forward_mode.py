@@ -267,13 +267,9 @@ FORWARD_MODE = Property(
     NAME,
     "forward-mode derivatives are right",
     run,
-    subset=True,
-    differences=True,
-    gradcheck="torch.autograd.gradcheck(lambda {names}: {call}, ({names},), check_forward_ad=True, "
-    "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
+    inputs="few",
+    traits=("differences", "sends-gradients", "reruns"),
     given=of_forward_mode,
-    reruns=True,
-    sends_gradients=True,
 )
 
 

@@ -580,8 +580,6 @@ GRADIENT = Property(
     NAME,
     "the gradient of every input is right, whatever inputs require one",
     run,
-    varied=True,
-    differences=True,
-    explains_gradients=True,
-    sends_gradients=True,
+    inputs="every",
+    traits=("differences", "explains-gradients", "sends-gradients"),
 )

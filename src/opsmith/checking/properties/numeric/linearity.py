@@ -88,10 +88,8 @@ LINEARITY = Property(
     NAME,
     "the gradient is linear in grad_output, and depends on it",
     run,
-    varied=True,
-    about_gradients=False,
-    explains_gradients=True,
-    sends_gradients=True,
+    inputs="every",
+    traits=("about-results", "explains-gradients", "sends-gradients"),
 )
 
 

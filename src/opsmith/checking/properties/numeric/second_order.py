@@ -153,12 +153,9 @@ SECOND_ORDER = Property(
     NAME,
     "the gradients can be differentiated again, and are right",
     run,
-    subset=True,
-    differences=True,
-    sends_gradients=True,
-    gradcheck="torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
+    inputs="few",
+    traits=("differences", "sends-gradients", "reruns"),
     given=of_second_order,
-    reruns=True,
 )
 
 

@@ -357,6 +357,5 @@ VALUES = Property(
     NAME,
     "results and gradients are right at zero, infinities, nan, and other special values",
     run,
-    differences=True,
-    sends_gradients=True,
+    traits=("differences", "sends-gradients"),
 )

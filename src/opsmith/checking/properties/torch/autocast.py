@@ -249,8 +249,7 @@ AUTOCAST = Property(
     NAME,
     "under autocast, dtypes are as promised, and forward and backward fit",
     partial(covered_runs, NAME, _casts, "no sample has a floating tensor, which autocast casts"),
-    subset=True,
-    transforms=True,
+    inputs="few",
+    traits=("integration", "transforms"),
     given=of_tools,
-    group="integration",
 )

@@ -291,7 +291,7 @@ def reason_of(error: BaseException) -> str:
 
 def compiled(subject: Subject) -> Findings:
     """Compile one function that calls the operator on all samples; run it forward and backward."""
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     backends = ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",)
@@ -407,7 +407,7 @@ def _inputs(calls: Sequence[PlainCall]) -> tuple[Tensor, ...]:
 
 def exported(subject: Subject) -> Findings:
     """Export one model that calls the operator on all samples, and one that takes other sizes."""
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     exporting = Exporting(subject)
@@ -506,20 +506,16 @@ COMPILE = Property(
     COMPILING,
     "compiled code gives what the operator gives, forward and backward",
     compiled,
-    compiles=True,
-    varied=True,
-    transforms=True,
+    inputs="every",
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )
 
 EXPORT = Property(
     EXPORTING,
     "an exported program calls it, and gives what it gives",
     exported,
-    compiles=True,
-    varied=True,
-    transforms=True,
+    inputs="every",
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )

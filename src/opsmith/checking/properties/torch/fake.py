@@ -91,9 +91,7 @@ def _on_fakes(run: Run, mode: Any) -> tuple[list[Any], list[Any] | Raised]:
 def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
     if subject.single_precision:
         return (torch.float32,)
-    return (
-        (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.fake_dtypes else (torch.float32, torch.bfloat16)
-    )
+    return (*ALWAYS_CHECKED, *LOW_PRECISION) if subject.effort.full else (torch.float32, torch.bfloat16)
 
 
 def _turned(flat: list[Any]) -> list[Any]:
@@ -311,8 +309,7 @@ FAKE = Property(
     NAME,
     "the fake kernel gives the shapes, dtypes and strides of the real results",
     run,
-    varied=True,
-    about_gradients=False,
-    transforms=True,
+    inputs="every",
+    traits=("about-results", "transforms"),
     given="undeclared",
 )

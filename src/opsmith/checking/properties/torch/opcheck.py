@@ -48,7 +48,7 @@ def run(subject: Subject) -> Findings:
     if subject.torch_operator is None:
         yield Skipped("it is a class, and no operator that torch knows: `opsmith.adopt` makes it one")
         return
-    if not subject.effort.compiled:
+    if not subject.effort.full:
         yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
     yield from each_run(NAME, _tests, subject)
 
@@ -56,9 +56,7 @@ def run(subject: Subject) -> Findings:
 def _tests(run: Run) -> Findings:
     effort = run.subject.effort
     for test, promise in TESTS.items():
-        if test in TRACED and (
-            not effort.compiled or (run.subject.rank(run.sample) and not effort.exhaustive)
-        ):
+        if test in TRACED and (not effort.full or (run.subject.rank(run.sample) and not effort.exhaustive)):
             continue  # `compile` traces every sample
         reason = _unsuited(run, test)
         error = None if reason is not None else _opcheck(run, test)
@@ -145,8 +143,6 @@ OPCHECK = Property(
     NAME,
     "torch's own opcheck accepts the operator",
     run,
-    compiles=True,
-    transforms=True,
+    traits=("compiles", "integration", "transforms"),
     given=of_tools,
-    group="integration",
 )

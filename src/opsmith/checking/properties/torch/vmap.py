@@ -577,19 +577,17 @@ VMAP = Property(
     NAME,
     "a batch under torch.func.vmap gives what a loop gives, wherever it lies",
     run,
-    subset=True,
-    transforms=True,
+    inputs="few",
+    traits=("transforms", "reruns"),
     given=of_batches,
-    reruns=True,
 )
 
 BATCHED_GRADIENTS = Property(
     GRADIENTS,
     "several grad_outputs at once give what each gives alone",
     partial(covered_runs, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
-    transforms=True,
+    traits=("transforms", "reruns"),
     given=of_tools,
-    reruns=True,
 )
 
 BATCHING = Property(BATCHED, "one call for a batch gives what each example gives alone", _declared)
