@@ -13,7 +13,7 @@ from opsmith.checking.calls import leaves_out
 from opsmith.checking.causes import CAUSES, UNKNOWN, Happened
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
-from opsmith.checking.properties.numeric.gradient_verdict import RIGHT_WITH_REFERENCE
+from opsmith.checking.properties.numeric.gradient import RIGHT_WITH_REFERENCE
 from opsmith.checking.property import BY_ITSELF, IMPORTED, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
 from opsmith.checking.report import GIVEN, SEVERITIES, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
