@@ -31,7 +31,6 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.side_effects.outside_state import roots
 from opsmith.checking.subject_kinds import subject_of
 from opsmith.torch_library import capabilities
 
@@ -321,7 +320,7 @@ def test_a_check_watches_what_its_own_function_keeps() -> None:
     handle = adopted(custom())
     subject = subject_of(handle, [(x,)], 0, EFFORTS["quick"])
     assert subject.kind.has_reference
-    assert {numpy_sine, sine} <= set(roots(subject))
+    assert {numpy_sine, sine} <= set(subject.functions)
 
 
 def test_what_is_registered_between_two_adoptions_is_seen() -> None:

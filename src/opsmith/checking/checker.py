@@ -40,8 +40,8 @@ from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
 from opsmith.checking.run_property import few_threads, in_child_process, run
 from opsmith.checking.severity import graded, name_roots
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.steady_runs import SteadyRuns, are_steady, is_unsteady, steady_conditions
-from opsmith.checking.subject import Subject
+from opsmith.checking.side_effects.steady_runs import are_steady, is_unsteady, steady_conditions
+from opsmith.checking.subject import SteadyRuns, Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
 from opsmith.core.effort_level import Level

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,17 @@ from opsmith.checking.exceptions import Overlooking, WrongFormError, structure_o
 from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import is_state, seed_torch, torch_state_restored
+from opsmith.checking.side_effects.global_settings import (
+    is_state,
+    random_states_restored,
+    seed_all,
+    seed_torch,
+    torch_state_restored,
+)
+from opsmith.checking.side_effects.outside_state import OutsideState
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
+from opsmith.core.formula import Formula
 from opsmith.core.kernels import Kernel, choose
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
@@ -31,10 +39,6 @@ from opsmith.judging.tensors import CPU, is_inexact, replica
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
 from opsmith.torch_library.flattening import ResultFlattening
-
-if TYPE_CHECKING:
-    from opsmith.checking.side_effects.outside_state import OutsideState
-    from opsmith.checking.side_effects.steady_runs import SteadyRuns
 
 T = TypeVar("T")
 
@@ -105,6 +109,54 @@ class LibraryWrite:
 
 
 @dataclass(frozen=True)
+class SteadyRuns:
+    """Conditions under which every run gives the same.
+
+    Args:
+        seed: Seed of every random state.
+        draws: True if a call draws random numbers that are not declared.
+        copied: Labels of the arguments that are copied for each call.
+        outside: State outside of calls that each call begins with; None where calls do not change it.
+        names: Names of what changes there.
+    """
+
+    seed: int
+    draws: bool
+    copied: frozenset[str]
+    outside: OutsideState | None = None
+    names: tuple[str, ...] = ()
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """A region that begins with the same random states each time; those outside are restored."""
+        if self.outside is not None and not torch.compiler.is_compiling():
+            self.outside.restore()
+        with random_states_restored():
+            seed_all(self.seed)
+            yield
+
+    def fresh(self, labels: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The arguments, with a copy of each buffer."""
+        return [
+            value.clone() if label in self.copied and isinstance(value, Tensor) else value
+            for label, value in zip(labels, values, strict=True)
+        ]
+
+    def before_backward(self, results: Sequence[Tensor]) -> None:
+        """Begin every backward of a call with the same random states."""
+        # A backward that draws for itself gets other numbers than its forward.
+        for node in {each.grad_fn for each in results if each.grad_fn is not None}:
+            node.register_prehook(lambda grads: seed_all(self.seed + 1))
+
+    def words(self) -> str:
+        """Description for a remark."""
+        copied = ", ".join([*(f"`{label}`" for label in sorted(self.copied)), *self.names])
+        if self.outside is not None and not copied:
+            return "with what it keeps between calls restored for each"
+        return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
+
+
+@dataclass(frozen=True)
 class Subject:
     """An operator under check.
 
@@ -148,6 +200,18 @@ class Subject:
     outside: OutsideState | None = field(default=None, compare=False, repr=False)
     ran: SeenCalls = field(default_factory=SeenCalls, compare=False, repr=False)
     known: dict[Any, tuple[Sample, Any]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions and classes that make it up."""
+        specification = self.specification
+        found: list[Any] = [*specification.origin.sources()]
+        if self.kind.has_reference:
+            found += [specification.reference, specification.fake]
+        found += [kernel.given for kernel in specification.kernels]
+        rules = specification.gradients.rules.values()
+        found += [rule.function for rule in rules if isinstance(rule, Formula)]
+        return [each for each in found if each is not None]
 
     @property
     def name(self) -> str:

@@ -122,7 +122,7 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
     for each in own:
         refuse_unfit(each.position, each.labels, each.flat, subject.name, GIVEN)
     subject = replace(subject, samples=own)
-    return replace(subject, outside=OutsideState.of(subject, LARGE))
+    return replace(subject, outside=OutsideState.of(subject.functions, LARGE))
 
 
 def _sampling_hint(specification: Specification, kind: SubjectKind) -> str:

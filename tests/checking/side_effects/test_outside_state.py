@@ -211,7 +211,7 @@ class LooksUp(Counts):
 
 def test_a_table_too_large_to_copy_leaves_room_for_small_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside_state, "LARGE", 10)
-    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]), 10)
+    state = OutsideState.of(subject_of(LooksUp, [(X,)], 0, EFFORTS["quick"]).functions, 10)
     before = MEAN.clone()
     MEAN.add_(1)
     state.restore()
@@ -257,7 +257,7 @@ def test_the_state_of_a_thread_is_restored_too() -> None:
 def test_numbers_that_are_added_to_a_gradient_of_a_module_are_seen_and_restored() -> None:
     NORM.weight = torch.nn.Parameter(torch.ones(3))
     NORM.weight.grad = torch.zeros(3)
-    state = OutsideState.of(subject_of(CentresByModule, [(X,)], 0, EFFORTS["quick"]))
+    state = OutsideState.of(subject_of(CentresByModule, [(X,)], 0, EFFORTS["quick"]).functions)
     NORM.weight.grad += 1
     ((name, change),) = state.changes()
     assert "NORM" in name

@@ -23,8 +23,8 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import Sizes, are_same, asked, rules_of, sizes_of
-from opsmith.checking.samples.sample import places_of
-from opsmith.checking.samples.variation_kinds import Variation, is_number, may_change, varied
+from opsmith.checking.samples.sample import Variation, places_of
+from opsmith.checking.samples.variation_kinds import is_number, may_change, varied
 from opsmith.checking.subject import Subject
 from opsmith.core.argument_types import FLOAT, INT, NUMBER, OBJECT
 from opsmith.core.cached_property import cached_property

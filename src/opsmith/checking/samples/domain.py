@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.sample import Sample
+from opsmith.checking.samples.sample import Sample, SizeLocation, Symbol
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
@@ -248,46 +248,6 @@ def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
     whole = asked(subject, sample, {}, wide=True)
     others = (matrix + matrix.triu(1), matrix + matrix.tril(-1))
     return any(are_same(whole, asked(subject, sample, {argnum: other}, wide=True)) for other in others)
-
-
-@dataclass(frozen=True, order=True)
-class SizeLocation:
-    """Location of a size: a dimension of a tensor, or an integer argument.
-
-    Args:
-        argnum: Position of the flat argument.
-        index: Dimension of the tensor, or index in a list of integers; 0 for an integer.
-        number: True for an integer argument.
-    """
-
-    argnum: int
-    index: int
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """Sizes of a sample that are changed together.
-
-    Args:
-        name: Name in messages: `x.shape[0]`, or the author's letter.
-        size: Value in the sample.
-        locations: Locations of the size.
-        varies: True if the samples, or the author, show that it may change.
-        divisor: Number that divides it in every sample, where samples have several sizes.
-    """
-
-    name: str
-    size: int
-    locations: tuple[SizeLocation, ...]
-    varies: bool
-    divisor: int = 1
-
-    @property
-    def doubled(self) -> bool:
-        """True if a tensor has the size twice, as a square matrix has."""
-        argnums = [location.argnum for location in self.locations if not location.number]
-        return len(argnums) > len(set(argnums))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.processes.fork import announce
+from opsmith.checking.report import Given
 from opsmith.checking.samples.object_arguments import ObjectArguments
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
@@ -17,9 +18,45 @@ from opsmith.core.schema import Schema
 from opsmith.judging.tensors import CPU, is_inexact, replica
 from opsmith.torch_library.flattening import ArgumentFlattening
 
-if TYPE_CHECKING:
-    from opsmith.checking.report import Given
-    from opsmith.checking.samples.variation_kinds import Variation
+
+@dataclass(frozen=True, order=True)
+class SizeLocation:
+    """Location of a size: a dimension of a tensor, or an integer argument.
+
+    Args:
+        argnum: Position of the flat argument.
+        index: Dimension of the tensor, or index in a list of integers; 0 for an integer.
+        number: True for an integer argument.
+    """
+
+    argnum: int
+    index: int
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Sizes of a sample that are changed together.
+
+    Args:
+        name: Name in messages: `x.shape[0]`, or the author's letter.
+        size: Value in the sample.
+        locations: Locations of the size.
+        varies: True if the samples, or the author, show that it may change.
+        divisor: Number that divides it in every sample, where samples have several sizes.
+    """
+
+    name: str
+    size: int
+    locations: tuple[SizeLocation, ...]
+    varies: bool
+    divisor: int = 1
+
+    @property
+    def doubled(self) -> bool:
+        """True if a tensor has the size twice, as a square matrix has."""
+        argnums = [location.argnum for location in self.locations if not location.number]
+        return len(argnums) > len(set(argnums))
 
 
 @dataclass(frozen=True)
@@ -183,6 +220,46 @@ class Sample:
     def __str__(self) -> str:
         origin = f"; {self.origin}" if self.origin else ""
         return sample_named(self.position, self.labels, self.flat, origin)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A sample with one thing changed.
+
+    Args:
+        of: Original sample.
+        what: Description of the change, which follows `sample 0 with`.
+        flat: Changed flat arguments.
+        fresh_numbers: True if it is a new input although its shapes are known.
+        silent: True if its rejection need not be reported.
+        without: The size that is 0 in it, where only that is changed, and the number of indices into it.
+        given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
+            others, `strained` where its number is nobody's.
+        uneven: True if a number that divides a size in every sample does not divide it here.
+        rescaled: True if its numbers have another size than those of the sample.
+        repeats: True if it repeats an index that no sample repeats.
+    """
+
+    of: Sample
+    what: str
+    flat: tuple[Any, ...]
+    fresh_numbers: bool = False
+    silent: bool = False
+    without: Symbol | None = None
+    given: Given = "usual"
+    uneven: bool = False
+    rescaled: bool = False
+    repeats: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Description of its origin."""
+        return f"sample {self.of.position} with {self.what}"
+
+    def sample(self, position: int) -> Sample:
+        """Return the changed sample."""
+        made = replace(self.of, position=position, flat=self.flat, origin=self.origin)
+        return replace(made, repeats=self.repeats, change=self)
 
 
 def sample_named(position: int, labels: Iterable[str], values: Iterable[Any], origin: str = "") -> str:

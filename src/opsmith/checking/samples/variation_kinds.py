@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any, TypeVar
@@ -14,9 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.report import Given
 from opsmith.checking.samples.domain import (
-    SizeLocation,
     Sizes,
-    Symbol,
     broadcast_shapes,
     emptied_with,
     restored,
@@ -24,7 +22,7 @@ from opsmith.checking.samples.domain import (
     sizes_at,
     sizes_of,
 )
-from opsmith.checking.samples.sample import Sample, places_of
+from opsmith.checking.samples.sample import Sample, SizeLocation, Symbol, Variation, places_of
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
     LARGER,
@@ -34,46 +32,6 @@ from opsmith.core.generate_like import (
     is_symmetric,
     scale_factors,
 )
-
-
-@dataclass(frozen=True)
-class Variation:
-    """A sample with one thing changed.
-
-    Args:
-        of: Original sample.
-        what: Description of the change, which follows `sample 0 with`.
-        flat: Changed flat arguments.
-        fresh_numbers: True if it is a new input although its shapes are known.
-        silent: True if its rejection need not be reported.
-        without: The size that is 0 in it, where only that is changed, and the number of indices into it.
-        given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
-            others, `strained` where its number is nobody's.
-        uneven: True if a number that divides a size in every sample does not divide it here.
-        rescaled: True if its numbers have another size than those of the sample.
-        repeats: True if it repeats an index that no sample repeats.
-    """
-
-    of: Sample
-    what: str
-    flat: tuple[Any, ...]
-    fresh_numbers: bool = False
-    silent: bool = False
-    without: Symbol | None = None
-    given: Given = "usual"
-    uneven: bool = False
-    rescaled: bool = False
-    repeats: bool = False
-
-    @property
-    def origin(self) -> str:
-        """Description of its origin."""
-        return f"sample {self.of.position} with {self.what}"
-
-    def sample(self, position: int) -> Sample:
-        """Return the changed sample."""
-        made = replace(self.of, position=position, flat=self.flat, origin=self.origin)
-        return replace(made, repeats=self.repeats, change=self)
 
 
 def varied(

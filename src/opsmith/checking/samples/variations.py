@@ -32,9 +32,9 @@ from opsmith.checking.report import Failure
 from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.cases import refuse_unfit_results
-from opsmith.checking.samples.domain import Symbol, is_batch_like, sizes_of
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import KINDS, Variation
+from opsmith.checking.samples.domain import is_batch_like, sizes_of
+from opsmith.checking.samples.sample import Sample, Symbol, Variation
+from opsmith.checking.samples.variation_kinds import KINDS
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message

@@ -82,7 +82,7 @@ def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
     """Name the holders of a tensor: values that the operator's functions reach, or else types of objects."""
     named = [
         reached.path
-        for reached in reachable_values(subject)
+        for reached in reachable_values(subject.functions)
         if any(_has_memory(tensor, watched) for tensor in tensors_within(reached.current()))
     ]
     if named:

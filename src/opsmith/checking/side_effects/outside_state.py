@@ -11,23 +11,19 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
-from opsmith.core.formula import Formula
 from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
 from opsmith.judging.compare import same_bits
-
-if TYPE_CHECKING:
-    from opsmith.checking.subject import Subject
 
 MOST = 2000
 """Largest number of reported values; an operator that reaches more is an application."""
@@ -39,22 +35,11 @@ NUMBERS = int | float | complex
 """Types of counters: what is rebound to another number."""
 
 
-def roots(subject: Subject) -> list[Any]:
-    """List the functions and classes that make up an operator."""
-    specification = subject.specification
-    found: list[Any] = [*specification.origin.sources()]
-    if subject.kind.has_reference:
-        found += [specification.reference, specification.fake]
-    found += [kernel.given for kernel in specification.kernels]
-    found += [rule.function for rule in specification.gradients.rules.values() if isinstance(rule, Formula)]
-    return [each for each in found if each is not None]
-
-
-def reachable_values(subject: Subject) -> list[Reached]:
+def reachable_values(functions: Iterable[Any]) -> list[Reached]:
     """List the values that an operator's functions reach under a name, each object once."""
     found: list[Reached] = []
     seen: dict[int, Any] = {}
-    left = deque(Reached("", root) for root in roots(subject))
+    left = deque(Reached("", function) for function in functions)
     while left and len(found) < MOST:
         each = left.popleft()
         if not _is_plain(each.value) and id(each.value) in seen:
@@ -248,11 +233,11 @@ class OutsideState:
     values: tuple[SavedValue, ...]
 
     @classmethod
-    def of(cls, subject: Subject, room: float = math.inf) -> OutsideState:
+    def of(cls, functions: Iterable[Any], room: float = math.inf) -> OutsideState:
         """Save what an operator reaches now.
 
         Args:
-            subject: The subject of the check.
+            functions: The functions and classes that make it up.
             room: Most elements of all tensors that are copied, each of which has `LARGE` at most.
         """
         left = room
@@ -267,7 +252,7 @@ class OutsideState:
                 tensors[id(tensor)] = TensorState.of(tensor, copied=copied)
             return tensors[id(tensor)]
 
-        return cls(tuple(SavedValue.of(reached, saved) for reached in reachable_values(subject)))
+        return cls(tuple(SavedValue.of(reached, saved) for reached in reachable_values(functions)))
 
     def changes(self) -> Iterator[tuple[str, str]]:
         """Yield the names of the values that are others now, each with a description of the change."""
@@ -310,14 +295,14 @@ class HiddenState:
     values: tuple[Reached, ...]
 
     @classmethod
-    def of(cls, subject: Subject, run: Callable[[], Any]) -> HiddenState:
+    def of(cls, functions: Iterable[Any], run: Callable[[], Any]) -> HiddenState:
         """Find the state that an operator reaches, and does not need.
 
         Args:
-            subject: The checked operator.
+            functions: The functions and classes that make it up.
             run: Makes a call; a value without which it raises stays.
         """
-        found = [each for each in reachable_values(subject) if _may_hold_state(each)][:MOST_HIDDEN]
+        found = [each for each in reachable_values(functions) if _may_hold_state(each)][:MOST_HIDDEN]
         if cls(tuple(found)).runs_without(run):
             return cls(tuple(found))
         return cls(tuple(each for each in found if cls((each,)).runs_without(run)))

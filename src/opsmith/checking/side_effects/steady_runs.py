@@ -6,22 +6,15 @@ statistics, is a fresh copy in each call. What is wrong beside the reported faul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, differing
 from opsmith.checking.side_effects.canaries import BYTES, fill_freed_memory
-from opsmith.checking.side_effects.global_settings import random_states_restored, seed_all, without_warnings
-from opsmith.checking.side_effects.outside_state import OutsideState
-from opsmith.checking.subject import Subject
+from opsmith.checking.side_effects.global_settings import random_states_restored, without_warnings
+from opsmith.checking.subject import SteadyRuns, Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
 SAMPLES = 3
@@ -33,54 +26,6 @@ DIFFERS = "differs"
 
 CHANGED = "changed"
 """Evidence of a call that changes what it reaches without an argument: its name."""
-
-
-@dataclass(frozen=True)
-class SteadyRuns:
-    """Conditions under which every run gives the same.
-
-    Args:
-        seed: Seed of every random state.
-        draws: True if a call draws random numbers that are not declared.
-        copied: Labels of the arguments that are copied for each call.
-        outside: State outside of calls that each call begins with; None where calls do not change it.
-        names: Names of what changes there.
-    """
-
-    seed: int
-    draws: bool
-    copied: frozenset[str]
-    outside: OutsideState | None = None
-    names: tuple[str, ...] = ()
-
-    @contextmanager
-    def region(self) -> Iterator[None]:
-        """A region that begins with the same random states each time; those outside are restored."""
-        if self.outside is not None and not torch.compiler.is_compiling():
-            self.outside.restore()
-        with random_states_restored():
-            seed_all(self.seed)
-            yield
-
-    def fresh(self, labels: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        """The arguments, with a copy of each buffer."""
-        return [
-            value.clone() if label in self.copied and isinstance(value, Tensor) else value
-            for label, value in zip(labels, values, strict=True)
-        ]
-
-    def before_backward(self, results: Sequence[Tensor]) -> None:
-        """Begin every backward of a call with the same random states."""
-        # A backward that draws for itself gets other numbers than its forward.
-        for node in {each.grad_fn for each in results if each.grad_fn is not None}:
-            node.register_prehook(lambda grads: seed_all(self.seed + 1))
-
-    def words(self) -> str:
-        """Description for a remark."""
-        copied = ", ".join([*(f"`{label}`" for label in sorted(self.copied)), *self.names])
-        if self.outside is not None and not copied:
-            return "with what it keeps between calls restored for each"
-        return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
 
 
 def is_unsteady(failure: Failure) -> bool:

@@ -392,7 +392,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
     subject, sample = observed.subject, observed.sample
     subject.restore_outside()  # earlier calls may have made nan of running statistics
-    before = OutsideState.of(subject)
+    before = OutsideState.of(subject.functions)
     call = observed.call()
     argnums = observed.argnums if call.open else ()
     for argnum in argnums[1:] or argnums:

@@ -49,7 +49,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _check(run: Run, every: Sequence[Sample]) -> Findings:
-    memory = HiddenState.of(run.subject, run.values)
+    memory = HiddenState.of(run.subject.functions, run.values)
     with memory.away(), without_logs():  # once for all calls
         unsteady = _unsteady(run, memory)
         if unsteady is not None:
@@ -74,7 +74,7 @@ def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
     words = f"the same call gives something else the second time: {difference}; the first is taken as right"
     if _difference(run, begin_anew) is not None:
         return run.failure(None, "nondeterministic", words)
-    before = OutsideState.of(run.subject)
+    before = OutsideState.of(run.subject.functions)
     run.values()
     changed = ", ".join(name for name, _ in before.changes())
     by = f"; each changes {changed}" if changed else ""

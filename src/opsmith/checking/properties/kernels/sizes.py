@@ -21,8 +21,8 @@ from opsmith.checking.property import UNCOMPILED, Findings, Note
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import sizes_of
-from opsmith.checking.samples.sample import Sample
-from opsmith.checking.samples.variation_kinds import LARGE_SIZES, Variation, empties, resized
+from opsmith.checking.samples.sample import Sample, Variation
+from opsmith.checking.samples.variation_kinds import LARGE_SIZES, empties, resized
 from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
