@@ -23,8 +23,9 @@ from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
-from opsmith.checking.property import REFUSED, Property, each_sample, endless, missing_here, raised
+from opsmith.checking.property import REFUSED, Property, endless, missing_here, raised
 from opsmith.checking.report import Failure, Outcome
+from opsmith.checking.run import each_run
 from opsmith.checking.run_property import few_threads, in_child_process, merged, run
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.domain import symmetric_labels
@@ -206,7 +207,7 @@ def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
 
 OUTSIDE = "out-of-bounds"
 
-READS = Property(PROPERTY, "", partial(each_sample, PROPERTY, partial(read_outside, PROPERTY)))
+READS = Property(PROPERTY, "", partial(each_run, PROPERTY, read_outside, devices=True))
 """Calls between margins, whose failures are those of results."""
 
 

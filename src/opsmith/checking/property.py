@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,10 @@ from opsmith.checking.exceptions import (
     named_by,
     of_backward,
     raised_within,
-    refuse_own,
 )
 from opsmith.checking.processes.fork import announced
-from opsmith.checking.processes.watchdog import OutOfTimeError, Watchdog, time_limit
+from opsmith.checking.processes.watchdog import Watchdog
 from opsmith.checking.report import UNVERIFIED, Failure, Given
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.kernels.triton.interpreted_launches import launched_kernels
@@ -94,78 +92,6 @@ class Property:
     inputs: Literal["authors", "few", "every"] = "authors"
     traits: tuple[Trait | Relation, ...] = ()
     given: Given | Callable[[Subject], Given] = "usual"
-
-
-def each_sample(
-    property: str, check_sample: Callable[[Subject, Sample], Findings], subject: Subject
-) -> Findings:
-    """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
-
-    A slow operator is not called any more once the seconds of the effort are over: that is a limit.
-    """
-    with time_limit(subject.effort.seconds):
-        for at, sample in enumerate(subject.samples):
-            try:
-                yield from check_sample(subject, sample)
-            except OutOfTimeError:
-                seconds, count = subject.effort.seconds, len(subject.samples)
-                message = (
-                    f"{count - at} of {count} inputs were left out, or were not finished: {seconds:g} s are "
-                    "over; give smaller samples, or an effort with more `seconds`"
-                )
-                where = subject.specification.where
-                yield Failure(property, None, "not-exercised", message, where, replay="")
-                return
-            except BaseException as error:
-                refuse_own(error)
-                yield raised(property, subject, error, str(sample))
-
-
-@dataclass
-class Coverage:
-    """Progress of one run of a property over the samples.
-
-    Args:
-        ran: Number of samples, or of calls, that were checked.
-        refused: Reasons why parts of the property were not checked.
-        wrong: Inputs and results already found wrong: other failures of them would report the same. None
-            stands for a failure of none of them.
-    """
-
-    ran: int = 0
-    refused: dict[str, None] = field(default_factory=dict)
-    wrong: set[str | None] = field(default_factory=set)
-
-
-def covered_samples(
-    property: str,
-    check_sample: Callable[[Subject, Sample, Coverage], Findings],
-    unchecked: str,
-    subject: Subject,
-    *,
-    noted: str = "",
-) -> Findings:
-    """Run a function on every sample, then report the parts that were not checked.
-
-    They are notes if something was checked, else the reason for skipping.
-
-    Args:
-        check_sample: Checks one sample, and records its progress.
-        unchecked: Reason for skipping if nothing was refused.
-        noted: Words before each note.
-    """
-    coverage, failed = Coverage(), False
-
-    def check(subject: Subject, sample: Sample) -> Findings:
-        return check_sample(subject, sample, coverage)
-
-    for finding in each_sample(property, check, subject):
-        failed = failed or isinstance(finding, Failure)
-        yield finding
-    if coverage.ran or failed:
-        yield from (Note(f"{noted}{reason}") for reason in coverage.refused)
-    else:
-        yield Skipped("; ".join(coverage.refused) or unchecked)
 
 
 def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None) -> Failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -14,7 +14,8 @@ from torch import Tensor
 from opsmith.checking.calls import differentiated, rule_location
 from opsmith.checking.exceptions import first_line, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
-from opsmith.checking.property import Coverage, Findings, Note, covered_samples, each_sample, raised
+from opsmith.checking.processes.watchdog import OutOfTimeError, time_limit
+from opsmith.checking.property import Findings, Note, Skipped, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_output
@@ -286,19 +287,47 @@ def each_run(
 ) -> Findings:
     """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
 
+    A slow operator is not called any more once the seconds of the effort are over: that is a limit.
+
     Args:
         property: Name of the property.
         check: Checks one run.
         subject: The subject of the check.
         devices: True to run each sample on every device.
     """
+    with time_limit(subject.effort.seconds):
+        for at, sample in enumerate(subject.samples):
+            try:
+                for run in Run.of(subject, sample, property) if devices else [Run(subject, sample, property)]:
+                    yield from check(run)
+            except OutOfTimeError:
+                seconds, count = subject.effort.seconds, len(subject.samples)
+                message = (
+                    f"{count - at} of {count} inputs were left out, or were not finished: {seconds:g} s are "
+                    "over; give smaller samples, or an effort with more `seconds`"
+                )
+                where = subject.specification.where
+                yield Failure(property, None, "not-exercised", message, where, replay="")
+                return
+            except BaseException as error:
+                refuse_own(error)
+                yield raised(property, subject, error, str(sample))
 
-    def check_sample(subject: Subject, sample: Sample) -> Findings:
-        runs = Run.of(subject, sample, property) if devices else [Run(subject, sample, property)]
-        for run in runs:
-            yield from check(run)
 
-    yield from each_sample(property, check_sample, subject)
+@dataclass
+class Coverage:
+    """Progress of one run of a property over the samples.
+
+    Args:
+        ran: Number of samples, or of calls, that were checked.
+        refused: Reasons why parts of the property were not checked.
+        wrong: Inputs and results already found wrong: other failures of them would report the same. None
+            stands for a failure of none of them.
+    """
+
+    ran: int = 0
+    refused: dict[str, None] = field(default_factory=dict)
+    wrong: set[str | None] = field(default_factory=set)
 
 
 def covered_runs(
@@ -309,12 +338,23 @@ def covered_runs(
     *,
     noted: str = "",
 ) -> Findings:
-    """Run a function on every sample, then report the parts that were not checked (`covered_samples`)."""
+    """Run a function on every sample, then report the parts that were not checked.
 
-    def check_sample(subject: Subject, sample: Sample, coverage: Coverage) -> Findings:
-        return check(Run(subject, sample, property), coverage)
+    They are notes if something was checked, else the reason for skipping.
 
-    yield from covered_samples(property, check_sample, unchecked, subject, noted=noted)
+    Args:
+        check: Checks one run, and records its progress.
+        unchecked: Reason for skipping if nothing was refused.
+        noted: Words before each note.
+    """
+    coverage, failed = Coverage(), False
+    for finding in each_run(property, lambda run: check(run, coverage), subject):
+        failed = failed or isinstance(finding, Failure)
+        yield finding
+    if coverage.ran or failed:
+        yield from (Note(f"{noted}{reason}") for reason in coverage.refused)
+    else:
+        yield Skipped("; ".join(coverage.refused) or unchecked)
 
 
 @dataclass(frozen=True)

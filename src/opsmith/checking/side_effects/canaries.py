@@ -15,9 +15,7 @@ from torch import Tensor
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.property import Findings
 from opsmith.checking.run import Run, copies, differing
-from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import FILL, restore_settings, settings
-from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.compare import describe_write, exact_difference
@@ -196,25 +194,24 @@ def _number(tensor: Tensor, other: bool) -> float:
     return (1 + largest) * (3 if other else -2) if inexact else other * max(largest, 1.0)
 
 
-def read_outside(property: str, subject: Subject, sample: Sample) -> Findings:
+def read_outside(run: Run) -> Findings:
     """Yield a failure where a call or its backward depends on memory outside of what it was given."""
-    for run in Run.of(subject, sample, property):
-        labels = [*sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
-        one, other = _values(run, ()), _values(run, labels)
-        at = differing(one, other)
-        again = [(one, ()), (other, labels)] * AGAIN if at else []
-        # Runs that differ anyway show nothing.
-        if not at or any(differing(each, _values(run, named)) for each, named in again):
-            continue
-        named = [label for label in labels if differing(one, _values(run, [label]))] or labels
-        words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
-        name, input = run.names()[at[0]], None if named[0] == SAVED else named[0]
-        message = (
-            f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
-            "after it. Compare each index with the sizes; `opsmith check --sanitize`, or "
-            "`check(..., sanitize=True)`, names the line of a kernel in C++"
-        )
-        yield run.failure(input, "out-of-bounds", message, name.where)
+    labels = [*run.sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
+    one, other = _values(run, ()), _values(run, labels)
+    at = differing(one, other)
+    again = [(one, ()), (other, labels)] * AGAIN if at else []
+    # Runs that differ anyway show nothing.
+    if not at or any(differing(each, _values(run, named)) for each, named in again):
+        return
+    named = [label for label in labels if differing(one, _values(run, [label]))] or labels
+    words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
+    name, input = run.names()[at[0]], None if named[0] == SAVED else named[0]
+    message = (
+        f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
+        "after it. Compare each index with the sizes; `opsmith check --sanitize`, or "
+        "`check(..., sanitize=True)`, names the line of a kernel in C++"
+    )
+    yield run.failure(input, "out-of-bounds", message, name.where)
 
 
 def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate
-from opsmith.checking.property import Coverage, Findings, Property
-from opsmith.checking.run import LiveCall, Run, copies, covered_runs
+from opsmith.checking.property import Findings, Property
+from opsmith.checking.run import Coverage, LiveCall, Run, copies, covered_runs
 from opsmith.checking.side_effects.liveness import nodes
 from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
 

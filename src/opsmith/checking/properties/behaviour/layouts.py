@@ -17,9 +17,9 @@ from opsmith.checking.effort import ALL
 from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, of_backward, within_backward
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.output.replay import layout_replay
-from opsmith.checking.property import Coverage, Findings, Note, Property
+from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, TensorName, covered_runs
+from opsmith.checking.run import Coverage, Run, TensorName, covered_runs
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient

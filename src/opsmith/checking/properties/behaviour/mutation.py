@@ -23,9 +23,9 @@ from opsmith.checking.properties.behaviour.write_runs import (
     written_by,
 )
 from opsmith.checking.properties.kernels.sizes import authored, forms, refused_calls, watched_in_child
-from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, covered_runs
+from opsmith.checking.run import Coverage, Run, covered_runs
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import LibraryWrite, Subject

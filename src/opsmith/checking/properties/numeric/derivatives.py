@@ -15,9 +15,9 @@ from opsmith.checking.exceptions import first_line, raised_within
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.numerics.finite_differences import Claim
-from opsmith.checking.property import Coverage, Findings, Skipped
+from opsmith.checking.property import Findings, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, covered_runs
+from opsmith.checking.run import Coverage, Run, covered_runs
 from opsmith.checking.subject import Subject
 from opsmith.judging.answer import Answer, Computation, Function, unknown
 from opsmith.judging.judge import judge

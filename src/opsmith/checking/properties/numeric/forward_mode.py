@@ -20,9 +20,9 @@ from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.numerics.noise import noise_of
 from opsmith.checking.promises import of_forward_mode
 from opsmith.checking.properties.numeric.derivatives import Derivatives, agrees, apart, each_subset
-from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, covered_runs
+from opsmith.checking.run import Coverage, Run, covered_runs
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject

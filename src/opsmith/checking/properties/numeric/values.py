@@ -29,9 +29,9 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     share_off,
     where_tied,
 )
-from opsmith.checking.property import Coverage, Findings, Note, Property, Skipped
+from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, covered_runs
+from opsmith.checking.run import Coverage, Run, covered_runs
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     boundaries,

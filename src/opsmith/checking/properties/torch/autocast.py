@@ -15,9 +15,9 @@ from opsmith.checking.causes import UNKNOWN
 from opsmith.checking.exceptions import Raised, attempt, first_line
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp
 from opsmith.checking.promises import of_tools
-from opsmith.checking.property import Coverage, Findings, Property, of_exception
+from opsmith.checking.property import Findings, Property, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.run import LiveCall, Run, TensorName, covered_runs
+from opsmith.checking.run import Coverage, LiveCall, Run, TensorName, covered_runs
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault

@@ -18,9 +18,9 @@ from torch import Tensor
 from opsmith.checking.exceptions import Raised, attempt, error_words, first_line, stated
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, vjp_or_zeros
 from opsmith.checking.promises import of_batches, of_tools
-from opsmith.checking.property import REFUSED, Coverage, Findings, Note, Property, Skipped
+from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run, TensorName, covered_runs, each_run
+from opsmith.checking.run import Coverage, Run, TensorName, covered_runs, each_run
 from opsmith.checking.samples.batches import all_finite, batch_of, batched, working_dtype
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
