@@ -25,6 +25,7 @@ from opsmith.checking.severity import circumstance
 from opsmith.checking.side_effects.global_settings import (
     random_states_restored,
     thread_count,
+    without_logs,
     without_warnings,
 )
 from opsmith.checking.subject import Subject
@@ -75,9 +76,10 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     subject.ran.kernels.clear()
     watchdog = watched_calls()
     try:
-        # An operator would repeat its warnings hundreds of times.
+        # An operator would repeat its warnings hundreds of times, and torch its logs.
         with (
             without_warnings(),
+            without_logs(),
             few_threads(subject.effort),
             nullcontext() if subject.steady is None else random_states_restored(),
             nullcontext() if subject.outside is None else subject.outside.fresh(),

@@ -19,7 +19,6 @@ from opsmith.checking.run import CallValues, Run, copies, differing, each_run
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.perturb import other_forms, reversed_numbers, scaled
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.side_effects.interleavings import (
     FEW_INTERLEAVINGS,
     INTERLEAVINGS,
@@ -50,7 +49,7 @@ def run(subject: Subject) -> Findings:
 
 def _check(run: Run, every: Sequence[Sample]) -> Findings:
     memory = HiddenState.of(run.subject.functions, run.values)
-    with memory.away(), without_logs():  # once for all calls
+    with memory.away():
         unsteady = _unsteady(run, memory)
         if unsteady is not None:
             yield unsteady

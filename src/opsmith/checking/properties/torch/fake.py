@@ -18,7 +18,6 @@ from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.variations import form_of
-from opsmith.checking.side_effects.global_settings import without_logs
 from opsmith.checking.subject import Subject
 from opsmith.checking.ways import OutputFault, form_fault
 from opsmith.core.location import where
@@ -39,8 +38,7 @@ def run(subject: Subject) -> Findings:
             yield from _sample(run)
         forms.add(form)
 
-    with without_logs():
-        yield from each_run(NAME, check, subject)
+    yield from each_run(NAME, check, subject)
 
 
 def _sample(run: Run) -> Findings:
