@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.samples.forms import FEWEST, forms_of
 from opsmith.checking.samples.sample import Sample, SizeLocation, Symbol
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.cached_property import cached_property
@@ -31,9 +32,6 @@ from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.tensors import sequence_like
 from opsmith.judging.compare import all_close
 from opsmith.judging.tensors import is_inexact
-
-FEWEST = 3
-"""Fewest elements that show a rule: with two, chance does it."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -105,7 +103,7 @@ RELATIONS = (
     _derived(lambda source, dim: source.argsort(dim=dim, stable=True)),
     _derived(lambda source, dim: source.diff(dim=dim)),
 )
-"""Bounds in order, indices below a size, offsets that end at one; the order of the elements, which of a
+"""Bounds in order; indices below a size, offsets that end at one; the order of the elements, which of a
 permutation is its inverse; and the counts between offsets."""
 
 
@@ -196,11 +194,15 @@ def _shown(values: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]:
-    """The flat arguments of an input that was derived from a sample, with each rule restored."""
+    """The flat arguments of an input that was derived from a sample, with each rule and form restored."""
     given = dict(zip(sample.labels, sample.flat, strict=True))
     changed = dict(zip(sample.labels, flat, strict=True))
     for rule in rules_of(subject):
         rule.restore(given, changed)
+    for form in forms_of(subject):
+        had, now = given.get(form.label), changed.get(form.label)
+        if isinstance(had, Tensor) and isinstance(now, Tensor) and now is not had:
+            changed[form.label] = form.restored(had, now)
     return list(changed.values())
 
 

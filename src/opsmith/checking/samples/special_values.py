@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
+from opsmith.checking.samples.forms import forms_of, placed
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.tensors import CPU
@@ -115,11 +116,25 @@ class SpecialCall(Run):
     def kept(self) -> list[Any]:
         """The arguments, which stay as they are."""
         flat = self.sample.at(self.dtype, CPU)
-        changed = flat[self.argnum].clone(memory_format=torch.contiguous_format)
-        for position, value in self.special.items():
-            changed.view(-1)[position] = value
-        flat[self.argnum] = changed
+        for argnum in {self.argnum, *self._formed}:
+            special = self.special if argnum == self.argnum else {}
+            flat[argnum], _ = placed(self.subject, self.sample.labels[argnum], flat[argnum], special)
         return flat
+
+    @property
+    def _formed(self) -> list[int]:
+        """The inputs of which something holds in every sample, in which it may hold but for rounding."""
+        labels = {form.label for form in forms_of(self.subject)}
+        return [argnum for argnum in self.sample.inexact if self.sample.labels[argnum] in labels]
+
+    def placed(self, special: Mapping[int, complex]) -> Self | None:
+        """The call with other special values, as far as what holds in every sample leaves them there."""
+        if self.argnum not in self._formed:
+            return replace(self, special=special)
+        own = self.sample.at(torch.float64, CPU)[self.argnum]
+        _, left = placed(self.subject, self.label, own, special)
+        stands = {*special} <= {*left} if self.group.everywhere else bool(left)
+        return replace(self, special=left) if stands else None
 
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""

@@ -98,8 +98,9 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
         # What computes in float32 has the range of it.
         ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
         for group in value_groups(ranged, found):
-            for special in placements(sample.flat[plain.argnum], group, subject.generator()):
-                yield replace(plain, special=special, group=group, dtype=dtype)
+            call = replace(plain, group=group, dtype=dtype)
+            every = placements(sample.flat[plain.argnum], group, subject.generator())
+            yield from filter(None, map(call.placed, every))
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
@@ -332,7 +333,7 @@ def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor,
         what, cause, where = f"the gradient of `{call.sample.labels[about]}` is wrong", "region", None
         held = [difference.got]
     values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.special.items())
-    condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.special.values())}"
+    condition = f"`{call.label}` holds {' or '.join(dict.fromkeys(map(_shown, call.special.values())))}"
     if call.group.everywhere:
         condition = f"{call.filled} of `{call.label}` is {call.listed}"
         values = f"{call.listed} in {call.filled} of it"
