@@ -11,8 +11,10 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
+from opsmith.checking.samples.domain import restored
 from opsmith.checking.samples.forms import placed
 from opsmith.checking.samples.special_values import SpecialCall, ValueGroup
+from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import subject_of
 
@@ -122,3 +124,106 @@ def test_matrices_that_chance_makes_symmetric_have_no_form() -> None:
     for a in (torch.eye(3), torch.ones(3, 3), drawn(3, 3)):
         checked = subject(Energy, (drawn(2, 3), a.double()))
         assert placed(checked, "a", a, {1: 3.0})[1] == {1: 3.0}
+
+
+class Determinant(Function):
+    """Of symmetric matrices of two rows, which lie flat behind a factor: `(k, a, b, b, c)`."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor) -> Tensor:
+        ctx.save_for_backward(flat)
+        k, a, b, d, c = flat.unbind(-1)
+        return k * (a * c - b * d)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        k, a, b, _, c = ctx.saved_tensors[0].unbind(-1)
+        return grad.unsqueeze(-1) * torch.stack([a * c - b * b, k * c, -k * b, -k * b, k * a], -1)
+
+
+class ReversedTaps(Function):
+    """A filter of symmetric taps over a row; the gradient by the row filters with the taps as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, taps)
+        return ReversedTaps.filtered(x, taps)
+
+    @staticmethod
+    def filtered(x: Tensor, taps: Tensor) -> Tensor:
+        half = taps.shape[-1] // 2
+        padded = torch.nn.functional.pad(x, (half, half))
+        return (padded.unfold(-1, taps.shape[-1], 1) * taps.unsqueeze(-2)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, taps = ctx.saved_tensors
+        half = taps.shape[-1] // 2
+        windows = torch.nn.functional.pad(x, (half, half)).unfold(-1, taps.shape[-1], 1)
+        return ReversedTaps.filtered(grad, taps), (windows * grad.unsqueeze(-1)).sum(-2)
+
+
+def flat_matrices(count: int) -> Tensor:
+    made = drawn(count, 5)
+    made[:, 3] = made[:, 2]
+    return made
+
+
+def taps(count: int) -> Tensor:
+    half = drawn(count, 3)
+    return torch.cat([half, half[:, :2].flip(-1)], -1)
+
+
+EQUAL: dict[Any, list[Any]] = {
+    Determinant: [(flat_matrices(3),), (flat_matrices(2),)],
+    ReversedTaps: [(drawn(3, 8), taps(3)), (drawn(4, 6), taps(4))],
+}
+
+
+@pytest.mark.parametrize("function", EQUAL, ids=lambda each: each.__name__)
+def test_elements_that_are_equal_in_every_row_stay_equal(function: Any) -> None:
+    checked = ["gradient", "values"]
+    report = opsmith.check(function, samples=EQUAL[function], only=checked, effort="quick")
+    assert not report.failures, report
+
+
+def test_equal_elements_are_restored_from_the_one_that_changed() -> None:
+    given = flat_matrices(3)
+    checked = subject(Determinant, (given,))
+    changed = given.clone()
+    changed[1, 3] = 7.0
+    (made,) = restored(checked, checked.samples[0], [changed])
+    assert made[1, 2] == made[1, 3] == 7.0
+    assert torch.equal(made[[0, 2]], given[[0, 2]])
+    expanded = drawn(4, 1).expand(4, 3)
+    checked = subject(Determinant, (expanded,))
+    other = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    assert torch.equal(restored(checked, checked.samples[0], [other])[0], other)
+
+
+class Inside(Function):
+    """The logarithm of the room around a point in a ball; nan outside of it. Wrong near its surface."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (1 - x.square().sum(-1)).log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        room = 1 - x.square().sum(-1, keepdim=True)
+        far = 1 + (x.square().sum(-1, keepdim=True) > 0.85)
+        return grad.unsqueeze(-1) * -2 * x / room * far
+
+
+def test_what_few_usable_draws_show_is_strained() -> None:
+    row = torch.tensor(
+        [[0.9, -0.1, 0.2, 0.05, -0.05], [-0.1, 0.9, 0.1, -0.15, 0.1], [0.1, 0.1, -0.9, 0.1, 0.0]]
+    )
+    checked = subject(Inside, (row.double(),))
+    found = [each for each in variations(checked).samples if each.change is not None and each.change.is_drawn]
+    assert found
+    assert all(each.given == "strained" for each in found)
+    small = subject(Inside, (0.3 * row.double(),))
+    assert all(each.given == "usual" for each in variations(small).samples if each.elements)

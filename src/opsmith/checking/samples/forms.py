@@ -61,6 +61,8 @@ def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
             share = min(map(_least_share, every))
             found.append(Form(label, _mirrored))
             found += [Form(label, partial(_definite, share))] * (share > 0)
+        else:
+            found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
     return tuple(found)
 
 
@@ -127,6 +129,42 @@ def _definite(share: float, given: Tensor, changed: Tensor) -> Tensor:
     added = (share * torch.where(most > 0, most, 1.0) - least) / (1 - share)
     more = torch.where(least > 0, 0.0, added * scale)[..., None, None]
     return changed + (more * torch.eye(changed.shape[-1], device=changed.device)).to(changed.dtype)
+
+
+MOST_PLACES = 64
+"""Largest size of rows in which equal elements are looked for."""
+
+
+def _equal_places(every: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Pairs of places of a row that hold the same in every row, after the size of the rows."""
+    sizes = {each.shape[-1] if each.dim() else 0 for each in every}
+    size = max(sizes, default=0)
+    if len(sizes) != 1 or not 2 < size <= MOST_PLACES:
+        return []
+    rows = [each.reshape(-1, size) for each in every]
+    firsts: dict[complex, int] = {}
+    places = [(firsts.setdefault(value, at), at) for at, value in enumerate(rows[0][0].tolist())]
+    pairs = [(size, first, at) for first, at in places if first < at and _alike(rows, first, at)]
+    return pairs if len(pairs) < size - 1 else []  # an expanded tensor holds the same in every place
+
+
+def _alike(every: Sequence[Tensor], one: int, other: int) -> bool:
+    """True for places that hold equal numbers, of which enough differ from row to row."""
+    same = all(torch.equal(rows[:, one], rows[:, other]) for rows in every)
+    return same and len({value for rows in every for value in rows[:, one].tolist()}) >= FEWEST
+
+
+def _with_equal(size: int, first: int, second: int, given: Tensor, changed: Tensor) -> Tensor:
+    """The tensor with the same in two places of each row: what was changed there, first of the first one."""
+    if not changed.dim() or changed.shape[-1] != size:
+        return changed
+    same = changed[..., first]
+    if given.shape == changed.shape:
+        moved = _moved(given, changed)
+        same = torch.where(moved[..., second] & ~moved[..., first], changed[..., second], same)
+    made = changed.clone(memory_format=torch.contiguous_format)
+    made[..., first] = made[..., second] = same
+    return made
 
 
 def placed(
