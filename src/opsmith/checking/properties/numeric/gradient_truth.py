@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in
+from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results, differentiate, has_gradient, record, vjp, vjp_or_zeros
@@ -59,10 +59,16 @@ class Backward:
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients; zeros where autograd has none."""
-        return vjp_or_zeros(*self._split(values))
+        return in_all_digits(self.run.subject, self._zeros)(values)
 
     def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
         """The gradients; None where autograd has none."""
+        return in_all_digits(self.run.subject, self._vjp)(values)
+
+    def _zeros(self, values: Sequence[Any]) -> list[Tensor]:
+        return vjp_or_zeros(*self._split(values))
+
+    def _vjp(self, values: Sequence[Any]) -> list[Tensor | None]:
         return vjp(*self._split(values))
 
     def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
@@ -103,7 +109,7 @@ class RightGradients(Run):
     @cached_property
     def plain(self) -> Results:
         """The reference, as a function of flat arguments."""
-        return self.subject.plain(self.sample)
+        return in_all_digits(self.subject, self.subject.plain(self.sample))
 
     def one(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
         """The right gradient by one input, for some grad_outputs."""
@@ -148,7 +154,7 @@ class RightGradients(Run):
 def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> bool:
     if subject.specification.opaque:
         return False
-    plain = subject.plain(sample)
+    plain = in_all_digits(subject, subject.plain(sample))
     if not subject.kind.own_forward:
         return any(map(has_gradient, record(plain, sample.in_double(), argnums)[2]))
     # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
@@ -279,7 +285,8 @@ class RightGradient:
 
 
 def _size_of_gradient(subject: Subject, sample: Sample, argnum: int) -> float:
-    grads, plain = plain_grad_outputs(subject, sample).in_double(), subject.plain(sample)
+    grads = plain_grad_outputs(subject, sample).in_double()
+    plain = in_all_digits(subject, subject.plain(sample))
     line = DirectionalFunction(plain, sample.in_double(), argnum, grads)
     (gradient,) = vjp_or_zeros(plain, sample.in_double(), (argnum,), grads)
     return max(largest_magnitude(gradient), float(line.weighed.abs().sum()) / line.usual)
@@ -300,7 +307,8 @@ def _numerical(
     grads: Grads,
     elements: int | None = None,
 ) -> NumericalGradient:
-    plain, most = subject.plain(sample), elements or subject.effort.moved(sample.elements)
+    plain = in_all_digits(subject, subject.plain(sample))
+    most = elements or subject.effort.moved(sample.elements)
     return numerical_gradient(plain, flat, argnum, grads, elements=most, generator=subject.generator())
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import computed_in
+from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.gradient_truth import (
@@ -280,7 +280,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     double = 2 if got.is_complex() else 1
     with without_warnings():
         numbers = numerical_gradient(
-            partial(subject.call, sample) if right is None else subject.plain(sample),
+            in_all_digits(subject, partial(subject.call, sample) if right is None else subject.plain(sample)),
             in_double_on_cpu(call.kept),
             argnum,
             in_double_on_cpu(call.grads),
