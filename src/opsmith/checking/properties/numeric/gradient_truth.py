@@ -35,6 +35,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude
+from opsmith.judging.constants import half_of_digits
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact
 
@@ -316,14 +317,43 @@ THOUSANDTH = 1e-3
 """Largest share of the largest element that an approximation is off by, as another formula's derivative."""
 
 
-def approximate(failure: Failure, off: float) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
+def approximate(failure: Failure, off: float, of: str = "its largest element") -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
+
+    Args:
+        off: The largest error.
+        of: What that is a share of.
+    """
     if off > THOUSANDTH:
         return failure
     if failure.cause not in (UNKNOWN, "region"):
         return replace(failure, minor=True)
-    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
+    words = f"it is off by at most {off:.1g} of {of}. Where that is meant, `accept` it"
     return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
+
+
+def approximate_by_differences(
+    failure: Failure, run: Run, argnum: int, values: Sequence[Any], off: float, right: Tensor
+) -> Failure:
+    """The failure, as a minor one too where the error is below half of the digits of the results.
+
+    A solver of some tolerance keeps less than that of where it begins, which differences alone show.
+
+    Args:
+        failure: The failure.
+        run: The call.
+        argnum: The input.
+        values: Arguments in float64, and after them the grad_outputs.
+        off: The largest error, as a share of the largest element.
+        right: Finite differences.
+    """
+    count = len(run.sample.flat)
+    line = DirectionalFunction(run.subject.plain(run.sample), values[:count], argnum, values[count:])
+    size = float(line.weighed.abs().sum()) / line.usual
+    share = off * largest_magnitude(right) / size if size and math.isfinite(off) else math.inf
+    if off <= THOUSANDTH or share > half_of_digits(torch.float64):
+        return approximate(failure, off)
+    return approximate(failure, share, "the results over the input")
 
 
 def share_off(got: Tensor, right: Tensor) -> float:

@@ -26,6 +26,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradients,
     approximate,
+    approximate_by_differences,
     share_off,
     where_tied,
 )
@@ -300,7 +301,13 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     wrong &= chosen.view(got.shape)
     if wrong.any():
         failure = _failure(call, argnum, got, expected.to(got.dtype), wrong)
-        yield where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
+        off = share_off(got, expected)
+        if right is None:
+            values = in_double_on_cpu([*call.kept, *call.grads])
+            failure = approximate_by_differences(failure, call, argnum, values, off, expected)
+        else:
+            failure = approximate(failure, off)
+        yield where_tied(failure, subject, moved=call.label)
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
