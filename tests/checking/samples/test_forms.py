@@ -12,7 +12,7 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.samples.domain import restored
-from opsmith.checking.samples.forms import placed
+from opsmith.checking.samples.forms import forms_of, placed
 from opsmith.checking.samples.special_values import SpecialCall, ValueGroup
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject import Subject
@@ -98,32 +98,34 @@ def subject(function: Any, *samples: Any) -> Subject:
 def test_a_special_value_that_no_definite_matrix_holds_is_left_out() -> None:
     checked = subject(Solved, *CALLS[Solved])
     a = CALLS[Solved][0][0]
-    made, left = placed(checked, "a", a, {0: -1.0})
+    made, left = placed(forms_of(checked), a, {0: -1.0})
     assert not left
-    made, left = placed(checked, "a", a, {1: -9.0})
+    made, left = placed(forms_of(checked), a, {1: -9.0})
     assert left == {1: -9.0, 3: -9.0}
     assert torch.equal(made, made.mT)
     assert bool((torch.linalg.eigvalsh(made) > 0).all())
-    assert placed(subject(Energy, *CALLS[Energy]), "a", symmetric(4, 4), {0: -1.0})[1] == {0: -1.0}
+    symmetric_alone = forms_of(subject(Energy, *CALLS[Energy]))
+    assert placed(symmetric_alone, symmetric(4, 4), {0: -1.0})[1] == {0: -1.0}
 
 
 def test_no_row_of_a_definite_matrix_is_zero() -> None:
     zeros = ValueGroup("nothing but zeros", (0.0,), everywhere=True)
     for function, stands in ((Solved, False), (Energy, True)):
         checked, argnum = subject(function, *CALLS[function]), int(function is Energy)
-        call = SpecialCall(checked, checked.samples[0], "values", argnum=argnum, group=zeros)
+        call = SpecialCall(
+            checked, checked.samples[0], "values", argnum=argnum, group=zeros, forms=forms_of(checked)
+        )
         assert (call.placed(dict.fromkeys(range(3), 0.0)) is not None) == stands
 
 
 def test_of_two_special_values_at_mirrored_places_one_stands() -> None:
-    _, left = placed(subject(Energy, *CALLS[Energy]), "a", symmetric(4, 4), {1: 3.0, 4: 5.0})
+    _, left = placed(forms_of(subject(Energy, *CALLS[Energy])), symmetric(4, 4), {1: 3.0, 4: 5.0})
     assert left == {1: 5.0, 4: 5.0}
 
 
 def test_matrices_that_chance_makes_symmetric_have_no_form() -> None:
     for a in (torch.eye(3), torch.ones(3, 3), drawn(3, 3)):
-        checked = subject(Energy, (drawn(2, 3), a.double()))
-        assert placed(checked, "a", a, {1: 3.0})[1] == {1: 3.0}
+        assert not forms_of(subject(Energy, (drawn(2, 3), a.double())))
 
 
 class Determinant(Function):

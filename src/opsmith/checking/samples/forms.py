@@ -168,7 +168,7 @@ def _with_equal(size: int, first: int, second: int, given: Tensor, changed: Tens
 
 
 def placed(
-    subject: Subject, label: str, given: Tensor, special: Mapping[int, complex]
+    forms: Sequence[Form], given: Tensor, special: Mapping[int, complex]
 ) -> tuple[Tensor, dict[int, complex]]:
     """A tensor with other values in some places, and what stands there once its forms are restored.
 
@@ -176,15 +176,13 @@ def placed(
     the matrix to be positive definite is left out.
 
     Args:
-        subject: The subject of the check.
-        label: Label of the input.
+        forms: The forms of the input.
         given: Its own values.
         special: The other values, by position.
     """
     changed = given.clone(memory_format=torch.contiguous_format)
     for position, value in special.items():
         changed.view(-1)[position].fill_(value)
-    forms = [form for form in forms_of(subject) if form.label == label]
     for form in forms:
         changed = form.restored(given, changed)
     if not forms:

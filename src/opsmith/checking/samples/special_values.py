@@ -13,7 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
-from opsmith.checking.samples.forms import forms_of, placed
+from opsmith.checking.samples.forms import Form, placed
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.tensors import CPU
@@ -105,34 +105,34 @@ class SpecialCall(Run):
         argnum: The input.
         special: Special value at each position; in a complex input it has no imaginary part.
         group: Group of the values.
+        forms: What holds of inputs in every sample, and is restored.
     """
 
     dtype: torch.dtype = torch.float64
     argnum: int = 0
     special: Mapping[int, complex] = field(default_factory=dict)
     group: ValueGroup = ORDINARY
+    forms: Sequence[Form] = ()
 
     @cached_property
     def kept(self) -> list[Any]:
         """The arguments, which stay as they are."""
         flat = self.sample.at(self.dtype, CPU)
-        for argnum in {self.argnum, *self._formed}:
-            special = self.special if argnum == self.argnum else {}
-            flat[argnum], _ = placed(self.subject, self.sample.labels[argnum], flat[argnum], special)
+        for argnum in self.sample.inexact:
+            forms, special = self._forms(argnum), self.special if argnum == self.argnum else {}
+            if forms or argnum == self.argnum:
+                flat[argnum], _ = placed(forms, flat[argnum], special)
         return flat
 
-    @property
-    def _formed(self) -> list[int]:
-        """The inputs of which something holds in every sample, in which it may hold but for rounding."""
-        labels = {form.label for form in forms_of(self.subject)}
-        return [argnum for argnum in self.sample.inexact if self.sample.labels[argnum] in labels]
+    def _forms(self, argnum: int) -> Sequence[Form]:
+        return [form for form in self.forms if form.label == self.sample.labels[argnum]]
 
     def placed(self, special: Mapping[int, complex]) -> Self | None:
         """The call with other special values, as far as what holds in every sample leaves them there."""
-        if self.argnum not in self._formed:
+        forms = self._forms(self.argnum)
+        if not forms:
             return replace(self, special=special)
-        own = self.sample.at(torch.float64, CPU)[self.argnum]
-        _, left = placed(self.subject, self.label, own, special)
+        _, left = placed(forms, self.sample.at(torch.float64, CPU)[self.argnum], special)
         stands = {*special} <= {*left} if self.group.everywhere else bool(left)
         return replace(self, special=left) if stands else None
 

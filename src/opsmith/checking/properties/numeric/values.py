@@ -33,6 +33,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Coverage, Run, covered_runs
+from opsmith.checking.samples.forms import forms_of
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     boundaries,
@@ -65,7 +66,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
     if sample.origin or not usable or coverage.ran >= subject.effort.special_samples:
         return
     coverage.ran += 1
-    plain = SpecialCall(subject, sample, NAME, CPU)
+    plain = SpecialCall(subject, sample, NAME, CPU, forms=forms_of(subject))
     open_ = () if subject.specification.gradients.surrogate else run.argnums
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
