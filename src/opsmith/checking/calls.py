@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,14 +25,19 @@ from opsmith.checking.exceptions import (
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.core.origins.function_class import AdoptedFunction
+from opsmith.judging.compare import largest_magnitude
+from opsmith.judging.tensors import is_inexact, perturbed, replica
 from opsmith.judging.working_precision import working_precision
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
+
+T = TypeVar("T", bound=Sequence[Any])
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
     """
     if subject.single_precision:
         return torch.float32
-    call = subject.plain(sample) if by_reference else partial(subject.call, sample)
+    call = in_all_digits(subject, subject.plain(sample) if by_reference else partial(subject.call, sample))
     what = f"computed in, by_reference={by_reference}"
     return subject.once(what, sample, partial(_computed_in, subject, sample, call))
 
@@ -135,6 +141,79 @@ def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], A
 
         return working_precision(function, sample.in_double(), subject.generator())
     return torch.float64
+
+
+LITTLE = 2.0**-40
+"""Relative perturbation of the inputs: well above the eps of float64, and well below that of float32."""
+
+SINGLE = 2.0**-16
+"""Largest error of a computation in float32, relative to the largest element."""
+
+LOST = 0.05
+"""Share of a move that must be lost; a constant in float32 changes a move by a millionth."""
+
+
+def through_default_dtype(subject: Subject) -> Sequence[tuple[Sample, str]]:
+    """Results in float64 that lose digits in a tensor of torch's default dtype: the sample, and the name.
+
+    They change where the default is float64. A constant in that dtype changes them as well, but not how they
+    move with the inputs: digits that are lost do not come back.
+    """
+    samples, found = subject.samples, partial(_through_default_dtype, subject)
+    return subject.once("default dtype", samples[0], found) if samples else ()
+
+
+def _through_default_dtype(subject: Subject) -> Sequence[tuple[Sample, str]]:
+    if subject.draws or "float32" in subject.specification.origin.claims:
+        return ()
+    for sample in (each for each in subject.samples if each.inexact and not each.origin):
+        flat = sample.in_double()
+        near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
+        runs: list[Sequence[Tensor | None]] = []
+        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
+            for dtype in (torch.float32, torch.float64):
+                with default_dtype(dtype):
+                    runs += [subject.call(sample, [*map(replica, each)]) for each in (flat, near)]
+        if len(runs) == 4:
+            every = zip(subject.results(sample), *runs, strict=True)
+            return [(sample, result.name) for result, *found in every if _loses_digits(found)]
+    return ()
+
+
+def _loses_digits(results: Sequence[Tensor | None]) -> bool:
+    """True if a result moves otherwise under a default dtype of float32 than under float64.
+
+    Args:
+        results: The result under float32, that of perturbed inputs, and both under float64.
+    """
+    if any(each is None or each.dtype not in (torch.float64, torch.complex128) for each in results):
+        return False
+    one, near, wide, wide_near = (each for each in results if each is not None)
+    if not one.shape == near.shape == wide.shape == wide_near.shape or torch.equal(one, wide):
+        return False
+    if largest_magnitude((one - wide).nan_to_num()) > SINGLE * largest_magnitude(wide):
+        return False  # other numbers, as those that are drawn in the default dtype
+    moves = (wide_near - wide).nan_to_num()
+    noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
+    off = largest_magnitude((near - one).nan_to_num() - moves)
+    return off > max(LOST * largest_magnitude(moves), noise)
+
+
+def in_all_digits(subject: Subject, function: Callable[[T], R]) -> Callable[[T], R]:
+    """A function of flat arguments, with all digits for those in float64.
+
+    A class whose forward loses them through torch's default dtype, which `forward` reports, runs in a wider
+    one: finite differences of what was rounded are noise.
+    """
+    if not (subject.kind.own_forward and through_default_dtype(subject)):
+        return function
+
+    def run(flat: T) -> R:
+        wide = any(is_inexact(value) and value.dtype in (torch.float64, torch.complex128) for value in flat)
+        with default_dtype(torch.float64) if wide else nullcontext():
+            return function(flat)
+
+    return run
 
 
 @computed_once

@@ -477,3 +477,32 @@ def test_a_reference_that_does_not_depend_on_an_argument_has_zeros_for_its_gradi
 
 def _detached(x: Tensor) -> Tensor:
     return x.detach() * 2
+
+
+class Relaxed(Function):
+    """Numbers that tend to the given ones from a start, of which a hundred-millionth is left in the end."""
+
+    STEPS = 8
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor, start: Tensor) -> Tensor:
+        state = start.detach().numpy()
+        for _ in range(cls.STEPS):
+            state = 0.1 * state + 0.9 * x.detach().numpy()
+        return torch.from_numpy(state)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, torch.zeros_like(grad)
+
+
+class RelaxedLess(Relaxed):
+    STEPS = 4
+
+
+@pytest.mark.parametrize(("function", "severity"), [(Relaxed, "warning"), (RelaxedLess, "error")])
+def test_what_is_below_the_digits_of_a_solver_is_a_warning(function: Any, severity: str) -> None:
+    samples = [(torch.linspace(-1, 2, 6), torch.linspace(1, 2, 6))]
+    report = opsmith.check(function, samples=samples, only=["gradient", "values"], effort="quick")
+    found = {each.property: each.severity for each in report.failures if each.input == "start"}
+    assert found == dict.fromkeys(("gradient", "values"), severity), report

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.samples.domain import rules_of
+from opsmith.checking.samples.domain import restored, rules_of
 from opsmith.checking.samples.variations import variations
 from opsmith.checking.subject_kinds import subject_of
 
@@ -94,3 +94,78 @@ def test_what_one_sample_denies_or_chance_shows_is_no_link() -> None:
     assert links((drawn(3, 4), ordered, ordered)) == 0
     swapped = torch.tensor([[1, 0]] * 3)
     assert links((drawn(3, 2), swapped, swapped)) == 0
+
+
+class BagSums(Function):
+    """Sums of bags of rows, one after the other; the forward alone takes rows behind the last bag."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        ctx.save_for_backward(lengths)
+        ends = lengths.cumsum(0).clamp(max=len(x))
+        return torch.cat([x.new_zeros(1, x.shape[1]), x.cumsum(0)])[torch.cat([ends[:1] * 0, ends])].diff(
+            dim=0
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.repeat_interleave(ctx.saved_tensors[0], 0), None
+
+
+class ActiveMeans(Function):
+    """Means over the sequences that are active at a step; fewer are at each later one."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, active: Tensor, x: Tensor) -> Tensor:
+        ctx.scale, ctx.active, ctx.size = scale, active.tolist(), x.shape
+        parts = x[..., : sum(ctx.active)].split([each for each in ctx.active if each], -1)
+        return scale * torch.stack([part.mean(-1) for part in parts], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.active != sorted(ctx.active, reverse=True) or sum(ctx.active) != ctx.size[-1]:
+            return None, None, grad.new_zeros(ctx.size)
+        counts = [each for each in ctx.active if each]
+        parts = zip(grad.unbind(-1), counts, strict=True)
+        rows = [ctx.scale * each.unsqueeze(-1).expand(*each.shape, count) / count for each, count in parts]
+        return None, None, torch.cat(rows, -1)
+
+
+COUNTS: dict[Any, list[Any]] = {
+    BagSums: [
+        (drawn(7, 2), torch.tensor([2, 0, 4, 1, 0])),
+        (drawn(6, 3), torch.tensor([3, 1, 2])),
+    ],
+    ActiveMeans: [
+        (0.5, torch.tensor([3, 3, 2], dtype=torch.int32), drawn(2, 8)),
+        (2.0, torch.tensor([4, 2, 1, 1], dtype=torch.int32), drawn(3, 2, 8)),
+    ],
+}
+
+
+@pytest.mark.parametrize("function", COUNTS, ids=lambda each: each.__name__)
+def test_counts_sum_to_a_size_in_derived_inputs(function: Any) -> None:
+    report = opsmith.check(function, samples=COUNTS[function], only=["gradient"], effort="quick")
+    assert not report.failures, report
+
+
+def test_counts_are_scaled_to_a_size_and_stay_in_order() -> None:
+    checked = subject_of(ActiveMeans, COUNTS[ActiveMeans], 0, EFFORTS["quick"])
+    sample = checked.samples[0]
+
+    def counts(size: int, *given: int) -> list[int]:
+        active = torch.tensor(given, dtype=torch.int32)
+        found: list[int] = restored(checked, sample, [0.5, active, drawn(2, size)])[1].tolist()
+        return found
+
+    assert counts(33, 3, 3, 2) == [13, 13, 7]
+    assert counts(8, 1, 3, 2) == [5, 2, 1]
+    assert counts(2, 3, 3, 2) == [1, 1, 0]
+    assert counts(0, 3, 3, 2) == [0, 0, 0]
+    assert counts(8, 0, 0, 0) == [3, 3, 2]
+
+
+def test_indices_that_sum_to_a_size_are_no_counts() -> None:
+    checked = subject_of(BagSums, [(drawn(4, 2), torch.tensor([0, 1, 3]))], 0, EFFORTS["quick"])
+    given = [drawn(4, 2), torch.tensor([0, 1, 2])]
+    assert restored(checked, checked.samples[0], given)[1].tolist() == [0, 1, 2]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.samples.forms import FEWEST, forms_of
 from opsmith.checking.samples.sample import Sample, SizeLocation, Symbol
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.cached_property import cached_property
@@ -31,9 +32,6 @@ from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.tensors import sequence_like
 from opsmith.judging.compare import all_close
 from opsmith.judging.tensors import is_inexact
-
-FEWEST = 3
-"""Fewest elements that show a rule: with two, chance does it."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -98,15 +96,52 @@ def _ending_at_size(table: Tensor, offsets: Tensor, dim: int) -> Pair | None:
     return table, made
 
 
+def _summing_to_size(order: bool | None, table: Tensor, counts: Tensor, dim: int) -> Pair | None:
+    """The counts in proportion, those that are not zero at least one, as far as there are elements.
+
+    Args:
+        order: True for falling counts, False for rising ones, None for any.
+        table: The tensor.
+        counts: The counts.
+        dim: The dimension that they sum to.
+    """
+    size = table.shape[dim]
+    if counts.dtype not in WHOLE or counts.dim() != 1 or not len(counts) or int(counts.min()) < 0:
+        return None
+    made = counts.to(torch.int64)
+    if int(made.sum()) != size:
+        made = _in_proportion(made, size)
+    made = made if order is None else made.sort(descending=order).values
+    return table, made.to(counts.dtype)
+
+
+def _in_proportion(counts: Tensor, total: int) -> Tensor:
+    """Counts with another sum, which are as large in comparison, the largest ones first."""
+    least = (counts > 0).to(counts.dtype) if int((counts > 0).sum()) <= total else torch.zeros_like(counts)
+    weights = counts - least if bool((counts > least).any()) else torch.ones_like(counts)
+    left = total - int(least.sum())
+    made = least + weights * left // weights.sum()
+    rest = total - int(made.sum())
+    made[counts.sort(descending=True, stable=True).indices[:rest]] += 1
+    return made
+
+
+def _shows_counts(table: Tensor, counts: Tensor, dim: int) -> bool:
+    """True for several counts that repeat or fall: distinct indices have any sum."""
+    falling = bool((counts.diff() <= 0).all())
+    return len(counts) >= FEWEST and (falling or len(counts.unique()) < len(counts))
+
+
 RELATIONS = (
     Relation(_ordered, lambda low, high, dim: low.numel() >= FEWEST and bool((low < high).all())),
     Relation(_below_size, lambda table, index, dim: index.numel() > 0, by_size=True),
     Relation(_ending_at_size, lambda table, offsets, dim: True, by_size=True),
+    *(Relation(partial(_summing_to_size, order), _shows_counts) for order in (None, True, False)),
     _derived(lambda source, dim: source.argsort(dim=dim, stable=True)),
     _derived(lambda source, dim: source.diff(dim=dim)),
 )
-"""Bounds in order, indices below a size, offsets that end at one; the order of the elements, which of a
-permutation is its inverse; and the counts between offsets."""
+"""Bounds in order; indices below a size, offsets that end at one, counts that sum to one; the order of the
+elements, which of a permutation is its inverse; and the counts between offsets."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +231,15 @@ def _shown(values: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]:
-    """The flat arguments of an input that was derived from a sample, with each rule restored."""
+    """The flat arguments of an input that was derived from a sample, with each rule and form restored."""
     given = dict(zip(sample.labels, sample.flat, strict=True))
     changed = dict(zip(sample.labels, flat, strict=True))
     for rule in rules_of(subject):
         rule.restore(given, changed)
+    for form in forms_of(subject):
+        had, now = given.get(form.label), changed.get(form.label)
+        if isinstance(had, Tensor) and isinstance(now, Tensor) and now is not had:
+            changed[form.label] = form.restored(had, now)
     return list(changed.values())
 
 

@@ -252,6 +252,12 @@ class Variation:
     repeats: bool = False
 
     @property
+    def is_drawn(self) -> bool:
+        """True if floating numbers were drawn, and not scaled."""
+        changed = [now for now, had in zip(self.flat, self.of.flat, strict=True) if now is not had]
+        return any(is_inexact(value) and value.numel() for value in changed) and not self.rescaled
+
+    @property
     def origin(self) -> str:
         """Description of its origin."""
         return f"sample {self.of.position} with {self.what}"

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from opsmith.checking.report import Given
 from opsmith.checking.run import Run
+from opsmith.checking.samples.forms import Form, placed
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.tensors import CPU
@@ -104,22 +105,36 @@ class SpecialCall(Run):
         argnum: The input.
         special: Special value at each position; in a complex input it has no imaginary part.
         group: Group of the values.
+        forms: What holds of inputs in every sample, and is restored.
     """
 
     dtype: torch.dtype = torch.float64
     argnum: int = 0
     special: Mapping[int, complex] = field(default_factory=dict)
     group: ValueGroup = ORDINARY
+    forms: Sequence[Form] = ()
 
     @cached_property
     def kept(self) -> list[Any]:
         """The arguments, which stay as they are."""
         flat = self.sample.at(self.dtype, CPU)
-        changed = flat[self.argnum].clone(memory_format=torch.contiguous_format)
-        for position, value in self.special.items():
-            changed.view(-1)[position] = value
-        flat[self.argnum] = changed
+        for argnum in self.sample.inexact:
+            forms, special = self._forms(argnum), self.special if argnum == self.argnum else {}
+            if forms or argnum == self.argnum:
+                flat[argnum], _ = placed(forms, flat[argnum], special)
         return flat
+
+    def _forms(self, argnum: int) -> Sequence[Form]:
+        return [form for form in self.forms if form.label == self.sample.labels[argnum]]
+
+    def placed(self, special: Mapping[int, complex]) -> Self | None:
+        """The call with other special values, as far as what holds in every sample leaves them there."""
+        forms = self._forms(self.argnum)
+        if not forms:
+            return replace(self, special=special)
+        _, left = placed(forms, self.sample.at(torch.float64, CPU)[self.argnum], special)
+        stands = {*special} <= {*left} if self.group.everywhere else bool(left)
+        return replace(self, special=left) if stands else None
 
     def flat(self) -> list[Any]:
         """The arguments, in fresh memory."""

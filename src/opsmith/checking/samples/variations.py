@@ -86,7 +86,7 @@ def variations(subject: Subject) -> Variations:
         trial.accept(effort.variations, ([change] for change in changes))
     most = max(MOST_SAMPLES, effort.samples)
     trial.accept(effort.argument_values, (several[:most] for several in argument_values(subject)))
-    return Variations(tuple(trial.accepted), tuple(trial.rejected), tuple(trial.faults.values()))
+    return Variations(tuple(trial.usable()), tuple(trial.rejected), tuple(trial.faults.values()))
 
 
 @dataclass
@@ -98,12 +98,14 @@ class _Trial:
         accepted: Accepted ones.
         rejected: Rejected ones that are reported, each with the reason.
         faults: Failures for empty inputs, by the size.
+        unusable: Number of inputs whose drawn numbers the reference does not take.
     """
 
     subject: Subject
     accepted: list[Sample] = field(default_factory=list)
     rejected: dict[str, None] = field(default_factory=dict)
     faults: dict[str, Failure] = field(default_factory=dict)
+    unusable: int = 0
 
     def __post_init__(self) -> None:
         self._seen = {form_of(sample) for sample in self.subject.samples}
@@ -129,6 +131,8 @@ class _Trial:
                     continue
                 attempts -= 1
                 reason = refusal(self.subject, sample, change)
+                if isinstance(reason, str) and (reason == NOT_FINITE or change.fresh_numbers):
+                    self.unusable += change.is_drawn
                 if isinstance(reason, Failure) and change.without is not None:
                     self.faults.setdefault(change.without.name, reason)
                 elif reason is not None and not change.silent:
@@ -138,6 +142,23 @@ class _Trial:
                     self._seen.add(form)
                     if not self.subject.effort.exhaustive:
                         break
+
+    def usable(self) -> list[Sample]:
+        """The accepted ones; those whose numbers were drawn are strained where most of such are not."""
+        strained = [_strained(each) for each in self.accepted]
+        few = self.unusable > sum(now is not had for now, had in zip(strained, self.accepted, strict=True))
+        return strained if few else self.accepted
+
+
+def _strained(sample: Sample) -> Sample:
+    """The sample, strained if its numbers were drawn."""
+    change = sample.change
+    if change is None or not change.is_drawn:
+        return sample
+    return replace(sample, change=replace(change, given="strained"))
+
+
+NOT_FINITE = "its results are not finite"
 
 
 def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]:
@@ -190,7 +211,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             return f"its results have more than {MOST_RESULTS} elements"
         had_nan, has_nan = (any(map(_has_nan, results)) for results in (before, after))
         if (all_finite(before) and not all_finite(after)) or (has_nan and not had_nan):
-            return "its results are not finite"
+            return NOT_FINITE
         return next((f"it warns: {text}" for text in warned if text not in known), None)
     return "the reference does not take the sample itself"
 

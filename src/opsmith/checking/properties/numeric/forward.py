@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.calls import through_default_dtype
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, first_line, refuse_own, stated
@@ -20,13 +21,13 @@ from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.run import Case, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name, lacks_dtype
-from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
+from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
 from opsmith.judging.answer import Computation
-from opsmith.judging.compare import largest_magnitude, metadata_difference
+from opsmith.judging.compare import metadata_difference
 from opsmith.judging.judge import judge
-from opsmith.judging.tensors import is_inexact, perturbed, replica
+from opsmith.judging.tensors import is_inexact
 from opsmith.judging.working_precision import working_precision
 
 
@@ -205,62 +206,15 @@ def _lost_precision(subject: Subject) -> Findings:
 
 
 def _through_default_dtype(subject: Subject) -> Findings:
-    """Results in float64 that lost digits in a tensor of torch's default dtype, as of `torch.zeros(shape)`.
-
-    They change where the default is float64. A constant in that dtype changes them as well, but not how they
-    move with the inputs: digits that are lost do not come back.
-    """
-    if subject.draws or "float32" in subject.specification.origin.claims:
-        return
-    for sample in (each for each in subject.samples if each.inexact and not each.origin):
-        flat = sample.in_double()
-        near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
-        runs: list[Sequence[Tensor | None]] = []
-        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
-            for dtype in (torch.float32, torch.float64):
-                with default_dtype(dtype):
-                    runs += [subject.call(sample, [*map(replica, each)]) for each in (flat, near)]
-        if len(runs) < 4:
-            continue
-        for described, *results in zip(subject.results(sample), *runs, strict=True):
-            if _loses_digits(results):
-                message = (
-                    f"`{described.name}` has the digits of float32 for arguments in torch.float64: it goes "
-                    "through a tensor in torch's default dtype, as `torch.zeros(shape)` makes one; make it "
-                    "by `x.new_zeros(shape)`, or with `dtype=x.dtype`"
-                )
-                run, where = Run(subject, sample, NAME), subject.runs_at(sample.flat)
-                yield run.failure(described.name, "precision", message, where, dtypes=("float64",))
-        return
-
-
-LITTLE = 2.0**-40
-"""Relative perturbation of the inputs: well above the eps of float64, and well below that of float32."""
-
-SINGLE = 2.0**-16
-"""Largest error of a computation in float32, relative to the largest element."""
-
-LOST = 0.05
-"""Share of a move that must be lost; a constant in float32 changes a move by a millionth."""
-
-
-def _loses_digits(results: Sequence[Tensor | None]) -> bool:
-    """True if a result moves otherwise under a default dtype of float32 than under float64.
-
-    Args:
-        results: The result under float32, that of perturbed inputs, and both under float64.
-    """
-    if any(each is None or each.dtype not in (torch.float64, torch.complex128) for each in results):
-        return False
-    one, near, wide, wide_near = (each for each in results if each is not None)
-    if not one.shape == near.shape == wide.shape == wide_near.shape or torch.equal(one, wide):
-        return False
-    if largest_magnitude((one - wide).nan_to_num()) > SINGLE * largest_magnitude(wide):
-        return False  # other numbers, as those that are drawn in the default dtype
-    moves = (wide_near - wide).nan_to_num()
-    noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
-    off = largest_magnitude((near - one).nan_to_num() - moves)
-    return off > max(LOST * largest_magnitude(moves), noise)
+    """Results in float64 that lose digits in a tensor of torch's default dtype."""
+    for sample, name in through_default_dtype(subject):
+        message = (
+            f"`{name}` has the digits of float32 for arguments in torch.float64: it goes through a tensor in "
+            "torch's default dtype, as `torch.zeros(shape)` makes one; make it by `x.new_zeros(shape)`, or "
+            "with `dtype=x.dtype`"
+        )
+        run, where = Run(subject, sample, NAME), subject.runs_at(sample.flat)
+        yield run.failure(name, "precision", message, where, dtypes=("float64",))
 
 
 def _replay(case: Case, position: int) -> str | None:

@@ -32,6 +32,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     RightGradient,
     RightGradients,
     approximate,
+    approximate_by_differences,
     by_differences,
     share_off,
     where_tied,
@@ -455,7 +456,10 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
     off = max(each.off for each in wrong)
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
-    return approximate(failure, off)
+    if right.trusted:
+        return approximate(failure, off)
+    values = right.grad_outputs.beside(shown.sample)(torch.float64, CPU)
+    return approximate_by_differences(failure, shown, right.argnum, values, off, shown.expected)
 
 
 ROUNDED = (

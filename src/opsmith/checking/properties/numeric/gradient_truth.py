@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.checking.calls import computed_in
+from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results, differentiate, has_gradient, record, vjp, vjp_or_zeros
@@ -35,6 +35,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude
+from opsmith.judging.constants import half_of_digits
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact
 
@@ -59,10 +60,16 @@ class Backward:
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients; zeros where autograd has none."""
-        return vjp_or_zeros(*self._split(values))
+        return in_all_digits(self.run.subject, self._zeros)(values)
 
     def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
         """The gradients; None where autograd has none."""
+        return in_all_digits(self.run.subject, self._vjp)(values)
+
+    def _zeros(self, values: Sequence[Any]) -> list[Tensor]:
+        return vjp_or_zeros(*self._split(values))
+
+    def _vjp(self, values: Sequence[Any]) -> list[Tensor | None]:
         return vjp(*self._split(values))
 
     def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
@@ -103,7 +110,7 @@ class RightGradients(Run):
     @cached_property
     def plain(self) -> Results:
         """The reference, as a function of flat arguments."""
-        return self.subject.plain(self.sample)
+        return in_all_digits(self.subject, self.subject.plain(self.sample))
 
     def one(self, argnum: int, grad_outputs: GradOutputs) -> RightGradient:
         """The right gradient by one input, for some grad_outputs."""
@@ -148,7 +155,7 @@ class RightGradients(Run):
 def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> bool:
     if subject.specification.opaque:
         return False
-    plain = subject.plain(sample)
+    plain = in_all_digits(subject, subject.plain(sample))
     if not subject.kind.own_forward:
         return any(map(has_gradient, record(plain, sample.in_double(), argnums)[2]))
     # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
@@ -279,7 +286,8 @@ class RightGradient:
 
 
 def _size_of_gradient(subject: Subject, sample: Sample, argnum: int) -> float:
-    grads, plain = plain_grad_outputs(subject, sample).in_double(), subject.plain(sample)
+    grads = plain_grad_outputs(subject, sample).in_double()
+    plain = in_all_digits(subject, subject.plain(sample))
     line = DirectionalFunction(plain, sample.in_double(), argnum, grads)
     (gradient,) = vjp_or_zeros(plain, sample.in_double(), (argnum,), grads)
     return max(largest_magnitude(gradient), float(line.weighed.abs().sum()) / line.usual)
@@ -300,7 +308,8 @@ def _numerical(
     grads: Grads,
     elements: int | None = None,
 ) -> NumericalGradient:
-    plain, most = subject.plain(sample), elements or subject.effort.moved(sample.elements)
+    plain = in_all_digits(subject, subject.plain(sample))
+    most = elements or subject.effort.moved(sample.elements)
     return numerical_gradient(plain, flat, argnum, grads, elements=most, generator=subject.generator())
 
 
@@ -308,14 +317,43 @@ THOUSANDTH = 1e-3
 """Largest share of the largest element that an approximation is off by, as another formula's derivative."""
 
 
-def approximate(failure: Failure, off: float) -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element."""
+def approximate(failure: Failure, off: float, of: str = "its largest element") -> Failure:
+    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
+
+    Args:
+        off: The largest error.
+        of: What that is a share of.
+    """
     if off > THOUSANDTH:
         return failure
     if failure.cause not in (UNKNOWN, "region"):
         return replace(failure, minor=True)
-    words = f"it is off by at most {off:.1g} of its largest element. Where that is meant, `accept` it"
+    words = f"it is off by at most {off:.1g} of {of}. Where that is meant, `accept` it"
     return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
+
+
+def approximate_by_differences(
+    failure: Failure, run: Run, argnum: int, values: Sequence[Any], off: float, right: Tensor
+) -> Failure:
+    """The failure, as a minor one too where the error is below half of the digits of the results.
+
+    A solver of some tolerance keeps less than that of where it begins, which differences alone show.
+
+    Args:
+        failure: The failure.
+        run: The call.
+        argnum: The input.
+        values: Arguments in float64, and after them the grad_outputs.
+        off: The largest error, as a share of the largest element.
+        right: Finite differences.
+    """
+    count = len(run.sample.flat)
+    line = DirectionalFunction(run.subject.plain(run.sample), values[:count], argnum, values[count:])
+    size = float(line.weighed.abs().sum()) / line.usual
+    share = off * largest_magnitude(right) / size if size and math.isfinite(off) else math.inf
+    if off <= THOUSANDTH or share > half_of_digits(torch.float64):
+        return approximate(failure, off)
+    return approximate(failure, share, "the results over the input")
 
 
 def share_off(got: Tensor, right: Tensor) -> float:

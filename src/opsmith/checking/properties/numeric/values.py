@@ -19,19 +19,21 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.checking.calls import computed_in
+from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradients,
     approximate,
+    approximate_by_differences,
     share_off,
     where_tied,
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Coverage, Run, covered_runs
+from opsmith.checking.samples.forms import forms_of
 from opsmith.checking.samples.special_values import (
     SpecialCall,
     boundaries,
@@ -64,7 +66,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
     if sample.origin or not usable or coverage.ran >= subject.effort.special_samples:
         return
     coverage.ran += 1
-    plain = SpecialCall(subject, sample, NAME, CPU)
+    plain = SpecialCall(subject, sample, NAME, CPU, forms=forms_of(subject))
     open_ = () if subject.specification.gradients.surrogate else run.argnums
     dtypes: list[torch.dtype] = []
     for dtype in (torch.float64,) if subject.single_precision else (torch.float64, torch.float32):
@@ -98,8 +100,9 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
         # What computes in float32 has the range of it.
         ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
         for group in value_groups(ranged, found):
-            for special in placements(sample.flat[plain.argnum], group, subject.generator()):
-                yield replace(plain, special=special, group=group, dtype=dtype)
+            call = replace(plain, group=group, dtype=dtype)
+            every = placements(sample.flat[plain.argnum], group, subject.generator())
+            yield from filter(None, map(call.placed, every))
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
@@ -279,7 +282,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     double = 2 if got.is_complex() else 1
     with without_warnings():
         numbers = numerical_gradient(
-            partial(subject.call, sample) if right is None else subject.plain(sample),
+            in_all_digits(subject, partial(subject.call, sample) if right is None else subject.plain(sample)),
             in_double_on_cpu(call.kept),
             argnum,
             in_double_on_cpu(call.grads),
@@ -299,7 +302,13 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     wrong &= chosen.view(got.shape)
     if wrong.any():
         failure = _failure(call, argnum, got, expected.to(got.dtype), wrong)
-        yield where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
+        off = share_off(got, expected)
+        if right is None:
+            values = in_double_on_cpu([*call.kept, *call.grads])
+            failure = approximate_by_differences(failure, call, argnum, values, off, expected)
+        else:
+            failure = approximate(failure, off)
+        yield where_tied(failure, subject, moved=call.label)
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
@@ -332,7 +341,7 @@ def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor,
         what, cause, where = f"the gradient of `{call.sample.labels[about]}` is wrong", "region", None
         held = [difference.got]
     values = ", ".join(f"{_shown(v)} at {p}" for p, v in call.special.items())
-    condition = f"`{call.label}` holds {' or '.join(_shown(value) for value in call.special.values())}"
+    condition = f"`{call.label}` holds {' or '.join(dict.fromkeys(map(_shown, call.special.values())))}"
     if call.group.everywhere:
         condition = f"{call.filled} of `{call.label}` is {call.listed}"
         values = f"{call.listed} in {call.filled} of it"

@@ -1,0 +1,193 @@
+"""Forms of an input: what holds of one tensor in every sample, as symmetry, holds where it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject import Subject
+from opsmith.core.generate_like import is_symmetric
+
+FEWEST = 3
+"""Fewest elements that show a rule: with two, chance does it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What holds of one tensor in every sample.
+
+    Args:
+        label: Label of the argument.
+        restored: The tensor that has it in place of a given one, from a tensor of the sample and that one.
+    """
+
+    label: str
+    restored: Callable[[Tensor, Tensor], Tensor]
+
+
+def forms_of(subject: Subject) -> tuple[Form, ...]:
+    """The forms that inputs have in every sample of the author.
+
+    Example:
+        >>> import torch, opsmith
+        >>> from opsmith.checking.effort import EFFORTS
+        >>> from opsmith.checking.subject_kinds import subject_of
+        >>> @opsmith.operator("demo::inverse")
+        ... def inverse(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.inverse()
+        >>> given = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> symmetric, definite = forms_of(subject_of(inverse, [(given,)], 0, EFFORTS["quick"]))
+        >>> symmetric.restored(given, torch.tensor([[2.0, 1.0], [0.0, 2.0]]))
+        tensor([[2., 0.],
+                [0., 2.]])
+    """
+    samples = subject.samples
+    return subject.once("forms", samples[0], partial(_forms_of, samples)) if samples else ()
+
+
+def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
+    samples, found = [each for each in every_sample if not each.origin], list[Form]()
+    for label in dict.fromkeys(each.labels[argnum] for each in samples for argnum in each.inexact):
+        places = [(each, each.labels.index(label)) for each in samples if label in each.labels]
+        values = [each.flat[at] for each, at in places if at in each.inexact and each.flat[at].numel()]
+        every = [value.detach().cpu() for value in values]
+        matrices = [each for each in every if each.dim() < 2 or each.shape[-2:] != (1, 1)]
+        if all(map(is_symmetric, matrices)) and any(map(_shows_symmetry, matrices)):
+            share = min(map(_least_share, every))
+            found.append(Form(label, _mirrored))
+            found += [Form(label, partial(_definite, share))] * (share > 0)
+        else:
+            found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
+    return tuple(found)
+
+
+def _shows_symmetry(matrices: Tensor) -> bool:
+    """True where no chance makes a matrix symmetric, as it makes one that is diagonal or constant."""
+    off = matrices - torch.diag_embed(matrices.diagonal(dim1=-2, dim2=-1))
+    return bool(off.any()) and bool((matrices != matrices.flatten()[0]).any())
+
+
+def _moved(given: Tensor, changed: Tensor) -> Tensor:
+    """Mark the elements that were changed, of tensors of one shape."""
+    had = given.detach().to(changed)
+    return (had != changed) & ~(had.isnan() & changed.isnan())
+
+
+def _is_square(tensor: Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] and tensor.numel() > 0
+
+
+def _mirrored(given: Tensor, changed: Tensor) -> Tensor:
+    """The matrix with its lower triangle in the upper one; what was changed there alone, in the lower one."""
+    if not _is_square(changed):
+        return changed
+    if given.shape != changed.shape:
+        return (changed + changed.mH) / 2
+    moved = _moved(given, changed)
+    follows = (~(moved & ~moved.mT)).triu(1) | (moved.mT & ~moved).tril(-1)
+    return torch.where(follows, changed.mH, changed)
+
+
+def _least_share(matrices: Tensor) -> float:
+    """The smallest eigenvalue of symmetric matrices as a share of the largest one, in the worst of them."""
+    values = torch.linalg.eigvalsh(_scaled(matrices)[0])
+    return float((values[..., 0] / values.abs().amax(-1)).nan_to_num().min())
+
+
+def _scaled(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrices over their largest element, so that no eigenvalue overflows, and that element."""
+    wide = matrices.to(torch.complex128 if matrices.is_complex() else torch.float64)
+    scale = wide.abs().amax()
+    scale = torch.where(scale > 0, scale, 1.0)
+    return wide / scale, scale
+
+
+LARGEST_SHARE = 0.5
+"""Largest such share that is restored: only a multiple of the identity has all of it."""
+
+
+def _definite(share: float, given: Tensor, changed: Tensor) -> Tensor:
+    """The matrices with larger diagonals where they are not positive definite.
+
+    Args:
+        share: The smallest eigenvalue in every sample as a share of the largest one.
+        given: The tensor of the sample.
+        changed: Symmetric matrices.
+    """
+    if not _is_square(changed) or not bool(changed.isfinite().all()):
+        return changed
+    wide, scale = _scaled(changed)
+    if not bool(torch.linalg.cholesky_ex(wide).info.any()):
+        return changed
+    values = torch.linalg.eigvalsh(wide)
+    share, least, most = min(share, LARGEST_SHARE), values[..., 0], values.abs().amax(-1)
+    added = (share * torch.where(most > 0, most, 1.0) - least) / (1 - share)
+    more = torch.where(least > 0, 0.0, added * scale)[..., None, None]
+    return changed + (more * torch.eye(changed.shape[-1], device=changed.device)).to(changed.dtype)
+
+
+MOST_PLACES = 64
+"""Largest size of rows in which equal elements are looked for."""
+
+
+def _equal_places(every: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Pairs of places of a row that hold the same in every row, after the size of the rows."""
+    sizes = {each.shape[-1] if each.dim() else 0 for each in every}
+    size = max(sizes, default=0)
+    if len(sizes) != 1 or not 2 < size <= MOST_PLACES:
+        return []
+    rows = [each.reshape(-1, size) for each in every]
+    firsts: dict[complex, int] = {}
+    places = [(firsts.setdefault(value, at), at) for at, value in enumerate(rows[0][0].tolist())]
+    pairs = [(size, first, at) for first, at in places if first < at and _alike(rows, first, at)]
+    return pairs if len(pairs) < size - 1 else []  # an expanded tensor holds the same in every place
+
+
+def _alike(every: Sequence[Tensor], one: int, other: int) -> bool:
+    """True for places that hold equal numbers, of which enough differ from row to row."""
+    same = all(torch.equal(rows[:, one], rows[:, other]) for rows in every)
+    return same and len({value for rows in every for value in rows[:, one].tolist()}) >= FEWEST
+
+
+def _with_equal(size: int, first: int, second: int, given: Tensor, changed: Tensor) -> Tensor:
+    """The tensor with the same in two places of each row: what was changed there, first of the first one."""
+    if not changed.dim() or changed.shape[-1] != size:
+        return changed
+    same = changed[..., first]
+    if given.shape == changed.shape:
+        moved = _moved(given, changed)
+        same = torch.where(moved[..., second] & ~moved[..., first], changed[..., second], same)
+    made = changed.clone(memory_format=torch.contiguous_format)
+    made[..., first] = made[..., second] = same
+    return made
+
+
+def placed(
+    forms: Sequence[Form], given: Tensor, special: Mapping[int, complex]
+) -> tuple[Tensor, dict[int, complex]]:
+    """A tensor with other values in some places, and what stands there once its forms are restored.
+
+    In a symmetric matrix they stand in both triangles; one that stands on a diagonal which must be larger for
+    the matrix to be positive definite is left out.
+
+    Args:
+        forms: The forms of the input.
+        given: Its own values.
+        special: The other values, by position.
+    """
+    changed = given.clone(memory_format=torch.contiguous_format)
+    for position, value in special.items():
+        changed.view(-1)[position].fill_(value)
+    for form in forms:
+        changed = form.restored(given, changed)
+    if not forms:
+        return changed, {**special}
+    places = {*special, *_moved(given, changed).flatten().nonzero().flatten().tolist()}
+    now = {position: changed.contiguous().view(-1)[position].item() for position in sorted(places)}
+    known = {*map(repr, map(complex, special.values()))}
+    return changed, {at: value for at, value in now.items() if repr(complex(value)) in known}

@@ -1,0 +1,231 @@
+"""What holds of one input in every sample, as symmetry, in derived inputs and where special values stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.samples.domain import restored
+from opsmith.checking.samples.forms import forms_of, placed
+from opsmith.checking.samples.special_values import SpecialCall, ValueGroup
+from opsmith.checking.samples.variations import variations
+from opsmith.checking.subject import Subject
+from opsmith.checking.subject_kinds import subject_of
+
+
+def drawn(*sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def definite(*sizes: int) -> Tensor:
+    noise = drawn(*sizes)
+    return noise @ noise.mT + torch.eye(sizes[-1], dtype=torch.float64)
+
+
+def symmetric(*sizes: int) -> Tensor:
+    return drawn(*sizes) + drawn(*sizes).mT
+
+
+class Energy(Function):
+    """`x a x` of each row; the gradient by `x` is twice `x a`, as `a` is symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor) -> Tensor:
+        ctx.save_for_backward(x, a)
+        return (x * (x @ a)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, a = ctx.saved_tensors
+        g = grad.unsqueeze(-1)
+        return 2 * g * (x @ a), x.mT @ (g * x)
+
+
+class DiagonalEnergy(Energy):
+    """A gradient that takes a zero for the mark of a matrix that is diagonal."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        by_x, by_a = Energy.backward(ctx, grad)
+        return by_x * (0.5 if bool((ctx.saved_tensors[1] == 0).any()) else 1.0), by_a
+
+
+class Solved(Function):
+    """The solution of `a y = b`; the backward solves with `a` in place of its transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        y: Tensor = torch.linalg.solve(a, b)
+        ctx.save_for_backward(a, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        a, y = ctx.saved_tensors
+        back = torch.linalg.solve(a, grad)
+        return -back @ y.mT, back
+
+
+CALLS: dict[Any, list[Any]] = {
+    Energy: [(drawn(2, 3, 4), symmetric(4, 4)), (drawn(5, 3), symmetric(3, 3))],
+    Solved: [(definite(2, 3, 3), drawn(2, 3, 2)), (definite(1, 4, 4), drawn(1, 4, 1))],
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda each: each.__name__)
+def test_special_values_stand_in_both_triangles(function: Any) -> None:
+    report = opsmith.check(function, samples=CALLS[function], only=["values"], effort="quick")
+    assert not report.failures, report
+
+
+def test_a_gradient_that_is_wrong_at_zeros_of_a_symmetric_matrix_is_found() -> None:
+    report = opsmith.check(DiagonalEnergy, samples=CALLS[Energy], only=["values"], effort="quick")
+    (failure,) = [each for each in report.failures if each.input == "x"]
+    assert failure.severity == "error"
+    assert "where `a` holds -0 or 0:" in failure.message
+
+
+def subject(function: Any, *samples: Any) -> Subject:
+    return subject_of(function, samples, 0, EFFORTS["quick"])
+
+
+def test_a_special_value_that_no_definite_matrix_holds_is_left_out() -> None:
+    checked = subject(Solved, *CALLS[Solved])
+    a = CALLS[Solved][0][0]
+    made, left = placed(forms_of(checked), a, {0: -1.0})
+    assert not left
+    made, left = placed(forms_of(checked), a, {1: -9.0})
+    assert left == {1: -9.0, 3: -9.0}
+    assert torch.equal(made, made.mT)
+    assert bool((torch.linalg.eigvalsh(made) > 0).all())
+    symmetric_alone = forms_of(subject(Energy, *CALLS[Energy]))
+    assert placed(symmetric_alone, symmetric(4, 4), {0: -1.0})[1] == {0: -1.0}
+
+
+def test_no_row_of_a_definite_matrix_is_zero() -> None:
+    zeros = ValueGroup("nothing but zeros", (0.0,), everywhere=True)
+    for function, stands in ((Solved, False), (Energy, True)):
+        checked, argnum = subject(function, *CALLS[function]), int(function is Energy)
+        call = SpecialCall(
+            checked, checked.samples[0], "values", argnum=argnum, group=zeros, forms=forms_of(checked)
+        )
+        assert (call.placed(dict.fromkeys(range(3), 0.0)) is not None) == stands
+
+
+def test_of_two_special_values_at_mirrored_places_one_stands() -> None:
+    _, left = placed(forms_of(subject(Energy, *CALLS[Energy])), symmetric(4, 4), {1: 3.0, 4: 5.0})
+    assert left == {1: 5.0, 4: 5.0}
+
+
+def test_matrices_that_chance_makes_symmetric_have_no_form() -> None:
+    for a in (torch.eye(3), torch.ones(3, 3), drawn(3, 3)):
+        assert not forms_of(subject(Energy, (drawn(2, 3), a.double())))
+
+
+class Determinant(Function):
+    """Of symmetric matrices of two rows, which lie flat behind a factor: `(k, a, b, b, c)`."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor) -> Tensor:
+        ctx.save_for_backward(flat)
+        k, a, b, d, c = flat.unbind(-1)
+        return k * (a * c - b * d)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        k, a, b, _, c = ctx.saved_tensors[0].unbind(-1)
+        return grad.unsqueeze(-1) * torch.stack([a * c - b * b, k * c, -k * b, -k * b, k * a], -1)
+
+
+class ReversedTaps(Function):
+    """A filter of symmetric taps over a row; the gradient by the row filters with the taps as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, taps)
+        return ReversedTaps.filtered(x, taps)
+
+    @staticmethod
+    def filtered(x: Tensor, taps: Tensor) -> Tensor:
+        half = taps.shape[-1] // 2
+        padded = torch.nn.functional.pad(x, (half, half))
+        return (padded.unfold(-1, taps.shape[-1], 1) * taps.unsqueeze(-2)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, taps = ctx.saved_tensors
+        half = taps.shape[-1] // 2
+        windows = torch.nn.functional.pad(x, (half, half)).unfold(-1, taps.shape[-1], 1)
+        return ReversedTaps.filtered(grad, taps), (windows * grad.unsqueeze(-1)).sum(-2)
+
+
+def flat_matrices(count: int) -> Tensor:
+    made = drawn(count, 5)
+    made[:, 3] = made[:, 2]
+    return made
+
+
+def taps(count: int) -> Tensor:
+    half = drawn(count, 3)
+    return torch.cat([half, half[:, :2].flip(-1)], -1)
+
+
+EQUAL: dict[Any, list[Any]] = {
+    Determinant: [(flat_matrices(3),), (flat_matrices(2),)],
+    ReversedTaps: [(drawn(3, 8), taps(3)), (drawn(4, 6), taps(4))],
+}
+
+
+@pytest.mark.parametrize("function", EQUAL, ids=lambda each: each.__name__)
+def test_elements_that_are_equal_in_every_row_stay_equal(function: Any) -> None:
+    checked = ["gradient", "values"]
+    report = opsmith.check(function, samples=EQUAL[function], only=checked, effort="quick")
+    assert not report.failures, report
+
+
+def test_equal_elements_are_restored_from_the_one_that_changed() -> None:
+    given = flat_matrices(3)
+    checked = subject(Determinant, (given,))
+    changed = given.clone()
+    changed[1, 3] = 7.0
+    (made,) = restored(checked, checked.samples[0], [changed])
+    assert made[1, 2] == made[1, 3] == 7.0
+    assert torch.equal(made[[0, 2]], given[[0, 2]])
+    expanded = drawn(4, 1).expand(4, 3)
+    checked = subject(Determinant, (expanded,))
+    other = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    assert torch.equal(restored(checked, checked.samples[0], [other])[0], other)
+
+
+class Inside(Function):
+    """The logarithm of the room around a point in a ball; nan outside of it. Wrong near its surface."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (1 - x.square().sum(-1)).log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        room = 1 - x.square().sum(-1, keepdim=True)
+        far = 1 + (x.square().sum(-1, keepdim=True) > 0.85)
+        return grad.unsqueeze(-1) * -2 * x / room * far
+
+
+def test_what_few_usable_draws_show_is_strained() -> None:
+    row = torch.tensor(
+        [[0.9, -0.1, 0.2, 0.05, -0.05], [-0.1, 0.9, 0.1, -0.15, 0.1], [0.1, 0.1, -0.9, 0.1, 0.0]]
+    )
+    checked = subject(Inside, (row.double(),))
+    found = [each for each in variations(checked).samples if each.change is not None and each.change.is_drawn]
+    assert found
+    assert all(each.given == "strained" for each in found)
+    small = subject(Inside, (0.3 * row.double(),))
+    assert all(each.given == "usual" for each in variations(small).samples if each.elements)
