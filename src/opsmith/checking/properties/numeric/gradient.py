@@ -560,11 +560,17 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
         cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
         if cause == "input-needs-grad":
             return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
-    if shown.dtype != torch.float64:
+    if shown.dtype != torch.float64 and any(map(_is_right_in_float64, attempts)):
         words = f"in float64 it is right, and in {dtype_name(shown.dtype)} it is not"
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
+
+
+def _is_right_in_float64(attempt: Attempt) -> bool:
+    """True if a gradient was compared in float64, and is right; what takes float32 alone is cast to that."""
+    compared = attempt.dtype == torch.float64 and attempt.expected is not None
+    return compared and not attempt.wrong and not attempt.subject.narrow
 
 
 def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:
