@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -57,3 +58,116 @@ def test_float64_is_not_called_right_where_it_raises_or_is_cast() -> None:
         wrong = [each for each in report.errors if each.cause == "scale"]
         assert len(wrong) == 1, report
         assert "float64" not in wrong[0].message
+
+
+class Rounds(Function):
+    """A quantiser with a straight-through gradient inside of its range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x.clamp(-2, 2) * steps).round() / steps
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() < 2), None
+
+
+class FiresByNumpy(Function):
+    """Spikes of two inputs, one a threshold of each row, by numpy; autograd does not go through it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: Tensor) -> Tensor:
+        ctx.save_for_backward(x, threshold)
+        return torch.from_numpy((x.numpy() > threshold.numpy()).astype(x.numpy().dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, threshold = ctx.saved_tensors
+        slope = grad / (1 + (x - threshold).abs()) ** 2
+        return slope, -slope.sum(-1, keepdim=True)
+
+
+class Codes(Function):
+    """The sign of the largest entry of each row, weighted: smooth by the weight, a step by `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        sign = x.gather(-1, x.abs().argmax(-1, keepdim=True)).sign()
+        ctx.save_for_backward(sign, weight)
+        return sign * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        sign, weight = ctx.saved_tensors
+        return grad * weight, (grad * sign).sum(0)
+
+
+STEPS: dict[str, tuple[Any, list[Any], set[str]]] = {
+    "rounding": (Rounds, [(drawn(3, 4), 4), (drawn(2, 5), 8)], {"x"}),
+    "threshold": (FiresByNumpy, [(drawn(3, 4), 0.3 + 0.1 * drawn(3, 1, seed=1))], {"x", "threshold"}),
+    "argmax": (Codes, [(drawn(4, 5), drawn(5, seed=1))], {"x"}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_surrogate_of_a_step_function_is_a_warning_that_says_how_to_declare_it(name: str) -> None:
+    checked, samples, inputs = STEPS[name]
+    report = gradient_of(checked, *samples, only=("gradient", "linearity"))
+    assert {each.input for each in report.failures} == inputs, report
+    for each in report.failures:
+        assert (each.property, each.given, each.severity) == ("gradient", "unpromised", "warning"), report
+        assert 'opsmith.adopt(..., kind="surrogate")' in each.message
+
+
+class Ignores(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.ones_like(grad), None
+
+
+class Clips(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-0.5, 0.5), None
+
+
+class Overflows(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / 0.0, None
+
+
+class NoMask(Rounds):
+    """The samples show no slope; other numbers do, and it has forgotten there that half of them have none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class NotRead(NoMask):
+    """It has forgotten to add its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        return torch.full_like(x, steps)
+
+
+@pytest.mark.parametrize("checked", [Ignores, Clips, Overflows, NoMask, NotRead])
+def test_a_gradient_that_is_no_surrogate_of_a_step_function_stays_an_error(checked: type[Function]) -> None:
+    report = gradient_of(checked, (-drawn(3, 4).abs() - 0.1, 4))
+    assert [each.input for each in report.errors] == ["x"], report
+
+
+def test_an_operator_with_a_reference_declares_its_surrogate() -> None:
+    def rounds(x: Tensor) -> Tensor:
+        return x.round()
+
+    operator = opsmith.operator("conventions::rounds")(rounds).gradients(x=lambda grad: grad)
+    assert gradient_of(operator, (drawn(3, 4),)).errors

@@ -18,6 +18,7 @@ from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, state
 from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
+from opsmith.checking.properties.numeric.conventions import as_surrogate
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     each_differentiated,
@@ -63,6 +64,7 @@ class GradientCoverage:
         decided: True if the right gradient was known in at least one element of one sample.
         wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
         right: For each input the author's samples on which its gradient is right.
+        rights: For each input the right gradients of the samples.
     """
 
     confirmed: bool = True
@@ -70,6 +72,7 @@ class GradientCoverage:
     decided: bool = False
     wrong: set[str] = field(default_factory=set)
     right: dict[str, list[str]] = field(default_factory=dict)
+    rights: dict[str, list[RightGradient]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -146,6 +149,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
     if failure.input in seen.right:
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
+    failure = as_surrogate(failure, subject, seen.rights.get(failure.input or "", ()))
     return where_tied(failure, subject)
 
 
@@ -182,6 +186,8 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         return
     tried = grad_outputs_to_try(subject, sample, results)
     plain = [rights.one(argnum, tried[-1]) for argnum in inputs.argnums]
+    for right in plain:
+        seen.rights.setdefault(right.label, []).append(right)
     if not sample.origin:
         yield from _about_reference(rights, plain)
         seen.confirmed &= all(right.trusted for right in plain)

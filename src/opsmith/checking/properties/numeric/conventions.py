@@ -1,0 +1,63 @@
+"""Conventions: gradients that differ from the right ones, and that an author has written on purpose.
+
+A class declares nothing. If its forward is a step function, whose right gradient is zero, another one is a
+surrogate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.diagnosis.diagnose import CONSTANT
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
+from opsmith.checking.properties.numeric.linearity import not_linear
+from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
+from opsmith.checking.samples.domain import are_same, asked
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs
+from opsmith.checking.samples.sample import Sample, shown_sample
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import Subject
+
+NAME = "gradient"
+
+OTHERS = (-1.0, 16.0, -16.0)
+"""Factors that take numbers to other steps of a step function."""
+
+
+def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradient]) -> Failure:
+    """The failure of a class, as one that nobody promised if its gradient is a surrogate of a step function.
+
+    Args:
+        failure: The failure.
+        subject: The subject of the check.
+        rights: The right gradients by the input, on each sample that it was differentiated by.
+    """
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    if sample is None or not subject.kind.own_forward or not CAUSES[failure.cause].numeric:
+        return failure
+    if not rights or not all(right.is_zero for right in rights):
+        return failure
+    argnum = rights[0].argnum
+    steps = any(_is_step_function(subject, right.among.sample, argnum) for right in rights)
+    if not steps or not_linear(Run(subject, sample, NAME), argnum) is not None:
+        return failure
+    message = failure.message if CONSTANT in failure.message else f"{failure.message}; {CONSTANT}"
+    return replace(failure, message=message, given="unpromised")
+
+
+def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if other numbers of an input give other results, which do not move with it either."""
+    value, found = sample.flat[argnum], asked(subject, sample, {}, wide=True)
+    differs = False
+    for factor in OTHERS:
+        other = replace(sample, flat=sample.with_value(argnum, value * factor), copies={})
+        with Overlooking(), without_warnings():
+            grads = plain_grad_outputs(subject, other)
+            if not RightGradients(subject, other, NAME, by=(argnum,)).one(argnum, grads).is_zero:
+                return False
+            differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
+    return differs
