@@ -171,3 +171,97 @@ def test_an_operator_with_a_reference_declares_its_surrogate() -> None:
 
     operator = opsmith.operator("conventions::rounds")(rounds).gradients(x=lambda grad: grad)
     assert gradient_of(operator, (drawn(3, 4),)).errors
+
+
+def symmetric(*shape: int, seed: int = 0) -> Tensor:
+    matrix = drawn(*shape, seed=seed)
+    return (matrix + matrix.mT) / 2
+
+
+class Squared(Function):
+    """The square of a symmetric matrix; of its gradient the symmetric part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        right = grad @ x.mH + x.mH @ grad
+        return (right + right.mH) / 2
+
+
+class Roots(Function):
+    """Square roots of singular values, of positive matrices those of its eigenvalues, with a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+        u, s, _ = torch.linalg.svd(x)
+        ctx.save_for_backward(u, s, weight)
+        return (u * s.sqrt()[..., None, :]) @ u.mT * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        u, s, weight = ctx.saved_tensors
+        root = s.sqrt()
+        inner = u.mT @ (grad * weight) @ u / (root[..., :, None] + root[..., None, :])
+        inner = (inner + inner.mT) / 2
+        return u @ inner @ u.mT, (grad * ((u * root[..., None, :]) @ u.mT)).sum(0)
+
+
+class Halved(Squared):
+    """Wrong along symmetric matrices, too, though symmetric."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        right = grad @ x
+        return (right + right.mT) / 2
+
+
+POSITIVE = symmetric(2, 3, 3) @ symmetric(2, 3, 3) + torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("checked", "samples"),
+    [
+        (Squared, [(symmetric(3, 3),), (symmetric(2, 4, 4),)]),
+        (Squared, [(torch.complex(symmetric(3, 3), drawn(3, 3).triu(1) - drawn(3, 3).triu(1).mT),)]),
+        (Roots, [(POSITIVE, drawn(3, 3, seed=2))]),
+    ],
+    ids=["square", "hermitian", "root"],
+)
+def test_a_gradient_that_is_right_along_symmetric_matrices_is_a_warning(checked: Any, samples: Any) -> None:
+    report = gradient_of(checked, *samples)
+    assert {(each.input, each.given, each.severity) for each in report.failures} == {
+        ("x", "strained", "warning")
+    }, report
+    assert "along symmetric matrices it is right" in report.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("checked", "samples"),
+    [
+        (Halved, [(symmetric(3, 3),)]),
+        (Squared, [(symmetric(3, 3),), (drawn(3, 3),)]),
+    ],
+    ids=["wrong along symmetric ones", "a sample of another kind"],
+)
+def test_a_gradient_that_is_wrong_for_what_samples_show_stays_an_error(checked: Any, samples: Any) -> None:
+    assert [each.input for each in gradient_of(checked, *samples).errors] == ["x"]
+
+
+def test_a_transposed_gradient_is_an_error_where_samples_are_symmetric_by_chance() -> None:
+    class Transposes(Squared):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return 3 * grad.mT
+
+    for chance in (torch.ones(3, 3), torch.eye(3)):
+        assert gradient_of(Transposes, (chance,)).errors

@@ -18,7 +18,12 @@ from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, state
 from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
-from opsmith.checking.properties.numeric.conventions import as_surrogate
+from opsmith.checking.properties.numeric.conventions import (
+    SYMMETRIC,
+    along_symmetric,
+    as_surrogate,
+    symmetric_inputs,
+)
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     each_differentiated,
@@ -291,12 +296,17 @@ def _attempts(
 def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
     """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
     right = attempt.right
-    if not right.trusted and attempt.dtype == torch.float64:
-        return replace(attempt, expected=right.numerical.known, difference=right.judge(got))
-    if case is None:
-        return attempt
-    answer = case.answers[right.position]
-    return replace(attempt, expected=answer.value, difference=right.judge(got, answer))
+    if right.trusted or attempt.dtype != torch.float64:
+        if case is None:
+            return attempt
+        answer = case.answers[right.position]
+        expected = answer.tensor
+    else:
+        answer, expected = None, right.numerical.known
+    difference, meant = right.judge(got, answer), False
+    if difference is not None and right.label in symmetric_inputs(attempt.subject):
+        meant = right.judge(along_symmetric(got, expected), answer) is None
+    return replace(attempt, expected=expected, difference=difference, among_symmetric=meant)
 
 
 def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
@@ -333,6 +343,7 @@ class Attempt(Run):
         expected: The right one, as far as it is known in the dtype.
         difference: Their difference; None where they agree.
         error: The exception, in place of a gradient.
+        among_symmetric: True if a wrong one is right along symmetric matrices, which all samples have there.
     """
 
     dtype: torch.dtype = torch.float64
@@ -341,6 +352,7 @@ class Attempt(Run):
     expected: Tensor | None = None
     difference: Difference | None = None
     error: Exception | None = None
+    among_symmetric: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -458,6 +470,8 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
         replay=shown.script(expected),
         dtypes=_dtypes(wrong),
     )
+    if all(each.among_symmetric for each in wrong):
+        return replace(failure, message=f"{failure.message}; {SYMMETRIC}", given="strained")
     off = max(each.off for each in wrong)
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
