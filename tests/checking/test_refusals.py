@@ -335,12 +335,47 @@ def test_a_wrong_gradient_of_what_is_declared_to_compute_in_float32_is_found() -
 
 @pytest.mark.slow
 @pytest.mark.every(5)
-@pytest.mark.parametrize("kind", [ByBuffer, BackwardByBuffer], ids=["forward", "backward"])
-def test_a_buffer_in_float32_is_one_error(kind: type[Function]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "severity"), [(ByBuffer, "limit"), (BackwardByBuffer, "error")], ids=["forward", "backward"]
+)
+def test_a_buffer_in_float32_is_one_finding(kind: type[Function], severity: str) -> None:
     report = opsmith.check(kind, samples=[(X,)], effort="quick")
     (failure,) = [each for each in report.failures if each.follows is None]
-    assert (failure.cause, failure.severity) == ("raises", "error")
+    assert (failure.cause, failure.severity) == ("raises", severity)
     assert "same dtype" in failure.message
+
+
+class ByEye(Function):
+    """One mode multiplies by a matrix in float32, which takes no float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by_matrix: bool) -> Tensor:
+        return x @ (3.0 * torch.eye(x.shape[-1])) if by_matrix else 3.0 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return 3.0 * grad, None
+
+
+def test_float64_that_no_sample_has_is_undeclared_whatever_sample_shows_it() -> None:
+    samples = [(X, False), (X[:2], True)]
+    report = opsmith.check(ByEye, samples=samples, effort="quick", only=["forward", "gradient", "vmap"])
+    (failure,) = report.failures
+    assert (failure.property, failure.given, failure.severity) == ("forward", "undeclared", "limit")
+    assert str(failure.evidence["sample"]).startswith("sample 1")
+    samples[0] = (X.double(), False)
+    report = opsmith.check(ByEye, samples=samples[::-1], effort="quick", only=["forward"])
+    assert [each.severity for each in report.failures] == ["error"], report
+
+
+@torch.library.custom_op("refusals::towards_zero", mutates_args=())
+def towards_zero(x: Tensor) -> Tensor:
+    return torch.lerp(x, torch.zeros(()), 0.25)
+
+
+def test_an_operator_of_torch_that_takes_no_float64_gets_a_limit() -> None:
+    report = opsmith.check(towards_zero, samples=[(X,)], effort="quick", only=["forward"])
+    assert [(each.given, each.severity) for each in report.failures] == [("undeclared", "limit")], report
 
 
 def test_samples_in_float64_are_not_narrowed() -> None:

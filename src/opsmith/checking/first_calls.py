@@ -93,23 +93,25 @@ def _tried(subject: Subject) -> Outcome:
     refusal: BaseException | str | None = None
     # A property reports a call that does not return.
     with without_warnings(), suppress(EndlessCallError), watched_calls():
-        refusal = _refusal(subject, torch.float64)
-        if refusal is not None and _refusal(subject, torch.float32) is not None:
+        for sample in (each for each in subject.samples if each.inexact):
+            refusal = _refusal(subject, sample, torch.float64)
+            if refusal is not None and _refusal(subject, sample, torch.float32) is None:
+                break
             refusal = None
     launches = bool(launched_kernels())
     if refusal is None or not (launches or _is_single(subject.samples[0])):
         return Outcome(PROPERTY, "passed")
     if isinstance(refusal, str):
         return Outcome(PROPERTY, "passed", refusal)
-    reason = error_words(refusal)
-    return Outcome(PROPERTY, "passed", reason, failures=() if launches else (_failure(subject, refusal),))
+    failures = () if launches else (_failure(subject, sample, refusal),)
+    return Outcome(PROPERTY, "passed", error_words(refusal), failures=failures)
 
 
-def _failure(subject: Subject, error: BaseException) -> Failure:
-    """The failure for what is raised in float64 alone: a limit if that is said on purpose."""
-    found = raised(PROPERTY, subject, error, f"{subject.samples[0]} in float64")
+def _failure(subject: Subject, sample: Sample, error: BaseException) -> Failure:
+    """The failure for what is raised in float64 alone; no error if no sample has that, or it is meant."""
+    found = raised(PROPERTY, subject, error, f"{sample} in float64")
     said = isinstance(error, Exception) and attribute_exception(
-        error, lambda: _refusal(subject, torch.float64)
+        error, lambda: _refusal(subject, sample, torch.float64)
     )
     words = "" if said else ". Make tensors in the dtype of its arguments"
     return replace(
@@ -117,12 +119,13 @@ def _failure(subject: Subject, error: BaseException) -> Failure:
         message=f"it takes float32 and not float64: {found.message}{words}",
         dtypes=("float64",),
         evidence={**found.evidence, **({REFUSED: "by an error of its own"} if said else {})},
+        given="undeclared" if all(map(_is_single, subject.samples)) else "usual",
     )
 
 
-def _refusal(subject: Subject, dtype: torch.dtype) -> BaseException | str | None:
-    """Return what a call on the first sample and its backward raise in a dtype; None if they run in it."""
-    sample, forward = subject.samples[0], True
+def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseException | str | None:
+    """Return what a call on a sample and its backward raise in a dtype; None if they run in it."""
+    forward = True
     try:
         with torch.enable_grad():
             flat = sample.at(dtype)
@@ -135,8 +138,9 @@ def _refusal(subject: Subject, dtype: torch.dtype) -> BaseException | str | None
             if narrower and launched_kernels():
                 return f"a result is {dtype_name(narrower[0].dtype)} then"
             results = [each for each in every if has_gradient(each)]
-            ones = [torch.ones_like(each) for each in results]
-            torch.autograd.grad(results, leaves, ones, allow_unused=True)
+            if results and not subject.lacks("gradient"):
+                ones = [torch.ones_like(each) for each in results]
+                torch.autograd.grad(results, leaves, ones, allow_unused=True)
     except BaseException as error:
         refuse_own(error)
         meant = forward or bool(launched_kernels()) or stated(error) or dtype == torch.float32

@@ -27,7 +27,9 @@ Only the right side is measured: a faulty computation that is noisy must not exc
 Each is measured only if those before do not explain a difference. Most answers are right to `8 u |a|`.
 
 An element is left undecided where the function overflows in the dtype, or loses more than half of its digits
-there; in half precision, where it does so in float32, or where its results jump.
+there; in half precision, where it does so in float32, or where its results jump as the arguments move by
+their last digit, or by the 8 units that a library function may err by: a few roundings decide what an argmin
+of distances picks, or to which step a quotient is rounded.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from opsmith.judging.constants import (
     PROBES,
     ROOM,
     SHRUNK,
+    SMOOTH,
     allowed_roundings,
     half_of_digits,
     unit_roundoff,
@@ -147,8 +150,10 @@ class Answer:
         kept = ordinary.isfinite() | ~value.isfinite()
         if self.computation is None:
             return kept
-        jumps = self.computation.jumps(self.held_in)[self.position]
-        for lost in (jumps, self.computation.lost[self.position]):
+        computation, position = self.computation, self.position
+        leap = computation.leaps(self.held_in)[position]
+        leaps = None if leap is None else leap > LIBRARY * self.unit(value.abs() + self.moved_by(MOVES))
+        for lost in (computation.jumps(self.held_in)[position], computation.lost[position], leaps):
             kept = kept & ~lost if lost is not None and lost.shape == kept.shape else kept
         return kept
 
@@ -419,6 +424,37 @@ class Computation:
             for move, result in zip(self.moves(dtype), self.results, strict=True)
         ]
 
+    def leaps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
+        """Measure how far results leap as the arguments move by what a library function may err by.
+
+        With half of the steps the second difference of a smooth function is a quarter, or less where its
+        curvature vanishes. If a leap lies on the way, the second difference stays as large, or is gone.
+
+        Example:
+            >>> x = torch.tensor([0.49, 0.2], dtype=torch.float64)
+            >>> both = Computation.of(lambda flat: [flat[0].round() + flat[0] ** 8], [x], torch.Generator())
+            >>> both.leaps(torch.bfloat16)[0].round()
+            tensor([1., 0.], dtype=torch.float64)
+        """
+        if not self.has_truth:
+            return [None] * len(self.results)
+        if dtype not in self._leaps:
+            found = self._still
+            for draw in range(MOVES):
+                step = LIBRARY * unit_roundoff(dtype) * (1 + draw / MOVES)
+                moved = [self._moved(step * share, draw) for share in (1.0, 0.5, 0.25)]
+                found = [*map(_leap, found, self.results, *moved)]
+            self._leaps[dtype] = found
+        return self._leaps[dtype]
+
+    @cached_property
+    def _leaps(self) -> dict[torch.dtype, Sequence[Tensor | None]]:
+        return {}
+
+    def _moved(self, step: float, draw: int) -> Sequence[Tensor | None]:
+        generator = self._own_generator(draw)
+        return self.function([perturbed(value, step, generator) for value in self.wide])
+
     @cached_property
     def largest_argument(self) -> float:
         """The largest number of any argument."""
@@ -517,6 +553,23 @@ def _farther(
     if moved.shape != unmoved.shape:
         return torch.full_like(known, torch.inf)  # another shape: half of the digits are free there
     return torch.maximum(known, (moved.detach() - unmoved).abs().nan_to_num(0.0, 0.0, 0.0) / step)
+
+
+def _leap(
+    known: Tensor | None,
+    still: Tensor | None,
+    far: Tensor | None,
+    half: Tensor | None,
+    quarter: Tensor | None,
+) -> Tensor | None:
+    """The larger of a known leap and the one between a result and those for three steps."""
+    if known is None or still is None or far is None or half is None or quarter is None:
+        return known
+    if not still.shape == far.shape == half.shape == quarter.shape:
+        return torch.full_like(known, torch.inf)
+    curved, less = ((b - 2 * a + still).abs().nan_to_num(0.0) for a, b in ((half, far), (quarter, half)))
+    smooth = (SMOOTH[0] * curved <= less) & (less <= SMOOTH[1] * curved)
+    return torch.where(smooth, known, torch.maximum(known, torch.maximum(curved, less)))
 
 
 def _groups(positions: Sequence[int]) -> list[tuple[int, ...]]:

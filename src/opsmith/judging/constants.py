@@ -30,6 +30,10 @@ SHRUNK = (2.0**-2, 2.0**-5, 2.0**-8, 2.0**-12, 2.0**-16)
 ROOM = 16.0
 """Ratio of terms to the size that derivatives have in other samples, where some of them cancel as well."""
 
+SMOOTH = (1 / 16, 1 / 2)
+"""Share of the second difference of a smooth function that half of the steps leave: a quarter of it; a
+sixteenth where it is flat up to the fourth order."""
+
 FEW_DIGITS = (torch.bfloat16, torch.float16)
 """dtypes of half precision: the error of the function itself says nothing there."""
 

@@ -223,3 +223,45 @@ def test_where_float32_has_lost_half_of_the_digits_half_precision_decides_nothin
     small, zeros = 1e-3 * X, torch.zeros_like(X).to(dtype)
     assert judge(zeros, answer(lambda x: 1 - x.cos(), small, dtype=dtype)).kind == "undecided"
     assert judge(zeros, answer(lambda x: x * x / 2, small, dtype=dtype)).kind == "wrong"
+
+
+def nearest(x: Tensor) -> Tensor:
+    """Each row of `x` by the nearest of some codes, whose distances cancel."""
+    codes = torch.randn(16, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x.dtype)
+    distances = (x * x).sum(-1, keepdim=True) + (codes * codes).sum(-1) - 2 * x @ codes.T
+    return codes[distances.argmin(-1)]
+
+
+def in_steps(x: Tensor) -> Tensor:
+    """`x` in seven steps of its largest number, as of a quantiser that scales."""
+    step = x.abs().amax(-1, keepdim=True) / 7
+    return (x / step).round() * step
+
+
+def gated(x: Tensor) -> Tensor:
+    """The rows of `x` whose score is above the mean, and zeros for the others."""
+    score = x.square().mean(-1, keepdim=True)
+    return torch.where(score > score.mean(), x, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [nearest, in_steps, gated])
+def test_in_half_precision_a_jump_within_a_few_roundings_is_left_undecided(
+    function: Any, dtype: torch.dtype
+) -> None:
+    for seed in range(8):
+        x = torch.randn(64, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        right = answer(function, x, dtype=dtype)
+        own = function(x.to(dtype))
+        assert not judge(own, right).wrong
+        judged = right.judged()
+        assert judged is not None
+        off = torch.where(judged, own + 0.5, own)
+        assert judge(off, right).wrong  # and what does not jump is decided
+
+
+@pytest.mark.parametrize("function", [torch.sin, lambda x: x**6, lambda x: x.sort(-1).values, torch.relu])
+def test_in_half_precision_a_smooth_function_is_decided_in_every_element(function: Any) -> None:
+    judged = answer(function, torch.linspace(-2, 2, 64, dtype=torch.float64), dtype=torch.bfloat16).judged()
+    assert judged is not None
+    assert judged.all()

@@ -285,7 +285,8 @@ def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
     """True if one triangle may change; where it raises for a matrix that is not symmetric, it reads all."""
     matrix = sample.in_double()[argnum]
     whole = asked(subject, sample, {}, wide=True)
-    others = (matrix + matrix.triu(1), matrix + matrix.tril(-1))
+    change = 1 + matrix.abs()  # of a diagonal matrix, too, both triangles change
+    others = (matrix + change.triu(1), matrix + change.tril(-1))
     return any(are_same(whole, asked(subject, sample, {argnum: other}, wide=True)) for other in others)
 
 

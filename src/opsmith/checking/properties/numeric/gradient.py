@@ -18,6 +18,12 @@ from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, state
 from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
+from opsmith.checking.properties.numeric.conventions import (
+    SYMMETRIC,
+    along_symmetric,
+    as_surrogate,
+    symmetric_inputs,
+)
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     each_differentiated,
@@ -64,6 +70,7 @@ class GradientCoverage:
         decided: True if the right gradient was known in at least one element of one sample.
         wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
         right: For each input the author's samples on which its gradient is right.
+        rights: For each input the right gradients of the samples.
     """
 
     confirmed: bool = True
@@ -71,6 +78,7 @@ class GradientCoverage:
     decided: bool = False
     wrong: set[str] = field(default_factory=set)
     right: dict[str, list[str]] = field(default_factory=dict)
+    rights: dict[str, list[RightGradient]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -147,6 +155,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
     if failure.input in seen.right:
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
+    failure = as_surrogate(failure, subject, seen.rights.get(failure.input or "", ()))
     return where_tied(failure, subject)
 
 
@@ -183,6 +192,8 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         return
     tried = grad_outputs_to_try(subject, sample, results)
     plain = [rights.one(argnum, tried[-1]) for argnum in inputs.argnums]
+    for right in plain:
+        seen.rights.setdefault(right.label, []).append(right)
     if not sample.origin:
         yield from _about_reference(rights, plain)
         seen.confirmed &= all(right.trusted for right in plain)
@@ -286,12 +297,17 @@ def _attempts(
 def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
     """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
     right = attempt.right
-    if not right.trusted and attempt.dtype == torch.float64:
-        return replace(attempt, expected=right.numerical.known, difference=right.judge(got))
-    if case is None:
-        return attempt
-    answer = case.answers[right.position]
-    return replace(attempt, expected=answer.value, difference=right.judge(got, answer))
+    if right.trusted or attempt.dtype != torch.float64:
+        if case is None:
+            return attempt
+        answer = case.answers[right.position]
+        expected = answer.tensor
+    else:
+        answer, expected = None, right.numerical.known
+    difference, meant = right.judge(got, answer), False
+    if difference is not None and right.label in symmetric_inputs(attempt.subject):
+        meant = right.judge(along_symmetric(got, expected), answer) is None
+    return replace(attempt, expected=expected, difference=difference, among_symmetric=meant)
 
 
 def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
@@ -328,6 +344,7 @@ class Attempt(Run):
         expected: The right one, as far as it is known in the dtype.
         difference: Their difference; None where they agree.
         error: The exception, in place of a gradient.
+        among_symmetric: True if a wrong one is right along symmetric matrices, which all samples have there.
     """
 
     dtype: torch.dtype = torch.float64
@@ -336,6 +353,7 @@ class Attempt(Run):
     expected: Tensor | None = None
     difference: Difference | None = None
     error: Exception | None = None
+    among_symmetric: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -453,6 +471,8 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
         replay=shown.script(expected),
         dtypes=_dtypes(wrong),
     )
+    if all(each.among_symmetric for each in wrong):
+        return replace(failure, message=f"{failure.message}; {SYMMETRIC}", given="strained")
     off = max(each.off for each in wrong)
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
@@ -564,11 +584,17 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
         cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
         if cause == "input-needs-grad":
             return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
-    if shown.dtype != torch.float64:
+    if shown.dtype != torch.float64 and any(map(_is_right_in_float64, attempts)):
         words = f"in float64 it is right, and in {dtype_name(shown.dtype)} it is not"
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
+
+
+def _is_right_in_float64(attempt: Attempt) -> bool:
+    """True if a gradient was compared in float64, and is right; what takes float32 alone is cast to that."""
+    compared = attempt.dtype == torch.float64 and attempt.expected is not None
+    return compared and not attempt.wrong and not attempt.subject.narrow
 
 
 def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:

@@ -254,6 +254,14 @@ class RightGradient:
             return False
         return bool(self.through_reference.isfinite().any()) if self.trusted else self.numerical.has_estimate
 
+    @property
+    def is_zero(self) -> bool:
+        """True if the results do not move with the input: what is known of it is zero."""
+        known = self.through_reference if self.trusted else self.numerical.known
+        along = () if self.trusted else self.numerical.along
+        numbers = known[~known.isnan()]
+        return numbers.numel() > 0 and not numbers.any() and not any(each.value for each in along)
+
     def judge(self, got: Tensor, answer: Answer | None = None) -> Difference | None:
         """The worst element of a gradient; None if none is wrong beyond doubt.
 

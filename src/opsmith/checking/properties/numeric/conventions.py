@@ -1,0 +1,109 @@
+"""Conventions: gradients that differ from the right ones, and that an author has written on purpose.
+
+A class declares nothing. If its forward is a step function, whose right gradient is zero, another one is a
+surrogate. If every sample has a symmetric matrix, the symmetric part of a gradient counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.diagnosis.diagnose import CONSTANT
+from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
+from opsmith.checking.properties.numeric.linearity import not_linear
+from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
+from opsmith.checking.samples.domain import are_same, asked
+from opsmith.checking.samples.grad_outputs import plain_grad_outputs
+from opsmith.checking.samples.sample import Sample, shown_sample
+from opsmith.checking.side_effects.global_settings import without_warnings
+from opsmith.checking.subject import Subject
+from opsmith.core.generate_like import is_symmetric
+from opsmith.judging.compare import in_double
+
+NAME = "gradient"
+
+OTHERS = (-1.0, 16.0, -16.0)
+"""Factors that take numbers to other steps of a step function."""
+
+
+def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradient]) -> Failure:
+    """The failure of a class, as one that nobody promised if its gradient is a surrogate of a step function.
+
+    Args:
+        failure: The failure.
+        subject: The subject of the check.
+        rights: The right gradients by the input, on each sample that it was differentiated by.
+    """
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    if sample is None or not subject.kind.own_forward or not CAUSES[failure.cause].numeric:
+        return failure
+    if not rights or not all(right.is_zero for right in rights):
+        return failure
+    argnum = rights[0].argnum
+    steps = any(_is_step_function(subject, right.among.sample, argnum) for right in rights)
+    if not steps or not_linear(Run(subject, sample, NAME), argnum) is not None:
+        return failure
+    message = failure.message if CONSTANT in failure.message else f"{failure.message}; {CONSTANT}"
+    return replace(failure, message=message, given="unpromised")
+
+
+def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if other numbers of an input give other results, which do not move with it either."""
+    value, found = sample.flat[argnum], asked(subject, sample, {}, wide=True)
+    differs = False
+    for factor in OTHERS:
+        other = replace(sample, flat=sample.with_value(argnum, value * factor), copies={})
+        with Overlooking(), without_warnings():
+            grads = plain_grad_outputs(subject, other)
+            if not RightGradients(subject, other, NAME, by=(argnum,)).one(argnum, grads).is_zero:
+                return False
+            differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
+    return differs
+
+
+def symmetric_inputs(subject: Subject) -> frozenset[str]:
+    """Labels of the inputs that are symmetric matrices in every sample of the author, and not by chance."""
+    samples = [each for each in subject.samples if not each.origin]
+    if not samples:
+        return frozenset()
+    return subject.once("symmetric inputs", samples[0], partial(_symmetric, samples))
+
+
+def _symmetric(samples: Sequence[Sample]) -> frozenset[str]:
+    given = [(sample.labels[at], sample.flat[at].detach()) for sample in samples for at in sample.inexact]
+    shown = {label for label, value in given if is_symmetric(value) and _is_shown(value)}
+    return frozenset(shown - {label for label, value in given if not is_symmetric(value)})
+
+
+def _is_shown(matrix: Tensor) -> bool:
+    """True if a matrix is neither diagonal nor the same number everywhere."""
+    return bool(matrix.triu(1).any()) and not bool((matrix == matrix.flatten()[0]).all())
+
+
+def along_symmetric(got: Tensor, right: Tensor) -> Tensor:
+    """A gradient by a matrix without the part of its error that no symmetric change of the matrix meets.
+
+    Example:
+        >>> right = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
+        >>> along_symmetric(right.mT, right)
+        tensor([[1., 2.],
+                [4., 3.]], dtype=torch.float64)
+    """
+    given, wide = in_double(got), in_double(right)
+    error = given - wide
+    error = (error + error.mH) / 2
+    return torch.where(error.isnan(), given, wide + error)
+
+
+SYMMETRIC = (
+    "every sample has a symmetric matrix there, and along symmetric matrices it is right: where others are "
+    "meant, too, add a sample with one"
+)

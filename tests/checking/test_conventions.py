@@ -1,0 +1,267 @@
+"""What an author writes on purpose: the check says where it differs, and calls it no error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+import opsmith
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradient_of(checked: Any, *samples: Any, only: tuple[str, ...] = ("gradient",)) -> opsmith.Report:
+    return opsmith.check(checked, samples=list(samples), only=list(only), effort="quick")
+
+
+class DoublesInFloat32(Function):
+    """In float32 alone its gradient is twice the right one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (2 if grad.dtype == torch.float32 else 1)
+
+
+RIGHT = "in float64 it is right, and in float32 it is not"
+
+
+def test_float64_is_called_right_where_it_is() -> None:
+    (failure,) = gradient_of(DoublesInFloat32, (drawn(3, 4),)).errors
+    assert failure.message.endswith(RIGHT)
+
+
+class RaisesInFloat64(DoublesInFloat32):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * torch.eye(len(grad)) @ grad
+
+
+class TakesFloat32(DoublesInFloat32):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.eye(len(x)) @ x
+
+
+def test_float64_is_not_called_right_where_it_raises_or_is_cast() -> None:
+    for checked in (RaisesInFloat64, TakesFloat32):
+        report = gradient_of(checked, (drawn(3, 4),))
+        wrong = [each for each in report.errors if each.cause == "scale"]
+        assert len(wrong) == 1, report
+        assert "float64" not in wrong[0].message
+
+
+class Rounds(Function):
+    """A quantiser with a straight-through gradient inside of its range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x.clamp(-2, 2) * steps).round() / steps
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() < 2), None
+
+
+class FiresByNumpy(Function):
+    """Spikes of two inputs, one a threshold of each row, by numpy; autograd does not go through it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: Tensor) -> Tensor:
+        ctx.save_for_backward(x, threshold)
+        return torch.from_numpy((x.numpy() > threshold.numpy()).astype(x.numpy().dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, threshold = ctx.saved_tensors
+        slope = grad / (1 + (x - threshold).abs()) ** 2
+        return slope, -slope.sum(-1, keepdim=True)
+
+
+class Codes(Function):
+    """The sign of the largest entry of each row, weighted: smooth by the weight, a step by `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        sign = x.gather(-1, x.abs().argmax(-1, keepdim=True)).sign()
+        ctx.save_for_backward(sign, weight)
+        return sign * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        sign, weight = ctx.saved_tensors
+        return grad * weight, (grad * sign).sum(0)
+
+
+STEPS: dict[str, tuple[Any, list[Any], set[str]]] = {
+    "rounding": (Rounds, [(drawn(3, 4), 4), (drawn(2, 5), 8)], {"x"}),
+    "threshold": (FiresByNumpy, [(drawn(3, 4), 0.3 + 0.1 * drawn(3, 1, seed=1))], {"x", "threshold"}),
+    "argmax": (Codes, [(drawn(4, 5), drawn(5, seed=1))], {"x"}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_surrogate_of_a_step_function_is_a_warning_that_says_how_to_declare_it(name: str) -> None:
+    checked, samples, inputs = STEPS[name]
+    report = gradient_of(checked, *samples, only=("gradient", "linearity"))
+    assert {each.input for each in report.failures} == inputs, report
+    for each in report.failures:
+        assert (each.property, each.given, each.severity) == ("gradient", "unpromised", "warning"), report
+        assert 'opsmith.adopt(..., kind="surrogate")' in each.message
+
+
+class Ignores(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.ones_like(grad), None
+
+
+class Clips(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-0.5, 0.5), None
+
+
+class Overflows(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / 0.0, None
+
+
+class NoMask(Rounds):
+    """The samples show no slope; other numbers do, and it has forgotten there that half of them have none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class NotRead(NoMask):
+    """It has forgotten to add its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        return torch.full_like(x, steps)
+
+
+@pytest.mark.parametrize("checked", [Ignores, Clips, Overflows, NoMask, NotRead])
+def test_a_gradient_that_is_no_surrogate_of_a_step_function_stays_an_error(checked: type[Function]) -> None:
+    report = gradient_of(checked, (-drawn(3, 4).abs() - 0.1, 4))
+    assert [each.input for each in report.errors] == ["x"], report
+
+
+def test_an_operator_with_a_reference_declares_its_surrogate() -> None:
+    def rounds(x: Tensor) -> Tensor:
+        return x.round()
+
+    operator = opsmith.operator("conventions::rounds")(rounds).gradients(x=lambda grad: grad)
+    assert gradient_of(operator, (drawn(3, 4),)).errors
+
+
+def symmetric(*shape: int, seed: int = 0) -> Tensor:
+    matrix = drawn(*shape, seed=seed)
+    return (matrix + matrix.mT) / 2
+
+
+class Squared(Function):
+    """The square of a symmetric matrix; of its gradient the symmetric part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        right = grad @ x.mH + x.mH @ grad
+        return (right + right.mH) / 2
+
+
+class Roots(Function):
+    """Square roots of singular values, of positive matrices those of its eigenvalues, with a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
+        u, s, _ = torch.linalg.svd(x)
+        ctx.save_for_backward(u, s, weight)
+        return (u * s.sqrt()[..., None, :]) @ u.mT * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        u, s, weight = ctx.saved_tensors
+        root = s.sqrt()
+        inner = u.mT @ (grad * weight) @ u / (root[..., :, None] + root[..., None, :])
+        inner = (inner + inner.mT) / 2
+        return u @ inner @ u.mT, (grad * ((u * root[..., None, :]) @ u.mT)).sum(0)
+
+
+class Halved(Squared):
+    """Wrong along symmetric matrices, too, though symmetric."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        right = grad @ x
+        return (right + right.mT) / 2
+
+
+POSITIVE = symmetric(2, 3, 3) @ symmetric(2, 3, 3) + torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("checked", "samples"),
+    [
+        (Squared, [(symmetric(3, 3),), (symmetric(2, 4, 4),)]),
+        (Squared, [(torch.complex(symmetric(3, 3), drawn(3, 3).triu(1) - drawn(3, 3).triu(1).mT),)]),
+        (Roots, [(POSITIVE, drawn(3, 3, seed=2))]),
+    ],
+    ids=["square", "hermitian", "root"],
+)
+def test_a_gradient_that_is_right_along_symmetric_matrices_is_a_warning(checked: Any, samples: Any) -> None:
+    report = gradient_of(checked, *samples)
+    assert {(each.input, each.given, each.severity) for each in report.failures} == {
+        ("x", "strained", "warning")
+    }, report
+    assert "along symmetric matrices it is right" in report.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("checked", "samples"),
+    [
+        (Halved, [(symmetric(3, 3),)]),
+        (Squared, [(symmetric(3, 3),), (drawn(3, 3),)]),
+    ],
+    ids=["wrong along symmetric ones", "a sample of another kind"],
+)
+def test_a_gradient_that_is_wrong_for_what_samples_show_stays_an_error(checked: Any, samples: Any) -> None:
+    assert [each.input for each in gradient_of(checked, *samples).errors] == ["x"]
+
+
+def test_a_transposed_gradient_is_an_error_where_samples_are_symmetric_by_chance() -> None:
+    class Transposes(Squared):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return 3 * grad.mT
+
+    for chance in (torch.ones(3, 3), torch.eye(3)):
+        assert gradient_of(Transposes, (chance,)).errors
