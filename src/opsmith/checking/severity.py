@@ -15,7 +15,7 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.properties.numeric.gradient import RIGHT_WITH_REFERENCE
 from opsmith.checking.property import BY_ITSELF, IMPORTED, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
-from opsmith.checking.report import GIVEN, SEVERITIES, Failure, Given, Outcome, Severity
+from opsmith.checking.report import GIVEN, RESULT, SEVERITIES, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
 from opsmith.checking.samples.sample import shown_sample
 from opsmith.checking.side_effects.steady_runs import DIFFERS
@@ -159,15 +159,23 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
 
 
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
+    """Explain failures of other properties about a gradient by a wrong gradient of the same input.
+
+    A write into an input, and a result that is wrong for a layout of it, are no matter of its gradient.
+    """
 
     def inputs(failure: Failure) -> set[str]:
         """The inputs that a failure names: `x, weight` are two."""
         return set(failure.input.split(", ")) if failure.input else set()
 
     roots = [name for name, known in PROPERTIES.items() if "explains-gradients" in known.traits]
-    for name in roots if "about-results" not in PROPERTIES[failure.property].traits else ():
+    about_results = RESULT in failure.evidence or "about-results" in PROPERTIES[failure.property].traits
+    for name in [] if about_results or failure.cause in OF_ARGUMENTS else roots:
         yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
+
+
+OF_ARGUMENTS = ("mutates-input", "not-written", "overwritten", "version", "aliases-input", "side-effect")
+"""Causes of what a call does to an argument itself."""
 
 
 def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
