@@ -5,6 +5,7 @@ A root cause is the earlier failure, of another property, that explains a failur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from opsmith.checking.properties.numeric.gradient import RIGHT_WITH_REFERENCE
 from opsmith.checking.property import BY_ITSELF, IMPORTED, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
 from opsmith.checking.report import GIVEN, RESULT, SEVERITIES, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
-from opsmith.checking.samples.sample import shown_sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.checking.subject import Subject
 
@@ -57,6 +58,8 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     change = None if sample is None else sample.change
     if change is not None and change.uneven and subject.kind.own_forward and "exception" in failure.evidence:
         found.add("strained")  # a class says nowhere what it takes, and refuses it where a backward raises
+    if failure.cause == "mutates-input" and sample is not None and _asks_in_place(sample):
+        found.add("strained")
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
     few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared
@@ -65,6 +68,18 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
         found.add("unpromised")
     return max(found, key=GIVEN.index)
+
+
+IN_PLACE = re.compile(r"in_?place|overwrite|mutat|destroy", re.IGNORECASE)
+"""Words in the name of a flag by which a caller lets a call write into an argument."""
+
+
+def _asks_in_place(sample: Sample) -> bool:
+    """True if a flag that no sample of the author's sets lets it write into an argument, by its name."""
+    if sample.change is None:
+        return False
+    flags = zip(sample.names, sample.change.of.flat, sample.flat, strict=True)
+    return any(had is False and now is True and IN_PLACE.search(name) for name, had, now in flags)
 
 
 def _is_of_backward(failure: Failure) -> bool:
