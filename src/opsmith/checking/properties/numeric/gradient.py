@@ -34,6 +34,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     approximate,
     by_differences,
     share_off,
+    where_set,
     where_tied,
 )
 from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
@@ -146,7 +147,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
     if failure.input in seen.right:
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
-    return where_tied(failure, subject)
+    return where_set(where_tied(failure, subject), subject)
 
 
 DISTINCT = (

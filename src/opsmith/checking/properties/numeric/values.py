@@ -27,6 +27,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     RightGradients,
     approximate,
     share_off,
+    where_set,
     where_tied,
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
@@ -299,7 +300,8 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     wrong &= chosen.view(got.shape)
     if wrong.any():
         failure = _failure(call, argnum, got, expected.to(got.dtype), wrong)
-        yield where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
+        failure = where_tied(approximate(failure, share_off(got, expected)), subject, moved=call.label)
+        yield where_set(failure, subject, moved=call.label)
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
