@@ -202,3 +202,71 @@ def test_a_matrix_that_must_be_square_is_no_fault() -> None:
     operator.gradients(matrix=lambda grad, result: -result.mT @ grad @ result.mT)
     sample = drawn(3, 3) + 3 * torch.eye(3, dtype=torch.float64)
     assert not found(operator, sample, only=["forward", "gradient"])
+
+
+class FlooredRoot(Function):
+    """Adds a small tensor in its backward, to be finite at zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, floor: Tensor) -> Tensor:
+        root = x.sqrt()
+        ctx.save_for_backward(root, floor)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        root, floor = ctx.saved_tensors
+        return grad / (2 * root + floor), None
+
+
+class DampedSolve(Function):
+    """Solves another system in its backward, where a number says so."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, right: Tensor, damping: float) -> Tensor:
+        ctx.damping = damping
+        solution = torch.linalg.solve(matrix, right)
+        ctx.save_for_backward(matrix, solution)
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        matrix, solution = ctx.saved_tensors
+        if ctx.damping > 0:
+            matrix = matrix + ctx.damping * torch.eye(len(matrix), dtype=matrix.dtype)
+        by_right = torch.linalg.solve(matrix.mT, grad)
+        return -by_right @ solution.mT, by_right, None
+
+
+class Divides(Function):
+    """Leaves a divisor that results depend on out of its backward where it is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, scale = ctx.saved_tensors
+        return grad * torch.where(scale == 0, 1.0, scale), grad * x
+
+
+MATRIX = torch.eye(3, dtype=torch.float64) + 0.2 * drawn(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "sample", "severities"),
+    [
+        (FlooredRoot, (drawn(4, 3).abs() + 0.5, torch.full((3,), 1e-14)), {"warning"}),
+        (DampedSolve, (MATRIX, drawn(3, 2), 0.0), {"warning"}),
+        (Divides, (drawn(4, 3), drawn(4, 3, seed=1)), {"error"}),
+    ],
+)
+def test_a_gradient_at_another_value_of_a_setting_is_a_warning(
+    function: Any, sample: Any, severities: set[str]
+) -> None:
+    report = opsmith.check(function, samples=[sample], only=["gradient", "values"])
+    assert {each.severity for each in report.failures} == severities, str(report)
+    words = "which may be a setting of the backward"
+    assert all((words in each.message) == (each.severity == "warning") for each in report.failures)

@@ -232,13 +232,21 @@ def never_returned(function: Callable[..., Any], position: int) -> bool:
         ...     return grad_x, grad_size
         >>> never_returned(by_name, 0), never_returned(by_name, 1)
         (False, True)
+        >>> def of_several(ctx, grad):
+        ...     return None, 2 * grad, *(grad for _ in ctx.others)
+        >>> never_returned(of_several, 0), never_returned(of_several, 2)
+        (True, False)
     """
-    shape = _of_source(function)
+    shape = _of_source(function, head=True)
     return isinstance(shape, tuple) and position < len(shape) and shape[position] is None
 
 
 def _of_source(
-    function: Callable[..., Any], dirty: Collection[str] = (), reader: FunctionReader | None = None
+    function: Callable[..., Any],
+    dirty: Collection[str] = (),
+    reader: FunctionReader | None = None,
+    *,
+    head: bool = False,
 ) -> Shape:
     """Return the structure that the return statements of a function agree on: one value, or a tuple.
 
@@ -246,6 +254,7 @@ def _of_source(
         function: The function.
         dirty: Names of the operator's arguments that it marks as dirty.
         reader: Its reader, which knows the arguments in its expressions.
+        head: True for the values before those that a star spreads.
     """
 
     def written(expression: ast.expr) -> str | None:
@@ -256,10 +265,20 @@ def _of_source(
     shapes: list[Shape] = []
     if tree is not None:
         absent = _always_none(tree)
-        shapes = [_of_expression(each, written, absent) for each in source.returns(tree)]
+        returned = source.returns(tree)
+        given = [*map(_head, returned)] if head else returned
+        shapes = [_of_expression(each, written, absent) for each in given]
     if not shapes and code is not None:
         shapes = list(_of_code(code))
     return functools.reduce(_merged, shapes) if shapes else _UNKNOWN
+
+
+def _head(expression: ast.expr | None) -> ast.expr | None:
+    """Return a tuple with the items before the first that a star spreads; another expression as it is."""
+    if not isinstance(expression, ast.Tuple):
+        return expression
+    items = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), expression.elts)
+    return ast.Tuple([*items], expression.ctx)
 
 
 def _of_code(code: types.CodeType) -> Iterator[Shape]:

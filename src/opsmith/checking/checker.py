@@ -40,7 +40,12 @@ from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
 from opsmith.checking.run_property import few_threads, in_child_process, run
 from opsmith.checking.severity import graded, name_roots
 from opsmith.checking.side_effects.global_settings import without_warnings
-from opsmith.checking.side_effects.steady_runs import are_steady, is_unsteady, steady_conditions
+from opsmith.checking.side_effects.steady_runs import (
+    are_steady,
+    is_unsteady,
+    steady_conditions,
+    unsteady_inputs,
+)
 from opsmith.checking.subject import SteadyRuns, Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.call_arguments import shown
@@ -352,9 +357,14 @@ class Schedule:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remark for the report on the conditions under which runs were compared."""
-        if self._used is None:
-            return ()
-        return (f"two runs give different numbers; the rest ran {self._used.words()}",)
+        found, left = [], unsteady_inputs(self.failures)
+        if left:
+            names = f"sample{'s' * (len(left) > 1)} {', '.join(map(str, sorted(left)))}"
+            words = f"a call writes, or two runs differ, on derived inputs alone ({names})"
+            found.append(f"{words}: the rest ran without")
+        if self._used is not None:
+            found.append(f"two runs give different numbers; the rest ran {self._used.words()}")
+        return tuple(found)
 
     def run_apart(self, subject: Subject) -> None:
         """Run the properties that run kernels in processes of their own, before any kernel runs here."""
@@ -403,7 +413,11 @@ class Schedule:
             words = f"not run: after the error in `{lost}` this process can no longer use the GPU"
             return Outcome(known.name, "skipped", words)
         subject = inputs.of(known)
-        unsteady = None if "compares-no-runs" in known.traits else self._first(is_unsteady)
+        compares = "compares-no-runs" not in known.traits
+        if compares and (left := unsteady_inputs(self.failures)):
+            samples = tuple(each for each in subject.samples if each.position not in left)
+            subject = replace(subject, samples=samples)
+        unsteady = self._first(is_unsteady) if compares else None
         if unsteady is not None:
             reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
             steady = None if "compiles" in known.traits else self._steady(inputs.subject)

@@ -48,6 +48,9 @@ GIVEN: tuple[Given, ...] = get_args(Given)
 UNVERIFIED = "unverified"
 """Evidence of a kernel that ran on no sample: its name, with the reason."""
 
+RESULT = "result"
+"""Evidence of a failure that is reported under an argument: the result that is wrong, and no gradient."""
+
 REQUIRED = (("forward",), ("gradient", "surrogate"))
 """A check only passes if one property of each group was really run and passed."""
 

@@ -28,6 +28,7 @@ from opsmith.checking.side_effects.global_settings import (
     without_logs,
     without_warnings,
 )
+from opsmith.checking.side_effects.steady_runs import DERIVED
 from opsmith.checking.subject import Subject
 
 _NAMED = re.compile(r" in (\w+) on \w+$")
@@ -156,7 +157,8 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     for failure in sorted(failures, key=lambda each: GIVEN.index(each.given)):
         cause = "numeric" if CAUSES[failure.cause].numeric else failure.cause
         groups.setdefault((failure.property, failure.input, cause, failure.where), []).append(failure)
-    return tuple(_of_nothing(_one(group), group, samples) for group in groups.values())
+    made = (_of_nothing(_one(group), group, samples) for group in groups.values())
+    return tuple(_of_derived(one, group, samples) for one, group in zip(made, groups.values(), strict=True))
 
 
 def _one(every: list[Failure]) -> Failure:
@@ -185,6 +187,16 @@ def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sa
         return failure
     message = f"of tensors without elements alone: {failure.message}"
     return replace(failure, cause="empty", message=message)
+
+
+def _of_derived(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
+    """The failure, with the derived inputs that show it if runs differ on these alone."""
+    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    derived = dict.fromkeys(each.position for each in seen if each is not None and each.origin)
+    alone = all(each is not None and each.origin for each in seen)
+    if not alone or not CAUSES[failure.cause].unsteady:
+        return failure
+    return replace(failure, evidence={**failure.evidence, DERIVED: ", ".join(map(str, derived))})
 
 
 def _elements(failure: Failure) -> int:

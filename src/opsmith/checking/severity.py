@@ -5,6 +5,7 @@ A root cause is the earlier failure, of another property, that explains a failur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,9 +16,9 @@ from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.properties.behaviour.randomness import FOREIGN_STATE
 from opsmith.checking.properties.numeric.gradient import RIGHT_WITH_REFERENCE
 from opsmith.checking.property import BY_ITSELF, IMPORTED, IN_BACKWARD, MISSING_HERE, REFUSED, UNCOMPILED
-from opsmith.checking.report import GIVEN, SEVERITIES, Failure, Given, Outcome, Severity
+from opsmith.checking.report import GIVEN, RESULT, SEVERITIES, Failure, Given, Outcome, Severity
 from opsmith.checking.samples.cases import LOW_PRECISION, dtype_name
-from opsmith.checking.samples.sample import shown_sample
+from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.steady_runs import DIFFERS
 from opsmith.checking.subject import Subject
 
@@ -57,6 +58,8 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     change = None if sample is None else sample.change
     if change is not None and change.uneven and subject.kind.own_forward and "exception" in failure.evidence:
         found.add("strained")  # a class says nowhere what it takes, and refuses it where a backward raises
+    if failure.cause == "mutates-input" and sample is not None and _asks_in_place(sample):
+        found.add("strained")
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
     few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared
@@ -65,6 +68,18 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
         found.add("unpromised")
     return max(found, key=GIVEN.index)
+
+
+IN_PLACE = re.compile(r"in_?place|overwrite|mutat|destroy", re.IGNORECASE)
+"""Words in the name of a flag by which a caller lets a call write into an argument."""
+
+
+def _asks_in_place(sample: Sample) -> bool:
+    """True if a flag that no sample of the author's sets lets it write into an argument, by its name."""
+    if sample.change is None:
+        return False
+    flags = zip(sample.names, sample.change.of.flat, sample.flat, strict=True)
+    return any(had is False and now is True and IN_PLACE.search(name) for name, had, now in flags)
 
 
 def _is_of_backward(failure: Failure) -> bool:
@@ -159,15 +174,23 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
 
 
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain failures of other properties about a gradient by a wrong gradient of the same input."""
+    """Explain failures of other properties about a gradient by a wrong gradient of the same input.
+
+    A write into an input, and a result that is wrong for a layout of it, are no matter of its gradient.
+    """
 
     def inputs(failure: Failure) -> set[str]:
         """The inputs that a failure names: `x, weight` are two."""
         return set(failure.input.split(", ")) if failure.input else set()
 
     roots = [name for name, known in PROPERTIES.items() if "explains-gradients" in known.traits]
-    for name in roots if "about-results" not in PROPERTIES[failure.property].traits else ():
+    about_results = RESULT in failure.evidence or "about-results" in PROPERTIES[failure.property].traits
+    for name in [] if about_results or failure.cause in OF_ARGUMENTS else roots:
         yield from (each for each in every if each.property == name and inputs(each) & inputs(failure))
+
+
+OF_ARGUMENTS = ("mutates-input", "not-written", "overwritten", "version", "aliases-input", "side-effect")
+"""Causes of what a call does to an argument itself."""
 
 
 def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:

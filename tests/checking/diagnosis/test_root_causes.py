@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from opsmith.checking import Failure
@@ -52,6 +54,25 @@ WRITES = failure("effects", "mutates-input", "x")
 )
 def test_what_explains_it(late: Failure, before: list[Failure], explained: str | None) -> None:
     assert explained_by(late, before) == explained
+
+
+OF_RESULT = replace(failure("layouts", "layout", "x"), evidence={"result": "`y`"})
+
+
+@pytest.mark.parametrize(
+    ("late", "explained"),
+    [
+        (failure("layouts", "layout", "x"), "gradient"),
+        (failure("effects", "mutates-saved", "x"), "gradient"),
+        (OF_RESULT, None),
+        (failure("layouts", "mutates-input", "x"), None),
+        (failure("effects", "side-effect", "x"), None),
+    ],
+)
+def test_a_wrong_gradient_explains_what_is_said_of_gradients_alone(
+    late: Failure, explained: str | None
+) -> None:
+    assert explained_by(late, [], [SIGN]) == explained
 
 
 def test_what_follows_itself_explains_nothing() -> None:

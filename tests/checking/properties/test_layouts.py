@@ -476,3 +476,25 @@ def test_a_class_of_the_author_s_in_a_reference_is_no_derivative_by_torch(functi
 
     report = opsmith.check(doubled, samples=[(torch.randn(3, 4),)], only=["layouts"])
     assert [each.cause for each in report.failures] == ["layout"]
+
+
+class FlattenedInBoth(torch.autograd.Function):
+    """Takes contiguous memory for granted, and has a wrong gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.view(-1) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.reshape(ctx.shape) * 3
+
+
+def test_a_wrong_gradient_hides_no_result_that_is_wrong_in_a_layout() -> None:
+    x = torch.linspace(0.5, 2, 12).view(3, 4).requires_grad_()
+    report = opsmith.check(FlattenedInBoth, samples=[(x,)], only=["gradient", "layouts"], effort="quick")
+    assert {(each.property, each.follows) for each in report.failures} == {
+        ("gradient", None),
+        ("layouts", None),
+    }

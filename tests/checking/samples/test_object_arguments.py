@@ -357,12 +357,13 @@ def test_a_copied_function_shares_what_the_original_shares() -> None:
     assert one is not weight
 
 
-def test_a_function_with_a_name_not_assigned_yet_is_not_copied() -> None:
+def test_a_copied_function_sees_a_name_that_is_assigned_later() -> None:
     def later() -> torch.Tensor:
         return unassigned
 
-    assert copied_object(later, None, None) is later
+    made = copied_object(later, None, None)
     unassigned = torch.ones(1)
+    assert made() is unassigned
 
 
 def test_the_attributes_of_a_function_are_copied_too() -> None:
@@ -373,3 +374,82 @@ def test_the_attributes_of_a_function_are_copied_too() -> None:
     made = copied_object(scaled, torch.float64, None)
     assert made.weight.dtype == torch.float64
     assert scaled.weight.dtype == torch.float32  # type: ignore[attr-defined]
+
+
+class Curve:
+    """Holds its coefficients in a tuple of a list, and calls itself through a function."""
+
+    def __init__(self, *coefficients: Tensor) -> None:
+        self.parts = [coefficients]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        ((scale, offset),) = self.parts
+        return (x * scale).sin() + offset
+
+
+def nested(scale: Tensor, offset: Tensor) -> Callable[[Tensor], Tensor]:
+    def scaled(x: Tensor) -> Tensor:
+        return x * scale
+
+    def shifted(x: Tensor, shift: Tensor = offset) -> Tensor:
+        return scaled(x).sin() + shift
+
+    return shifted
+
+
+class Holding(nn.Module):
+    """Has the coefficients as parameters, and itself in one of its attributes."""
+
+    def __init__(self, scale: Tensor, offset: Tensor) -> None:
+        super().__init__()
+        self.scale, self.offset = nn.Parameter(scale), nn.Parameter(offset)
+        self.around = [self.forward]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).sin() + self.offset
+
+
+class Solved(Function):
+    """Differentiates what it was given, again in its backward, by tensors that are arguments as well."""
+
+    factor = 1.0
+
+    @classmethod
+    def forward(cls, ctx: Any, run: Any, x: Tensor, scale: Tensor, offset: Tensor) -> Any:
+        ctx.run = run
+        ctx.save_for_backward(x, scale, offset)
+        return run(x)
+
+    @classmethod
+    def backward(cls, ctx: Any, grad: Tensor) -> Any:
+        x, *others = ctx.saved_tensors
+        wanted = [each for each in others if each.requires_grad]
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            by_x, *found = torch.autograd.grad(ctx.run(x), [x, *wanted], grad)
+        rest = iter(found)
+        by_scale, by_offset = (next(rest) if each.requires_grad else None for each in others)
+        return None, by_x, None if by_scale is None else cls.factor * by_scale, by_offset
+
+
+class HalfSolved(Solved):
+    factor = 0.5
+
+
+def leaf(*numbers: float) -> Tensor:
+    return torch.tensor(numbers).requires_grad_()
+
+
+@pytest.mark.slow
+@pytest.mark.every(3)
+@pytest.mark.parametrize("make", [Curve, nested, Holding], ids=["attribute", "closure", "module"])
+@pytest.mark.parametrize(("function", "causes"), [(Solved, set()), (HalfSolved, {"scale"})])
+def test_an_argument_is_the_same_tensor_within_an_object(make: Any, function: Any, causes: set[str]) -> None:
+    run = make(leaf(0.7, 1.3, -0.4), leaf(0.1, 0.2, 0.3))
+    found = opsmith.check(
+        function,
+        samples=[(run, X, *tensors_of_object(run).values())],
+        only=[*ONLY, "layouts", "linearity", "state", "memory"],
+        effort="quick",
+    )
+    assert {each.cause for each in found.failures} == causes, str(found)

@@ -189,6 +189,61 @@ def test_nothing_else_is_found_in_right_ones(right: Any, samples: Any, propertie
     )
 
 
+class Centred(Function):
+    """Works in the memory of its input where a flag says so, and leaves the mean out of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, overwrite_x: bool) -> Tensor:
+        return (x.sub_(x.mean(0)) if overwrite_x else x - x.mean(0)) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 2 * grad, None
+
+
+class Scratch(Function):
+    """Takes its input for a scratch space in one of its modes, and has a gradient of the wrong sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mode: str) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        if mode == "lean":
+            x.zero_()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return -grad * y, None
+
+
+@pytest.mark.parametrize(
+    ("function", "choice", "cause", "severity"),
+    [(Centred, False, "missing-term", "warning"), (Scratch, "plain", "sign", "error")],
+)
+def test_a_write_on_derived_inputs_alone_hides_nothing_of_the_samples(
+    function: Any, choice: Any, cause: str, severity: str
+) -> None:
+    report = opsmith.check(function, samples=[(X, choice)], effort="quick", only=ONLY)
+    found = {(each.property, each.cause): each for each in report.failures}
+    assert {*found} == {("gradient", cause), ("effects", "mutates-input")}, str(report)
+    write = found["effects", "mutates-input"]
+    assert (write.severity, write.follows) == (severity, None)
+    (number,) = write.evidence["derived inputs alone"].split(", ")
+    assert report.remarks == (
+        f"a call writes, or two runs differ, on derived inputs alone (sample {number}): the rest ran without",
+    )
+    assert found["gradient", cause].evidence["sample"].startswith("sample 0 ")
+
+
+def test_a_write_that_a_sample_shows_is_an_error_whatever_the_flag() -> None:
+    report = opsmith.check(Centred, samples=[(X, True), (X, False)], effort="quick", only=["effects"])
+    (write,) = report.failures
+    assert (write.cause, write.severity) == ("mutates-input", "error")
+    assert "derived inputs alone" not in write.evidence
+
+
 def test_a_backward_that_draws_by_itself_is_compared_with_nothing() -> None:
     report = check(DrawsInBackward, X, WEIGHT)
     gradient = next(each for each in report.outcomes if each.property == "gradient")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import threading
 import types
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,13 +33,21 @@ _NAMED = (Step.CLOSURE, Step.ATTRIBUTE)
 def tensors_of_object(value: Any) -> dict[str, Tensor]:
     """Return the tensors that an object of the author's holds, each once, by its name in the object.
 
+    Those in one list or dict have its name, and a number in brackets.
+
     Example:
         >>> list(tensors_of_object(torch.nn.BatchNorm1d(2)))
         ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
     """
     if isinstance(value, Tensor):
         return {}
-    return {path or "a tensor": each for path, each in _within(value) if isinstance(each, Tensor)}
+    found = [(path or "a tensor", each) for path, each in _within(value) if isinstance(each, Tensor)]
+    times, several = Counter[str](), Counter(path for path, _ in found)
+    named: dict[str, Tensor] = {}
+    for path, each in found:
+        named[f"{path}[{times[path]}]" if several[path] > 1 else path] = each
+        times[path] += 1
+    return named
 
 
 def modules_of_object(value: Any) -> list[torch.nn.Module]:
@@ -148,13 +157,20 @@ class ObjectState:
     training: tuple[tuple[torch.nn.Module, bool], ...]
 
     @classmethod
-    def of(cls, value: Any, saved: Callable[[Tensor], TensorState] | None = None) -> ObjectState:
+    def of(
+        cls,
+        value: Any,
+        saved: Callable[[Tensor], TensorState] | None = None,
+        besides: Collection[int] = (),
+    ) -> ObjectState:
         """Record the state of an object.
 
         Args:
             saved: Records a tensor; by default every one, and none of an object that is too large.
+            besides: The ids of tensors that are no state of it.
         """
-        tensors = tensors_of_object(value)
+        held = tensors_of_object(value)
+        tensors = {name: tensor for name, tensor in held.items() if id(tensor) not in besides}
         if saved is None and sum(each.numel() for each in tensors.values()) > LARGE:
             tensors = {}
         states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
@@ -197,72 +213,181 @@ class ObjectState:
         return self.value
 
 
-def copied_object(value: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    """Copy an object with its tensors cast; return it as it is if it cannot be copied."""
+def copied_object(
+    value: Any, dtype: torch.dtype | None, device: torch.device | None, memo: dict[int, Any] | None = None
+) -> Any:
+    """Copy an object with its tensors cast; return it as it is if it cannot be copied.
+
+    Args:
+        value: The object.
+        dtype: dtype of its floating tensors; None for their own.
+        device: Device of its tensors; None for their own.
+        memo: What stands for some objects by their ids, as of `copy.deepcopy`: the copies of what several
+            objects share, and tensors that are arguments, which stay as they are.
+    """
+    memo = {} if memo is None else memo
+    given = {id(each) for each in memo.values()}
     try:
-        made = _copied_function(value) if isinstance(value, types.FunctionType) else copy.deepcopy(value)
+        _copy_functions(value, memo)
+        made = copy.deepcopy(value, memo)
         with torch.no_grad():
             for each in tensors_of_object(made).values() if made is not value else ():
-                target = dtype if each.is_floating_point() else None
-                each.data = each.data.to(device=device, dtype=target)
+                if id(each) not in given:
+                    target = dtype if each.is_floating_point() else None
+                    each.data = each.data.to(device=device, dtype=target)
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
-        return value  # it holds a resource of the system, a tensor of a graph, or a name not assigned yet
+        return value  # it holds a resource of the system, or a tensor of a graph
     return made
 
 
-def _copied_function(function: types.FunctionType) -> types.FunctionType:
-    """Copy a function with what it closes over."""
-    if is_library(function.__module__):
-        return function
-    # All of it is copied at once, so that what two variables share stays shared.
-    contents, defaults, keyword_defaults, attributes = copy.deepcopy(
-        (
-            [cell.cell_contents for cell in function.__closure__ or ()],
-            function.__defaults__,
-            function.__kwdefaults__,
-            function.__dict__,
-        )
-    )
-    cells = tuple(types.CellType(each) for each in contents)
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
-    made.__kwdefaults__ = keyword_defaults
-    made.__dict__.update(attributes)
-    return made
+def _copy_functions(value: Any, memo: dict[int, Any]) -> None:
+    """Enter copies of the functions in an object that reach tensors, which `deepcopy` takes as they are."""
+    within = [each for _, each in _within(value) if isinstance(each, types.FunctionType)]
+    reaching = [each for each in within if each is value or tensors_of_object(each)]
+    own = [each for each in reaching if id(each) not in memo and not is_library(each.__module__)]
+    # What two variables share stays shared: each is copied once. One without a value yet gets it later.
+    cells = {id(cell): cell for each in own for cell in each.__closure__ or () if id(cell) not in memo}
+    filled = {key: cell.cell_contents for key, cell in cells.items() if _has_value(cell)}
+    memo.update((key, types.CellType() if key in filled else cell) for key, cell in cells.items())
+    for each in own:
+        closure = tuple(memo[id(cell)] for cell in each.__closure__ or ())
+        memo[id(each)] = types.FunctionType(each.__code__, each.__globals__, each.__name__, None, closure)
+    for key, contents in filled.items():
+        memo[key].cell_contents = copy.deepcopy(contents, memo)
+    for each in own:
+        made = memo[id(each)]
+        made.__defaults__, made.__kwdefaults__ = copy.deepcopy((each.__defaults__, each.__kwdefaults__), memo)
+        made.__dict__.update(copy.deepcopy(each.__dict__, memo))
+
+
+def _has_value(cell: types.CellType) -> bool:
+    with suppress(ValueError):
+        return (cell.cell_contents, True)[1]
+    return False
 
 
 class ObjectArguments(dict[int, Any]):
-    """The objects among flat arguments that hold tensors, by position, with a copy of each in each dtype."""
+    """The objects among flat arguments that hold tensors, by position, with copies of them.
 
-    def __init__(self, flat: Sequence[Any], copies: dict[Any, Any] | None = None) -> None:
-        super().__init__((argnum, value) for argnum, value in enumerate(flat) if tensors_of_object(value))
-        self._copies: dict[Any, tuple[Any, ObjectState]] = {} if copies is None else copies
+    A tensor that is an argument as well is the argument in the copies, too: who moves, casts, lays out or
+    differentiates by the argument does so within the objects.
+
+    Args:
+        flat: Flat arguments.
+        copies: Copies of these objects, which others share.
+        own: The author's flat arguments, some of which are others here.
+    """
+
+    def __init__(
+        self, flat: Sequence[Any], copies: dict[Any, Any] | None = None, own: Sequence[Any] = ()
+    ) -> None:
+        held = {argnum: tensors_of_object(value) for argnum, value in enumerate(flat)}
+        super().__init__((argnum, flat[argnum]) for argnum, tensors in held.items() if tensors)
+        self._copies: dict[Any, Any] = {} if copies is None else copies
         self._form = _form(flat)
+        self._held = {
+            argnum: held_arguments(held[argnum].values(), own if own and own[argnum] is value else flat)
+            for argnum, value in self.items()
+        }
+        self._followed: dict[int, ObjectState] | None = None
 
-    def state(self, argnum: int, flat: Sequence[Any]) -> ObjectState:
-        """Return the copy of an object that goes with flat arguments, with the state that it begins with.
+    def holds(self, argnum: int) -> bool:
+        """Return True for an object that holds another argument."""
+        return bool(self._held.get(argnum))
 
-        Its tensors get the dtype and device of these arguments, if the author's were alike.
-        """
-        own = self[argnum]
-        dtype, device = _form(flat)
-        dtype = None if dtype == self._form[0] else dtype
-        device = None if device == self._form[1] else device
-        key = id(own), dtype, device, threading.get_ident()  # calls in threads of the check share nothing
-        if key not in self._copies:
-            self._copies[key] = own, ObjectState.of(copied_object(own, dtype, device))
-        return self._copies[key][1]
+    @property
+    def arguments(self) -> frozenset[int]:
+        """Positions of the arguments that an object holds."""
+        return frozenset(each.argnum for each in self._every)
+
+    @property
+    def _every(self) -> list[HeldArgument]:
+        return [each for held in self._held.values() for each in held]
+
+    @contextmanager
+    def followed(self) -> Iterator[dict[int, ObjectState]]:
+        """A region that gives the states with which the copies of its last call begin, by position."""
+        self._followed = {}
+        try:
+            yield self._followed
+        finally:
+            self._followed = None
+
+    def apart(self) -> dict[int, Any]:
+        """Return copies of the objects by position, which hold the arguments that these hold."""
+        return self._copied((None, None), {id(each.tensor): each.tensor for each in self._every})
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
-        """Return flat arguments with the copies of objects, in the state that the author gave."""
+        """Return flat arguments with the copies of objects, in the state that the author gave.
+
+        Their tensors get the dtype and device of these arguments, if the author's were alike.
+        """
         plain = (Tensor, torch.nn.Parameter)  # any other tensor has no data of its own, as one of a trace
         if not self or torch.compiler.is_compiling():
             return list(flat)
         if any(isinstance(value, Tensor) and type(value) not in plain for value in flat):
             return list(flat)
-        return [
-            self.state(argnum, flat).restore() if argnum in self else value
-            for argnum, value in enumerate(flat)
-        ]
+        pairs = zip(_form(flat), self._form, strict=True)
+        dtype, device = (None if one == own else one for one, own in pairs)
+        if every := self._every:  # copies for this call alone: nothing else may keep its tensors
+            memo: dict[int, Any] = {id(each.tensor): each.of(flat) for each in every}
+            besides = {id(each) for each in memo.values()}
+            made = self._copied((dtype, device), memo)
+            if self._followed is not None:
+                states = {at: ObjectState.of(each, besides=besides) for at, each in made.items()}
+                self._followed.update(states)
+            return [made.get(at, value) for at, value in enumerate(flat)]
+        # Calls in threads of the check share nothing.
+        key = *map(id, self.values()), dtype, device, threading.get_ident()
+        if key not in self._copies:
+            states = {at: ObjectState.of(each) for at, each in self._copied((dtype, device), {}).items()}
+            self._copies[key] = [*self.values()], states
+        states = self._copies[key][1]
+        if self._followed is not None:
+            self._followed.update(states)
+        return [states[at].restore() if at in self else value for at, value in enumerate(flat)]
+
+    def _copied(self, form: tuple[Any, Any], memo: dict[int, Any]) -> dict[int, Any]:
+        """Copies of the objects, which share what the objects share."""
+        return {argnum: copied_object(value, *form, memo) for argnum, value in self.items()}
+
+
+class HeldArgument(NamedTuple):
+    """A tensor in an object that is an argument as well.
+
+    Args:
+        tensor: The tensor in the object.
+        argnum: Position of the argument.
+        apart: True if it is a leaf of its own with the argument's memory, as its `detach()` or a parameter.
+    """
+
+    tensor: Tensor
+    argnum: int
+    apart: bool
+
+    def of(self, flat: Sequence[Any]) -> Tensor:
+        """Return the tensor that stands for it among other arguments."""
+        value: Tensor = flat[self.argnum]
+        return value.detach().requires_grad_(self.tensor.requires_grad) if self.apart else value
+
+
+def held_arguments(tensors: Iterable[Tensor], flat: Sequence[Any]) -> list[HeldArgument]:
+    """Find those tensors of an object that are arguments, or have the memory of one."""
+    values = [(at, value) for at, value in enumerate(flat) if isinstance(value, Tensor)]
+    same, alike = ({key(value): at for at, value in reversed(values)} for key in (id, _memory))
+    found = [(tensor, same.get(id(tensor)), alike.get(_memory(tensor))) for tensor in tensors]
+    return [
+        HeldArgument(tensor, place, one is None and tensor.is_leaf)
+        for tensor, one, other in found
+        if (place := other if one is None else one) is not None
+    ]
+
+
+def _memory(tensor: Tensor) -> Hashable:
+    """Key that two tensors have in common if they are the same numbers in the same memory."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _form(flat: Sequence[Any]) -> tuple[torch.dtype | None, torch.device | None]:

@@ -72,6 +72,7 @@ class Sample:
         change: The change that it was derived by; None for one of the author's.
         copies: Copies of its objects, which samples that are derived from it share: code that is compiled
             for one of them then serves the others.
+        own: The arguments of the author's sample, which its objects may hold.
     """
 
     position: int
@@ -81,13 +82,15 @@ class Sample:
     repeats: bool = False
     change: Variation | None = field(default=None, compare=False, repr=False)
     copies: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    own: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, position: int, call: CallArguments, schema: Schema) -> Sample:
         """Make the sample of a call that fits the signature."""
         values = schema.call_values(call.args, call.kwargs)
         flattening = ArgumentFlattening.of(schema, values)
-        return cls(position, flattening, flattening.flatten(values))
+        flat = flattening.flatten(values)
+        return cls(position, flattening, flat, own=flat)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -202,7 +205,7 @@ class Sample:
     @cached_property
     def objects(self) -> ObjectArguments:
         """The objects that hold tensors, such as modules, by position."""
-        return ObjectArguments(self.flat, self.copies)
+        return ObjectArguments(self.flat, self.copies, self.own)
 
     def arguments(self, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return positional and keyword arguments for a call with these flat values."""

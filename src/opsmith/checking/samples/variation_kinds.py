@@ -180,8 +180,13 @@ def _magnitudes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]
 
 
 def may_change(sizes: Sizes, argnum: int) -> bool:
-    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor."""
+    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor.
+
+    An object that holds other arguments belongs to these.
+    """
     sample = sizes.sample
+    if sample.objects.holds(argnum):
+        return False
     kind = sample.flattening.schema.by_name[sample.names[argnum]].kind
     if kind.is_tensor:
         return not kind.sequence and isinstance(sample.flat[argnum], Tensor)

@@ -24,15 +24,28 @@ SAMPLES = 3
 DIFFERS = "differs"
 """Evidence of two runs that differ: `result`, or `gradient` where the gradient alone does."""
 
+DERIVED = "derived inputs alone"
+"""Evidence of runs that differ on derived inputs alone: their numbers among the samples."""
+
 CHANGED = "changed"
 """Evidence of a call that changes what it reaches without an argument: its name."""
 
 
 def is_unsteady(failure: Failure) -> bool:
-    """True if two runs may give different numbers for what a failure reports."""
+    """True if two runs may give different numbers for what a failure reports, on samples of the author's."""
+    return _differs(failure) and DERIVED not in failure.evidence
+
+
+def _differs(failure: Failure) -> bool:
     # Results that share memory, which `effects` reports, need not differ: `state` compares them.
     shared = failure.property == "effects" and failure.cause == "stale-state"
     return CAUSES[failure.cause].unsteady and not shared and THROUGH_APPLY not in failure.evidence
+
+
+def unsteady_inputs(failures: Sequence[Failure]) -> frozenset[int]:
+    """Positions of the derived inputs on which alone runs differ, by the failures so far."""
+    shown = [str(each.evidence[DERIVED]) for each in failures if DERIVED in each.evidence and _differs(each)]
+    return frozenset(int(position) for each in shown for position in each.split(", "))
 
 
 def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRuns | None:

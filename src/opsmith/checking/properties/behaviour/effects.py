@@ -393,13 +393,14 @@ def _outside_call(observed: EffectsRun) -> Findings:
     subject, sample = observed.subject, observed.sample
     subject.restore_outside()  # earlier calls may have made nan of running statistics
     before = OutsideState.of(subject.functions)
-    call = observed.call()
+    with sample.objects.followed() as states:
+        call = observed.call()
     argnums = observed.argnums if call.open else ()
     for argnum in argnums[1:] or argnums:
         call.leaves[argnum].grad = torch.full_like(call.leaves[argnum], 3)
     leaves = {argnum: TensorState.of(call.leaves[argnum]) for argnum in argnums}
     forms = [*map(_form, call.given)]
-    objects = {sample.labels[at]: sample.objects.state(at, call.given) for at in sample.objects}
+    objects = {sample.labels[at]: state for at, state in states.items()}
     written = [*_objects_written(observed, objects, "a call", subject.runs_at(call.given))]
     if argnums:
         call.backward(retain_graph=True)

@@ -18,7 +18,7 @@ from opsmith.checking.exceptions import Raised, attempt, error_words, first_line
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.property import Findings, Note, Property
-from opsmith.checking.report import Failure
+from opsmith.checking.report import RESULT, Failure
 from opsmith.checking.run import Coverage, Run, TensorName, covered_runs
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, dtype_name
@@ -262,8 +262,9 @@ class LayoutCase(Run):
                 f"it by its strides, or take `{label.partition('[')[0]}{layout.undone}`"
             )
         evidence = {"grad_output" if backward else f"`{label}`": name}
-        evidence |= difference.evidence() if difference else {}
         # A result that is wrong for a layout of an input is reported under that input.
+        evidence |= {RESULT: f"`{named.name}`"} if named.kind == "result" else {}
+        evidence |= difference.evidence() if difference else {}
         input = named.name if named.kind == "gradient" or backward else label
         replay = layout_replay(self, self.contiguous, odds, fault.output or 0)
         return self.failure(input, cause, message, where, evidence, replay=replay)

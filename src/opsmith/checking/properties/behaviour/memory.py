@@ -77,10 +77,16 @@ def _watched(run: Run) -> list[WatchedMemory]:
         *((f"the gradient of `{label}`", label, each) for label, each in gradients if each is not None),
         *(("", None, tensor) for tensor in (*saved, *(each for _, each in attribute_tensors(call.results)))),
     ]
+    held = _of_objects(run)
     watched: dict[int, WatchedMemory] = {}
     for words, name, tensor in named:
         watched.setdefault(address(tensor), WatchedMemory.of(words, name, tensor))
-    return list(watched.values())
+    return [each for each in watched.values() if each.name not in held or each.words != f"`{each.name}`"]
+
+
+def _of_objects(run: Run) -> set[str]:
+    """Labels of the arguments that an object among them holds: who keeps the object keeps these."""
+    return {run.sample.labels[at] for at in run.sample.objects.arguments}
 
 
 def _kept_for_ever(run: Run, stays: Sequence[WatchedMemory], where: str) -> Failure:
@@ -137,9 +143,10 @@ def _on_context(run: Run) -> Findings:
         return
     labels = {address(tensor): name for _, name, tensor in reversed(named_tensors(call)) if tensor.numel()}
     call.backward()
+    held = _of_objects(run)
     for attribute, tensor in attribute_tensors(call.results):
         label = labels.get(address(tensor))
-        if label is None:
+        if label is None or label in held:
             continue
         message = (
             f"`{label}` is left on the context as `ctx.{attribute}` after the backward, and stays in memory "

@@ -18,7 +18,7 @@ from opsmith.checking.numerics.autodiff import has_gradient
 from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
-from opsmith.checking.samples.object_arguments import address_of, copied_object, tensors_of_object
+from opsmith.checking.samples.object_arguments import address_of, tensors_of_object
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.checking.ways import Outputs, Way, another_output, compare, differs_from
@@ -147,8 +147,8 @@ def _choices(sample: Sample) -> Iterator[tuple[str, Needs]]:
 def _asked(run: Run, needs: Needs) -> Outputs:
     """The results and gradients with copies of the objects in which some parameters are frozen or not."""
     flat = list(run.sample.flat)
-    for argnum in run.sample.objects:
-        flat[argnum] = copied_object(flat[argnum], None, None)
+    for argnum, made in run.sample.objects.apart().items():
+        flat[argnum] = made
         if flat[argnum] is not run.sample.flat[argnum]:
             for name, tensor in tensors_of_object(flat[argnum]).items():
                 tensor.requires_grad_(needs.get((argnum, name), tensor.requires_grad))

@@ -41,6 +41,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     approximate_by_differences,
     by_differences,
     share_off,
+    where_set,
     where_tied,
 )
 from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
@@ -156,7 +157,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
     failure = as_surrogate(failure, subject, seen.rights.get(failure.input or "", ()))
-    return where_tied(failure, subject)
+    return where_set(where_tied(failure, subject), subject)
 
 
 DISTINCT = (

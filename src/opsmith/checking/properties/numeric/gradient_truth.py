@@ -30,11 +30,12 @@ from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
+from opsmith.checking.samples.variation_kinds import is_number
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
-from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude
+from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude, same_bits
 from opsmith.judging.constants import half_of_digits
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact
@@ -404,6 +405,53 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
     names = " and ".join(f"`{label}`" for label in sorted(tied))
     words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
     return replace(finding, given="strained", message=f"{finding.message}; {words}")
+
+
+def where_set(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
+    """A finding on a gradient, as one in strained circumstances if a setting of the backward alone makes it.
+
+    A setting, such as a constant that damps the gradient, is an argument that no result depends on.
+
+    Args:
+        moved: Label of the input that was changed; by default a number that the author's sample has not.
+    """
+    sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
+    if sample is None or not CAUSES[finding.cause].numeric or finding.input not in sample.labels:
+        return finding
+    found = [moved] if moved is not None else _other_numbers(sample)
+    if len(found) != 1 or finding.input in found or not _is_setting(subject, sample, found[0]):
+        return finding
+    words = (
+        f"no result depends on `{found[0]}`, which may be a setting of the backward: leave it as you mean it"
+    )
+    return replace(finding, given="strained", message=f"{finding.message}; {words}")
+
+
+def _other_numbers(sample: Sample) -> list[str]:
+    """Labels of the numbers that a derived sample has others of, if it has the same tensors."""
+    if sample.change is None:
+        return []
+    pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
+    changed = [(label, now) for label, now, then in pairs if now is not then]
+    return [label for label, _ in changed] if all(is_number(now) for _, now in changed) else []
+
+
+def _is_setting(subject: Subject, sample: Sample, label: str) -> bool:
+    """Return True if each result keeps each bit, whatever an argument is."""
+    argnum, given = sample.labels.index(label), sample.in_double()
+    own = given[argnum]
+    others = [sample.change.of.flat[argnum]] if sample.change is not None else []
+    if isinstance(own, Tensor):
+        others = [torch.full_like(own, number) for number in (0.0, 1.0, -1.0)]
+    with torch.no_grad(), Overlooking(), without_warnings():
+        results = [
+            [each.clone() for each in subject.call(sample, [*given[:argnum], value, *given[argnum + 1 :]])]
+            for value in (own, *others)
+        ]
+        return all(
+            same_bits(one, other) for each in results for one, other in zip(each, results[0], strict=True)
+        )
+    return False
 
 
 def tied_inputs(subject: Subject) -> frozenset[str]:

@@ -28,6 +28,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     approximate,
     approximate_by_differences,
     share_off,
+    where_set,
     where_tied,
 )
 from opsmith.checking.property import Findings, Note, Property, Skipped
@@ -308,7 +309,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             failure = approximate_by_differences(failure, call, argnum, values, off, expected)
         else:
             failure = approximate(failure, off)
-        yield where_tied(failure, subject, moved=call.label)
+        yield where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)

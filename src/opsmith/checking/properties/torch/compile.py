@@ -122,7 +122,8 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
 
     def every(given: list[Any]) -> Any:
         spans = zip(calls, itertools.pairwise(begins), strict=True)
-        return step([call.arguments(given[begin:end]) for call, (begin, end) in spans])
+        fresh = [(call, call.sample.objects.fresh(given[begin:end])) for call, (begin, end) in spans]
+        return step([call.arguments(flat) for call, flat in fresh])
 
     with calls[0].subject.seeded():
         leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
@@ -139,7 +140,12 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
 
 
 def other_sizes(call: PlainCall) -> PlainCall | None:
-    """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1."""
+    """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1.
+
+    There is none where an object holds an argument: what was traced has its tensors, and their sizes.
+    """
+    if call.sample.objects.arguments:
+        return None
     for other in call.subject.samples:
         if other.origin.startswith(f"sample {call.sample.position} ") and _resized(call.sample, other):
             return replace(call, sample=other)
