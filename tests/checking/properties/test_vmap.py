@@ -15,8 +15,7 @@ import opsmith
 from opsmith.checking import Outcome
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.properties.torch.vmap import BatchDims, MappedSample
-from opsmith.checking.property import Coverage
-from opsmith.checking.run import Run
+from opsmith.checking.run import Coverage, Run
 from opsmith.checking.subject_kinds import subject_of
 
 X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
