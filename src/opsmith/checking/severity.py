@@ -58,7 +58,8 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
     change = None if sample is None else sample.change
     if change is not None and change.uneven and subject.kind.own_forward and "exception" in failure.evidence:
         found.add("strained")  # a class says nowhere what it takes, and refuses it where a backward raises
-    if failure.cause == "mutates-input" and sample is not None and _asks_in_place(sample):
+    seen_write = failure.cause == "mutates-input" and "exception" not in failure.evidence  # no broken rule
+    if seen_write and sample is not None and _asks_in_place(sample):
         found.add("strained")
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
