@@ -158,7 +158,10 @@ def seconds_of_torch(operator: Any) -> float:
     in_place = bool(operator.specification.schema.written)
 
     def arguments() -> tuple[Any, ...]:
-        return tuple(sample.arguments(sample.at() if in_place else sample.leaves())[0])
+        flat = sample.at()
+        for argnum in () if in_place else sample.inexact:
+            flat[argnum].requires_grad_()
+        return tuple(sample.arguments(flat)[0])
 
     def dimensions(value: Any) -> Any:
         return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
