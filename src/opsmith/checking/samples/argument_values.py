@@ -250,14 +250,9 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
     reading, distinct = [each for each in given if each.reads_last()], not any(each.repeats for each in given)
     if distinct:
         yield "repeated indices", given, _Choosing.repeated, True
-        yield "the last index everywhere", reading, _Choosing.everywhere, True
     begin_with_0 = any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
     if all(each.is_sorted for each in given) and not begin_with_0 and distinct:
         yield "the indices in another order", given, lambda each: each.value.flip(-1), False
-    if not any(each.is_sorted for each in given):
-        yield "rising indices from 0 to the last", reading, _Choosing.rising, False
-        yield "falling indices", reading, lambda each: each.rising().flip(-1), False
-        yield "a permutation", reading, _Choosing.permutation, False
     if not any(each.bound is None or each.largest == each.bound - 1 for each in given):
         yield "the last index", reading, lambda each: each.with_largest((each.bound or 0) - 1), False
     taken = [each for each in reading if each.takes_negative()]
@@ -268,6 +263,13 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
     # A number that is a size is a length: an index is smaller.
     lengths = [each for each in counts if each.largest in each.sizes_beside]
     yield "full lengths", lengths, lambda each: torch.full_like(each.value, each.largest), distinct
+    # What holds of all indices together comes last: a quick check tries few values.
+    if distinct:
+        yield "the last index everywhere", reading, _Choosing.everywhere, True
+    if not any(each.is_sorted for each in given):
+        yield "rising indices from 0 to the last", reading, _Choosing.rising, False
+        yield "falling indices", reading, lambda each: each.rising().flip(-1), False
+        yield "a permutation", reading, _Choosing.permutation, False
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,8 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         yield finding
     raising = [attempt.argnums for attempt in attempts if attempt.error is not None]
     wrong.update(sample.labels[argnum] for subset in raising if len(subset) == 1 for argnum in subset)
-    seen.wrong |= wrong
+    if not sample.is_emptied:  # a fault, or a refusal, without elements says nothing of other inputs
+        seen.wrong |= wrong
     wrong.update(sample.labels[argnum] for subset in raising for argnum in subset)
     for label in {sample.labels[argnum] for argnum in inputs.argnums} - wrong if not sample.origin else ():
         seen.right.setdefault(label, []).append(str(sample))
