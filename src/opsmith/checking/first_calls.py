@@ -320,7 +320,7 @@ def sample_subset(subject: Subject) -> Subject:
 
 
 def _kind(sample: Sample) -> tuple[Any, ...]:
-    """What distinguishes samples: their tensors, ranks and dtypes, and those that are empty."""
+    """Key that distinguishes samples: their tensors, ranks and dtypes, and those that are empty."""
     return tuple(
         (value.dim(), value.dtype, bool(value.numel())) if isinstance(value, Tensor) else type(value)
         for value in sample.flat

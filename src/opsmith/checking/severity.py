@@ -89,7 +89,7 @@ def _is_of_backward(failure: Failure) -> bool:
 
 
 def happened(failure: Failure) -> Happened:
-    """What a failure says that happened."""
+    """Kind of event that a failure reports."""
     known = CAUSES[failure.cause].happened
     if failure.ends_process() or known == "damage":
         return "damage"

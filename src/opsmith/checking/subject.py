@@ -368,7 +368,7 @@ class Subject:
         call: Callable[[Sequence[Any], Mapping[str, Any]], Any],
         on: torch.device | None = None,
     ) -> tuple[Any, bool]:
-        """What a call returns, and True if its arguments were sent away: a check computes on the CPU."""
+        """Returned value of a call, and True if its arguments were sent away: a check computes on the CPU."""
         target = on or (CPU if CPU in self.devices else sample.home)
         away = target != CPU and all(each.device == CPU for each in tensors_in([*flat]))
         with self.seeded():

@@ -455,7 +455,7 @@ class Examples:
 
     @cached_property
     def _computations(self) -> list[Computation]:
-        """What gives the right outputs, measured only if some bits differ."""
+        """Computation of the right outputs, measured only if some bits differ."""
         subject = self.run.subject
         return [
             Computation.of(

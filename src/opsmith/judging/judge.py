@@ -23,7 +23,7 @@ from opsmith.judging.tensors import is_inexact
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
+    """Result of a comparison.
 
     Args:
         kind: `equal`; `rounding`, where a term of the bound explains every difference; `undecided`, where

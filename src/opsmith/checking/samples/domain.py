@@ -438,7 +438,7 @@ def sizes_at(sample: Sample) -> dict[SizeLocation, int]:
 
 
 def _label(sample: Sample, location: SizeLocation) -> tuple[Any, ...]:
-    """What a location is called in every sample that has a tensor of the same rank there."""
+    """Name of a location in every sample that has a tensor of the same rank there."""
     argnum = location.argnum
     return sample.labels[argnum], sample.ranks[argnum], location.index, location.number
 

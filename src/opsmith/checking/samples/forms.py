@@ -1,4 +1,4 @@
-"""Forms of an input: what holds of one tensor in every sample, as symmetry, holds where it is changed."""
+"""Forms of an input: a tensor that has one in every sample, such as symmetry, keeps it in changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Form:
-    """What holds of one tensor in every sample.
+    """Form that one tensor has in every sample.
 
     Args:
         label: Label of the argument.
@@ -48,6 +48,11 @@ def forms_of(subject: Subject) -> tuple[Form, ...]:
     """
     samples = subject.samples
     return subject.once("forms", samples[0], partial(_forms_of, samples)) if samples else ()
+
+
+def symmetric_inputs(subject: Subject) -> frozenset[str]:
+    """Labels of the inputs that are symmetric matrices in every sample of the author, and not by chance."""
+    return frozenset(form.label for form in forms_of(subject) if form.restored is _mirrored)
 
 
 def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:

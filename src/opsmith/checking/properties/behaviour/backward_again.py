@@ -73,7 +73,7 @@ def _of_doubled(run: Run) -> Outputs:
 
 
 def _accumulated(call: LiveCall) -> Outputs:
-    """What `.backward()` adds to the gradients of the leaves."""
+    """The tensors that `.backward()` adds to the gradients of the leaves."""
     torch.autograd.backward(call.outputs, call.grads())
     return [leaf.grad for leaf in call.inputs]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.core.generate_like import is_symmetric
 from opsmith.judging.compare import in_double
 
 NAME = "gradient"
@@ -67,25 +65,6 @@ def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
                 return False
             differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
     return differs
-
-
-def symmetric_inputs(subject: Subject) -> frozenset[str]:
-    """Labels of the inputs that are symmetric matrices in every sample of the author, and not by chance."""
-    samples = [each for each in subject.samples if not each.origin]
-    if not samples:
-        return frozenset()
-    return subject.once("symmetric inputs", samples[0], partial(_symmetric, samples))
-
-
-def _symmetric(samples: Sequence[Sample]) -> frozenset[str]:
-    given = [(sample.labels[at], sample.flat[at].detach()) for sample in samples for at in sample.inexact]
-    shown = {label for label, value in given if is_symmetric(value) and _is_shown(value)}
-    return frozenset(shown - {label for label, value in given if not is_symmetric(value)})
-
-
-def _is_shown(matrix: Tensor) -> bool:
-    """True if a matrix is neither diagonal nor the same number everywhere."""
-    return bool(matrix.triu(1).any()) and not bool((matrix == matrix.flatten()[0]).all())
 
 
 def along_symmetric(got: Tensor, right: Tensor) -> Tensor:

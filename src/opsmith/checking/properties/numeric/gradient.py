@@ -22,7 +22,6 @@ from opsmith.checking.properties.numeric.conventions import (
     SYMMETRIC,
     along_symmetric,
     as_surrogate,
-    symmetric_inputs,
 )
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
@@ -48,6 +47,7 @@ from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.run import Case, LiveCall, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
+from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
