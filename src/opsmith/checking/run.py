@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.calls import differentiated, rule_location
-from opsmith.checking.exceptions import first_line, refuse_own
+from opsmith.checking.exceptions import Overlooking, Raised, attempt, first_line, refuse_own
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.processes.watchdog import OutOfTimeError, time_limit
 from opsmith.checking.property import Findings, Note, Skipped, raised
@@ -23,7 +23,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
-from opsmith.judging.compare import differ_beyond_rounding
+from opsmith.judging.compare import differ_beyond_rounding, same_bits
 from opsmith.judging.tensors import dense, replica
 
 
@@ -164,6 +164,34 @@ class Run:
         """The results and gradients of a new call, of given arguments or of fresh ones."""
         return self.call(flat).values()
 
+    def keeps_state(self, label: str) -> bool:
+        """True if an argument is written into on purpose, as running statistics are.
+
+        What a call leaves in it is made of other arguments, it has no gradient, and no second backward through
+        the same graph gives others than the first one.
+        """
+        if self.sample.change is not None:
+            return replace(self, sample=self.sample.change.of).keeps_state(label)
+        if not self.subject.kind.own_forward or label not in self.sample.labels:
+            return False
+        kept, left = self.sample.labels.index(label), []
+        with Overlooking():
+            for factor in (1.0, FRESH):
+                flat = self.flat()
+                for at in (at for at in self.sample.inexact if at != kept):
+                    flat[at] = flat[at] * factor
+                call = self.call(flat)
+                first = copies(call.backward(retain_graph=True)) if call.open else ()
+                left.append(call.given[kept].detach().clone())
+                by_it = (each for by, each in zip(self.argnums, first, strict=False) if by == kept)
+                second = attempt(partial(call.backward, retain_graph=True)) if first else ()
+                if any(each is not None and each.any() for each in by_it):
+                    return False
+                if not isinstance(second, Raised) and differing(first, second):
+                    return False
+            return not same_bits(*left)
+        return False
+
     def names(self, where: str = "") -> list[TensorName]:
         """The name of each tensor of `CallValues.tensors`.
 
@@ -215,6 +243,10 @@ class Run:
     def raised(self, error: BaseException, input: str | None = None) -> Failure:
         """The failure for an exception of the operator."""
         return raised(self.name, self.subject, error, str(self), input)
+
+
+FRESH = 1.25
+"""Factor that takes numbers to others of their kind."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from opsmith.checking.exceptions import (
 )
 from opsmith.checking.properties.behaviour.randomness import seeds
 from opsmith.checking.property import IMPORTED, Finding, Findings, Note, Property
-from opsmith.checking.report import Failure
+from opsmith.checking.report import Failure, Given
 from opsmith.checking.run import LiveCall, Run, copies, each_run
 from opsmith.checking.samples.object_arguments import ObjectState, TensorState
 from opsmith.checking.side_effects.canaries import GuardedTensor, form_of, guarded
@@ -130,7 +130,9 @@ class Watched:
                     f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
                     "hold its indices to the tensor's sizes and strides"
                 )
-            yield self.run.failure(name, cause, message, where)
+            state = cause == "mutates-input" and not outside and self.run.keeps_state(name)
+            given: Given = "unpromised" if state else "usual"
+            yield self.run.failure(name, cause, message + STATE * state, where, given=given)
         for who, bits in () if found else self.kept:
             what = bits.written()
             if what is not None:
@@ -140,6 +142,9 @@ class Watched:
                 )
                 yield self.run.failure(None, "mutates-saved", message, self.run.backward_location())
                 return
+
+
+STATE = "; or, if it keeps what later calls read, `accept` that"
 
 
 def _check(run: Run) -> Findings:

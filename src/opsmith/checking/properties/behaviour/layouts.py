@@ -18,7 +18,7 @@ from opsmith.checking.exceptions import Raised, attempt, error_words, first_line
 from opsmith.checking.numerics.autodiff import differentiate
 from opsmith.checking.output.replay import layout_replay
 from opsmith.checking.property import Findings, Note, Property
-from opsmith.checking.report import RESULT, Failure
+from opsmith.checking.report import RESULT, Failure, Given
 from opsmith.checking.run import Coverage, Run, TensorName, covered_runs
 from opsmith.checking.samples.batches import replicas
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, dtype_name
@@ -267,7 +267,9 @@ class LayoutCase(Run):
         evidence |= difference.evidence() if difference else {}
         input = named.name if named.kind == "gradient" or backward else label
         replay = layout_replay(self, self.contiguous, odds, fault.output or 0)
-        return self.failure(input, cause, message, where, evidence, replay=replay)
+        state = cause == "mutates-input" and self.keeps_state(label)
+        given: Given = "unpromised" if state else "usual"
+        return self.failure(input, cause, message, where, evidence, replay=replay, given=given)
 
     @cached_property
     def _written(self) -> str | None:

@@ -16,9 +16,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
-from opsmith.checking.properties.numeric.linearity import not_linear
 from opsmith.checking.report import Failure
-from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
@@ -41,13 +39,12 @@ def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradi
         rights: The right gradients by the input, on each sample that it was differentiated by.
     """
     sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
-    if sample is None or not subject.kind.own_forward or not CAUSES[failure.cause].numeric:
+    of_numbers = CAUSES[failure.cause].numeric or failure.cause == "nonlinear-grad"
+    if sample is None or not subject.kind.own_forward or not of_numbers:
         return failure
     if not rights or not all(right.is_zero for right in rights):
         return failure
-    argnum = rights[0].argnum
-    steps = any(_is_step_function(subject, right.among.sample, argnum) for right in rights)
-    if not steps or not_linear(Run(subject, sample, NAME), argnum) is not None:
+    if not any(_is_step_function(subject, right.among.sample, right.argnum) for right in rights):
         return failure
     message = failure.message if CONSTANT in failure.message else f"{failure.message}; {CONSTANT}"
     return replace(failure, message=message, given="unpromised")

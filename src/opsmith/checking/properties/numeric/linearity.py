@@ -11,7 +11,8 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.directional import represents
-from opsmith.checking.properties.numeric.gradient_truth import Backward
+from opsmith.checking.properties.numeric.conventions import as_surrogate
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
 from opsmith.checking.property import Findings, Property, Skipped
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -47,7 +48,11 @@ def _run(run: Run, compared: list[bool]) -> Findings:
         if isinstance(found, tuple):
             cause, words, evidence = found
             message = f"the gradient of `{run.sample.labels[argnum]}` {words}"
-            yield run.failure(argnum, cause, message, evidence={"sample": f"{run} in float64", **evidence})
+            evidence = {"sample": f"{run} in float64", **evidence}
+            failure = run.failure(argnum, cause, message, evidence=evidence)
+            grads, among = plain_grad_outputs(run.subject, run.sample), run.alone(argnum)
+            right = RightGradients(run.subject, run.sample, NAME, by=among.argnums).one(argnum, grads)
+            yield as_surrogate(failure, run.subject, [right])
 
 
 def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipped | None:
