@@ -167,8 +167,8 @@ class Run:
     def keeps_state(self, label: str) -> bool:
         """True if an argument is written into on purpose, as running statistics are.
 
-        What a call leaves in it is made of other arguments, it has no gradient, and no second backward through
-        the same graph gives others than the first one.
+        What a call leaves in it is made of other arguments, it has no gradient, and no second backward
+        through the same graph gives others than the first one.
         """
         if self.sample.change is not None:
             return replace(self, sample=self.sample.change.of).keeps_state(label)

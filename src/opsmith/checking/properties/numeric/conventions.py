@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.properties.numeric.gradient_truth import RightGradient, RightGradients
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradient, RightGradients
 from opsmith.checking.report import Failure
+from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked
+from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.judging.compare import in_double
+from opsmith.judging.tensors import CPU
 
 NAME = "gradient"
 
@@ -64,19 +65,22 @@ def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
     return differs
 
 
-def along_symmetric(got: Tensor, right: Tensor) -> Tensor:
-    """A gradient by a matrix without the part of its error that no symmetric change of the matrix meets.
+def is_right_among_symmetric(run: Run, wrong: RightGradient) -> bool:
+    """True if a gradient that is wrong is right where the matrix, symmetric in every sample, stays so.
 
-    Example:
-        >>> right = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
-        >>> along_symmetric(right.mT, right)
-        tensor([[1., 2.],
-                [4., 3.]], dtype=torch.float64)
+    Args:
+        run: The call.
+        wrong: The right gradient, from which that of the call differs.
     """
-    given, wide = in_double(got), in_double(right)
-    error = given - wide
-    error = (error + error.mH) / 2
-    return torch.where(error.isnan(), given, wide + error)
+    if wrong.label not in symmetric_inputs(run.subject):
+        return False
+    subject, argnum, grads = run.subject, wrong.argnum, wrong.grad_outputs
+    among = replace(run.alone(argnum), subject=replace(subject, symmetric=subject.symmetric | {wrong.label}))
+    with Overlooking():
+        got = Backward(among)(grads.beside(run.sample)(torch.float64, CPU))[0]
+        right = RightGradients(among.subject, run.sample, NAME, by=(argnum,)).one(argnum, grads)
+        return right.is_known and right.judge(got) is None
+    return False
 
 
 SYMMETRIC = (

@@ -20,8 +20,8 @@ from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.conventions import (
     SYMMETRIC,
-    along_symmetric,
     as_surrogate,
+    is_right_among_symmetric,
 )
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
@@ -47,7 +47,6 @@ from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.run import Case, LiveCall, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
-from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
@@ -306,10 +305,7 @@ def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
         expected = answer.tensor
     else:
         answer, expected = None, right.numerical.known
-    difference, meant = right.judge(got, answer), False
-    if difference is not None and right.label in symmetric_inputs(attempt.subject):
-        meant = right.judge(along_symmetric(got, expected), answer) is None
-    return replace(attempt, expected=expected, difference=difference, among_symmetric=meant)
+    return replace(attempt, expected=expected, difference=right.judge(got, answer))
 
 
 def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
@@ -346,7 +342,6 @@ class Attempt(Run):
         expected: The right one, as far as it is known in the dtype.
         difference: Their difference; None where they agree.
         error: The exception, in place of a gradient.
-        among_symmetric: True if a wrong one is right along symmetric matrices, which all samples have there.
     """
 
     dtype: torch.dtype = torch.float64
@@ -355,7 +350,6 @@ class Attempt(Run):
     expected: Tensor | None = None
     difference: Difference | None = None
     error: Exception | None = None
-    among_symmetric: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -473,7 +467,7 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
         replay=shown.script(expected),
         dtypes=_dtypes(wrong),
     )
-    if all(each.among_symmetric for each in wrong):
+    if is_right_among_symmetric(shown, right):
         return replace(failure, message=f"{failure.message}; {SYMMETRIC}", given="strained")
     off = max(each.off for each in wrong)
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
