@@ -1,7 +1,8 @@
 """Conventions: gradients that differ from the right ones, and that an author has written on purpose.
 
 A class declares nothing. If its forward is a step function, whose right gradient is zero, another one is a
-surrogate. If every sample has a symmetric matrix, the symmetric part of a gradient counts.
+surrogate. If its forward draws, a gradient may be right in expectation alone. If every sample has a symmetric
+matrix, the symmetric part of a gradient counts.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradient, RightGradients
+from opsmith.checking.properties.numeric.gradient_truth import SAME, Backward, RightGradient, RightGradients
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked
@@ -23,7 +25,8 @@ from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.judging.tensors import CPU
+from opsmith.judging.compare import largest_magnitude
+from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "gradient"
 
@@ -63,6 +66,51 @@ def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
                 return False
             differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
     return differs
+
+
+DRAWN = (256, 1024, 4096)
+"""Numbers of draws over which gradients are averaged: more where fewer do not tell."""
+
+UNBIASED = 5.0
+"""Largest mean error of a gradient that is right in expectation, in standard errors."""
+
+SHARP = 0.1
+"""Largest such standard error, as a share of the largest element of the mean gradient."""
+
+
+def as_estimator(failure: Failure, subject: Subject) -> Failure:
+    """The failure of a class that draws, as one that nobody promised if the gradient is right on average.
+
+    The mean over draws is compared for the loss `(result ** 2).sum() / 2`, whose grad_output is the result: a
+    backward that merely leaves the drawn numbers out is right on average for a constant grad_output, too.
+    """
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    if sample is None or not subject.kind.own_forward or not subject.draws or subject.steady is not None:
+        return failure
+    if not CAUSES[failure.cause].numeric or failure.input not in sample.labels:
+        return failure
+    argnum, pairs = sample.labels.index(failure.input), list[tuple[Tensor, Tensor]]()
+    with Overlooking(), without_warnings():
+        for count in DRAWN:
+            seeds = range(subject.seed + len(pairs), subject.seed + count)
+            pairs += [_drawn(replace(subject, seed=seed), sample, argnum) for seed in seeds]
+            error = torch.stack([got - right for got, right in pairs])
+            off, spread = error.mean(0).abs(), error.std(0) / count**0.5
+            size = largest_magnitude(torch.stack([right for _, right in pairs]).mean(0))
+            if bool((off > UNBIASED * spread + SAME * size).any()):
+                return failure
+            if bool((spread <= SHARP * size).all()):
+                words = f"over {count} draws it is right on average"
+                return replace(failure, message=f"{failure.message}; {words}", given="unpromised")
+    return failure
+
+
+def _drawn(subject: Subject, sample: Sample, argnum: int) -> tuple[Tensor, Tensor]:
+    """The gradient by an input and the right one, for the same draw."""
+    run, flat = Run(subject, sample, NAME, by=(argnum,)), sample.in_double()
+    grads = [each.detach() if is_inexact(each) else None for each in run.call(flat).results]
+    got, right = Backward(run), Backward(run, subject.plain(sample))
+    return got([*flat, *grads])[0], right([*flat, *grads])[0]
 
 
 def is_right_among_symmetric(run: Run, wrong: RightGradient) -> bool:
