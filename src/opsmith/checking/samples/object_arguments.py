@@ -10,15 +10,17 @@ import copy
 import threading
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from opsmith.core.reachable import Step, is_library, uses
+from opsmith.torch_library import capabilities
 
 MOST = 2000
 """Largest number of values in an object that are looked at."""
@@ -270,7 +272,8 @@ class ObjectArguments(dict[int, Any]):
     """The objects among flat arguments that hold tensors, by position, with copies of them.
 
     A tensor that is an argument as well is the argument in the copies, too: who moves, casts, lays out or
-    differentiates by the argument does so within the objects.
+    differentiates by the argument does so within the objects. So are parameters of which an argument is the
+    row, as that by which the adjoint of a differential equation returns their gradients.
 
     Args:
         flat: Flat arguments.
@@ -315,7 +318,9 @@ class ObjectArguments(dict[int, Any]):
 
     def apart(self) -> dict[int, Any]:
         """Return copies of the objects by position, which hold the arguments that these hold."""
-        return self._copied((None, None), {id(each.tensor): each.tensor for each in self._every})
+        return self._copied(
+            (None, None), {id(each.tensor): each.tensor for each in self._every if each.part is None}
+        )
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
         """Return flat arguments with the copies of objects, in the state that the author gave.
@@ -330,7 +335,7 @@ class ObjectArguments(dict[int, Any]):
         pairs = zip(_form(flat), self._form, strict=True)
         dtype, device = (None if one == own else one for one, own in pairs)
         if every := self._every:  # copies for this call alone: nothing else may keep its tensors
-            memo: dict[int, Any] = {id(each.tensor): each.of(flat) for each in every}
+            memo: dict[int, Any] = {id(each.tensor): each.of(flat) for each in every if each.fits(flat)}
             besides = {id(each) for each in memo.values()}
             made = self._copied((dtype, device), memo)
             if self._followed is not None:
@@ -359,27 +364,54 @@ class HeldArgument(NamedTuple):
         tensor: The tensor in the object.
         argnum: Position of the argument.
         apart: True if it is a leaf of its own with the argument's memory, as its `detach()` or a parameter.
+        part: The elements of the argument that are its numbers, where that is all parameters in a row.
+        every: Number of elements that the argument then has.
     """
 
     tensor: Tensor
     argnum: int
     apart: bool
+    part: slice | None = None
+    every: int = 0
+
+    def fits(self, flat: Sequence[Any]) -> bool:
+        """Return True if the argument has elements for it."""
+        return self.part is None or flat[self.argnum].numel() == self.every
 
     def of(self, flat: Sequence[Any]) -> Tensor:
         """Return the tensor that stands for it among other arguments."""
         value: Tensor = flat[self.argnum]
-        return value.detach().requires_grad_(self.tensor.requires_grad) if self.apart else value
+        if self.part is not None:
+            value = value.flatten()[self.part].view(self.tensor.shape)
+        if not self.apart or capabilities.innermost_transform() is not None:  # there are no leaves in those
+            return value
+        return value.detach().requires_grad_(self.tensor.requires_grad)
 
 
-def held_arguments(tensors: Iterable[Tensor], flat: Sequence[Any]) -> list[HeldArgument]:
-    """Find those tensors of an object that are arguments, or have the memory of one."""
+def held_arguments(tensors: Collection[Tensor], flat: Sequence[Any]) -> list[HeldArgument]:
+    """Find the tensors of an object that are arguments, have the memory of one, or in a row make one."""
     values = [(at, value) for at, value in enumerate(flat) if isinstance(value, Tensor)]
     same, alike = ({key(value): at for at, value in reversed(values)} for key in (id, _memory))
     found = [(tensor, same.get(id(tensor)), alike.get(_memory(tensor))) for tensor in tensors]
-    return [
+    held = [
         HeldArgument(tensor, place, one is None and tensor.is_leaf)
         for tensor, one, other in found
         if (place := other if one is None else one) is not None
+    ]
+    return held or _in_a_row([each for each in tensors if isinstance(each, torch.nn.Parameter)], values)
+
+
+def _in_a_row(parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]) -> list[HeldArgument]:
+    """The parameters of an object as parts of an argument that has their numbers, one after another."""
+    ends = [*accumulate((each.numel() for each in parameters), initial=0)]
+    if len({(each.dtype, each.device) for each in parameters}) != 1 or not ends[-1]:
+        return []
+    row = torch.cat([each.detach().flatten() for each in parameters])
+    places = [at for at, value in values if value.dim() == 1 and same_numbers(value, row)][:1]
+    return [
+        HeldArgument(each, place, True, slice(*part), row.numel())
+        for place in places
+        for each, part in zip(parameters, pairwise(ends), strict=True)
     ]
 
 
