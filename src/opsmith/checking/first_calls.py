@@ -78,7 +78,7 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     tried = in_child_process(PROPERTY, subject, limit_s, partial(_tried, subject))
     if not tried.reason:
         return subject
-    narrowed = tuple(replace(each, flat=tuple(each.at(torch.float32))) for each in subject.samples)
+    narrowed = tuple(each.cast(torch.float32) for each in subject.samples)
     return replace(subject, samples=narrowed, narrow=tried.reason, refused_float64=tried.failures)
 
 

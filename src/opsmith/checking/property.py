@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -19,7 +20,7 @@ from opsmith.checking.exceptions import (
     raised_within,
 )
 from opsmith.checking.processes.fork import announced
-from opsmith.checking.processes.watchdog import Watchdog
+from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
 from opsmith.checking.report import UNVERIFIED, Failure, Given
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel, Kernel
@@ -109,7 +110,7 @@ def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None)
     return Failure(property, None, "not-exercised", message, kernel.where, {UNVERIFIED: named})
 
 
-def endless(property: str, location: str, error: BaseException, watchdog: Watchdog) -> Failure:
+def endless(property: str, location: str, error: EndlessCallError, watchdog: Watchdog) -> Failure:
     """The failure for a call that did not return.
 
     Args:
@@ -117,8 +118,13 @@ def endless(property: str, location: str, error: BaseException, watchdog: Watchd
         error: The exception that stopped the call.
         watchdog: The region that it was raised in.
     """
-    evidence = {"sample": announced(), "limit": f"{watchdog.seconds:.0f} s"}
-    return Failure(property, None, "raises", watchdog.words(), innermost(error, location), evidence)
+    sample = announced()
+    evidence = {"sample": sample, "limit": f"{watchdog.seconds:.0f} s"}
+    dtypes = tuple(re.findall(r" in ((?:b?float|complex)\d+)$", sample))
+    given: Given = "strained" if error.strained else "usual"
+    where = innermost(error, location)
+    message = watchdog.words() + error.when
+    return Failure(property, None, "raises", message, where, evidence, dtypes=dtypes, given=given)
 
 
 def raised(

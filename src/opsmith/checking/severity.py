@@ -40,6 +40,8 @@ WHATEVER: Mapping[Happened, Severity] = MappingProxyType(
 FEW_DIGITS = frozenset({*map(dtype_name, LOW_PRECISION), "complex32"})
 """dtypes of few digits, in which an operator is tried without a sample."""
 
+SINGLE, DOUBLE = frozenset({"float32", "complex64"}), frozenset({"float64", "complex128"})
+
 
 def circumstance(failure: Failure, subject: Subject) -> Given:
     """The circumstance of a failure: the last of those that apply to its property, its sample and its dtypes.
@@ -63,7 +65,10 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
         found.add("strained")
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
-    few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared
+    wide = (
+        subject.kind.own_forward and declared <= DOUBLE
+    )  # an iteration to a tolerance may not end in others
+    few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared | (SINGLE if wide else set())
     if few and not _is_of_backward(failure):
         found.add("strained" if change is not None and change.rescaled else "undeclared")
     if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
@@ -91,7 +96,7 @@ def _is_of_backward(failure: Failure) -> bool:
 def happened(failure: Failure) -> Happened:
     """Kind of event that a failure reports."""
     known = CAUSES[failure.cause].happened
-    if failure.ends_process() or known == "damage":
+    if (failure.ends_process() and "limit" not in failure.evidence) or known == "damage":
         return "damage"
     if MISSING_HERE in failure.evidence:
         return "less"

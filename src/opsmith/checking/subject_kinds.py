@@ -20,7 +20,7 @@ from opsmith.adopting.class_samples import class_samples
 from opsmith.adopting.function_class import adopt_function, is_function_class
 from opsmith.adopting.registered import is_operator, overload_of
 from opsmith.adopting.schema_matching import described
-from opsmith.adopting.signature import value_names
+from opsmith.adopting.signature import forward_signature, value_names
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import announce
@@ -28,6 +28,7 @@ from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.property import endless, raised_at
 from opsmith.checking.report import Failure, Outcome
 from opsmith.checking.samples.cases import refuse_unfit
+from opsmith.checking.samples.object_arguments import copied_object, tensors_of_object
 from opsmith.checking.samples.sample import Sample, sample_named
 from opsmith.checking.side_effects.global_settings import torch_state_restored
 from opsmith.checking.side_effects.outside_state import LARGE, OutsideState
@@ -81,10 +82,11 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
     """
     if is_function_class(checked):
         with torch_seeded(seed):  # for authors who draw without `make`
-            operator = _as_operator(checked, samples, _make(seed))
+            operator, most = _as_operator(checked, samples, _make(seed))
         # A class of the oldest kind has no `apply` that runs; adopted, it has.
         old = class_of(operator.specification.origin).takes_self
-        kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, _apply_of(operator.specification))
+        own_apply = _apply_of(operator.specification, most)
+        kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, own_apply)
         own = Subject(operator.specification, (), seed, effort, kind, operator, apply, checked.__qualname__)
         return _with_samples(own, None)
     if isinstance(checked, Operator):
@@ -165,13 +167,24 @@ def _no_subject(checked: Any) -> errors.UsageError:
     )
 
 
-def _apply_of(specification: Specification) -> Callable[..., Any]:
-    """A class's own `apply`, with the arguments of the operator."""
+def _apply_of(specification: Specification, most: int | None = None) -> Callable[..., Any]:
+    """A class's own `apply`, with the arguments of the operator.
+
+    Args:
+        most: Number of arguments that the author's calls pass at most; further ones that are their defaults
+            are left out, since a backward returns a gradient for each that is passed. None for all.
+    """
     origin, schema = specification.origin, specification.schema
+    parameters = list(forward_signature(origin.subject).parameters.values())
 
     @calls_operator
     def apply(*args: Any, **kwargs: Any) -> Any:
-        return origin.subject.apply(*origin.spread(schema.call_values(args, kwargs)))
+        values = list(origin.spread(schema.call_values(args, kwargs)))
+        while most is not None and most < len(values) <= len(parameters):
+            if values[-1] is not parameters[len(values) - 1].default:
+                break
+            values.pop()
+        return origin.subject.apply(*values)
 
     return apply
 
@@ -206,8 +219,11 @@ NAMESPACE = "checked"
 
 def _as_operator(
     function_class: type[torch.autograd.Function], samples: GivenSamples, make: Make
-) -> Operator[..., Any]:
-    """The operator that a class is checked as; checking the class again replaces it."""
+) -> tuple[Operator[..., Any], int]:
+    """The operator that a class is checked as, and the largest number of arguments of the author's calls.
+
+    Checking the class again replaces it.
+    """
     name = throwaway_name(NAMESPACE, function_class)
     called = function_class.__qualname__
     try:
@@ -222,7 +238,7 @@ def _as_operator(
             )
         for position, values in enumerate(read):
             refuse_unfit(position, value_names(function_class, len(values)), values, called, given.location)
-        return adopt_function(
+        operator = adopt_function(
             function_class,
             name,
             reference=None,
@@ -234,6 +250,7 @@ def _as_operator(
             run=_first_run,
             mutates=(),
         )
+        return operator, max(map(len, read))
     except errors.OpsmithError as error:
         if error.operator == name:
             error.operator = None  # a temporary name, which users do not know
@@ -392,7 +409,8 @@ def _first_run(
     """
     raised: list[Raised] = []
     for position, values in enumerate(samples):
-        call, run = CallArguments(tuple(values)), partial(returned_by, function_class, values)
+        own = [copied_object(each, None, None) if tensors_of_object(each) else each for each in values]
+        call, run = CallArguments(tuple(values)), partial(returned_by, function_class, own)
         found = _attempt(function_class, position, call, run)
         if not isinstance(found, Raised):
             return position, found

@@ -67,7 +67,15 @@ _BACKWARD = {str(_TORCH / "autograd" / name) for name in ("__init__.py", "graph.
 
 
 class EndlessCallError(BaseException):
-    """Raised in a call that does not return; no `Exception`, so that no handler takes it for an answer."""
+    """Raised in a call that does not return; no `Exception`, so that no handler takes it for an answer.
+
+    Attributes:
+        strained: True if the arguments hold numbers that nobody plausibly passes.
+        when: What they hold, in words.
+    """
+
+    strained = False
+    when = ""
 
 
 class OutOfTimeError(BaseException):

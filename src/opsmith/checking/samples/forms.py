@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -68,7 +69,57 @@ def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
             found += [Form(label, partial(_definite, share))] * (share > 0)
         else:
             found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
+            found += [Form(label, partial(_of_norm_one, *rule)) for rule in _norms(every)[:1]]
     return tuple(found)
+
+
+Dims = tuple[int, ...]
+
+_VECTORS: tuple[Dims, ...] = ((-1,), (-2,), ())
+"""Dimensions of the vectors that a tensor may hold: rows, columns, or itself."""
+
+
+def _norms(every: Sequence[Tensor]) -> list[tuple[int, Dims]]:
+    """The norms, 1 of probabilities and 2 of unit vectors, that are one for all vectors in all tensors."""
+    return [
+        (order, dims)
+        for order, dims in product((1, 2), _VECTORS)
+        if every and all(_is_of_norm_one(order, dims, each) for each in every) and _shows_norm(dims, every)
+    ]
+
+
+def _is_of_norm_one(order: int, dims: Dims, vectors: Tensor) -> bool:
+    if vectors.dim() < max((-dim for dim in dims), default=1) or (order == 1 and vectors.is_complex()):
+        return False
+    if order == 1 and bool((vectors < 0).any()):
+        return False
+    norms = _norm(order, dims, vectors)
+    return bool(((norms - 1).abs() <= torch.finfo(vectors.dtype).eps ** 0.5).all())
+
+
+def _norm(order: int, dims: Dims, vectors: Tensor) -> Tensor:
+    wide = vectors.to(torch.complex128 if vectors.is_complex() else torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(wide, order, dims or None, keepdim=True)
+    return norms
+
+
+def _shows_norm(dims: Dims, every: Sequence[Tensor]) -> bool:
+    """True where no chance gives vectors that norm, as it gives one to a few that hold zeros and ones."""
+    sizes = [each.shape[dims[0]] if dims else each.numel() for each in every]
+    count = sum(each.numel() // size for each, size in zip(every, sizes, strict=True))
+    fractions = any(bool(((each != 0) & (each.abs() != 1)).any()) for each in every)
+    return max(sizes) > 1 and (fractions or count >= FEWEST)
+
+
+def _of_norm_one(order: int, dims: Dims, given: Tensor, changed: Tensor) -> Tensor:
+    """The tensor with each vector divided by its norm; one of zeros is as it was, or uniform."""
+    if changed.dim() < given.dim() or not changed.numel() or not bool(changed.isfinite().all()):
+        return changed
+    made = changed.clamp(min=0) if order == 1 else changed
+    norm = _norm(order, dims, made)
+    count = changed.shape[dims[0]] if dims else changed.numel()
+    usual = given if given.shape == changed.shape else torch.full_like(changed, count ** (-1 / order))
+    return torch.where(norm > 0, made / norm, usual).to(changed.dtype)
 
 
 def _shows_symmetry(matrices: Tensor) -> bool:

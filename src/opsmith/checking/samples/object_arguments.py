@@ -105,7 +105,7 @@ class TensorState:
     def of(cls, tensor: Tensor, *, copied: bool = True) -> TensorState:
         """Record the state of a tensor."""
         grad = tensor.grad if tensor.is_leaf else None
-        numbers = tensor.detach().clone() if copied else None
+        numbers = tensor.detach().clone() if copied and not tensor.is_meta else None
         return cls(
             tensor, numbers, tensor.requires_grad, None if grad is None else cls.of(grad, copied=copied)
         )
@@ -152,11 +152,19 @@ def address_of(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ObjectState:
-    """State of an object: its tensors, by their names in it, and the flag `training` of each module."""
+    """State of an object.
+
+    Args:
+        value: The object.
+        tensors: The states of its tensors, by their names in it.
+        training: The flag `training` of each module.
+        contents: Each namespace and container in it, with a copy of what it holds.
+    """
 
     value: Any
     tensors: dict[str, TensorState]
     training: tuple[tuple[torch.nn.Module, bool], ...]
+    contents: tuple[tuple[Any, Any], ...] = ()
 
     @classmethod
     def of(
@@ -176,7 +184,8 @@ class ObjectState:
         if saved is None and sum(each.numel() for each in tensors.values()) > LARGE:
             tensors = {}
         states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
-        return cls(value, states, tuple((each, each.training) for each in modules_of_object(value)))
+        training = tuple((each, each.training) for each in modules_of_object(value))
+        return cls(value, states, training, tuple((each, copy.copy(each)) for each in _containers(value)))
 
     @property
     def statistics(self) -> frozenset[int]:
@@ -207,12 +216,35 @@ class ObjectState:
 
     def restore(self) -> Any:
         """Return the object, in the state that it had."""
+        for held, before in self.contents:
+            if not _holds_the_same(held, before):
+                held.clear()
+                held.update(before) if isinstance(held, dict) else held.extend(before)
         for state in self.tensors.values():
             state.restore()
         for module, training in self.training:
             if module.training != training:
                 module.training = training
         return self.value
+
+
+def _containers(value: Any) -> Iterator[dict[Any, Any] | list[Any]]:
+    """Yield the namespace of each of the author's objects within an object, and the lists and dicts in it."""
+    for _, each in _within(value):
+        if isinstance(each, torch.nn.Module):
+            yield from (own for inner in each.modules() for own in (vars(inner), vars(inner)["_buffers"]))
+        elif isinstance(each, dict | list):
+            yield each
+        elif hasattr(each, "__dict__") and not isinstance(each, Tensor | types.FunctionType):
+            yield vars(each)
+
+
+def _holds_the_same(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(key in one and one[key] is value for key, value in other.items())
+    return all(mine is value for mine, value in zip(one, other, strict=True))
 
 
 def copied_object(
@@ -232,14 +264,17 @@ def copied_object(
     try:
         _copy_functions(value, memo)
         made = copy.deepcopy(value, memo)
-        with torch.no_grad():
-            for each in tensors_of_object(made).values() if made is not value else ():
-                if id(each) not in given:
-                    target = dtype if each.is_floating_point() else None
-                    each.data = each.data.to(device=device, dtype=target)
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
+    except _NO_COPY:
         return value  # it holds a resource of the system, or a tensor of a graph
+    with torch.no_grad(), suppress(*_NO_COPY):  # as of a sparse tensor that some device does not have
+        for each in tensors_of_object(made).values() if made is not value else ():
+            if id(each) not in given:
+                target = dtype if each.is_floating_point() else None
+                each.data = each.data.to(device=device, dtype=target)
     return made
+
+
+_NO_COPY = (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error)
 
 
 def _copy_functions(value: Any, memo: dict[int, Any]) -> None:

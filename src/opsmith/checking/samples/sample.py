@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opsmith.checking.processes.fork import announce
 from opsmith.checking.report import Given
-from opsmith.checking.samples.object_arguments import ObjectArguments
+from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
 from opsmith.core.schema import Schema
@@ -186,7 +186,13 @@ class Sample:
 
     def on_cpu(self) -> Sample:
         """Return the sample on the CPU, for a kernel that runs there."""
-        return self if self.home == CPU else replace(self, flat=tuple(self.at(device=CPU)))
+        return self if self.home == CPU else self.cast(device=CPU)
+
+    def cast(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Sample:
+        """Return the sample in a dtype and on a device; no call of this one changes the objects of that."""
+        pairs = enumerate(self.at(dtype, device))
+        flat = (copied_object(value, None, None) if at in self.objects else value for at, value in pairs)
+        return replace(self, flat=tuple(flat))
 
     @cached_property
     def home(self) -> torch.device:

@@ -51,12 +51,19 @@ def _leaks(run: Run) -> Findings:
         gc.collect()
         kept = [each for each in left if each.stays]
         circle = [each for each in left if not each.stays]
+        run.flat()  # restores the objects among the arguments
+        by_objects = [each for each in kept if not each.stays and each.words]
+        kept = [each for each in kept if each.stays]
         stays = [each for each in kept if each.words]
         saved = {each.address: each for each in kept if not each.words}
         first = {each.address for each in each_call[0]}
         where = run.backward_location() if run.argnums else run.subject.specification.where
         if stays or any(address not in first for address in saved):  # else each call saved the same constants
             yield _kept_for_ever(run, stays or list(saved.values()), where)
+        elif by_objects:
+            names = " and ".join(f"`{run.sample.labels[at]}`" for at in run.sample.objects)
+            message = f"the memory of {_what(by_objects)} of a call is kept by {names}, as long as that lives"
+            yield _failure("held", run, by_objects, message, where)
         elif circle:
             yield _in_a_circle(run, circle, where)
 

@@ -7,16 +7,25 @@ matrix, the symmetric part of a gradient counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.properties.numeric.gradient_truth import SAME, Backward, RightGradient, RightGradients
+from opsmith.checking.properties.numeric.gradient_truth import (
+    SAME,
+    Backward,
+    RightGradient,
+    RightGradients,
+    agree,
+    numerical,
+)
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked
@@ -46,12 +55,79 @@ def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradi
     of_numbers = CAUSES[failure.cause].numeric or failure.cause == "nonlinear-grad"
     if sample is None or not subject.kind.own_forward or not of_numbers:
         return failure
-    if not rights or not all(right.is_zero for right in rights):
+    argnum = sample.labels.index(failure.input) if failure.input in sample.labels else -1
+    if rights and all(right.is_zero for right in rights):
+        words, places = CONSTANT, [(right.among.sample, right.argnum) for right in rights]
+        meant = any(_is_step_function(subject, *place) for place in places)
+        meant = meant or any(_stands_in(subject, *place) for place in places)
+    else:
+        words, meant = STRAIGHT, argnum >= 0 and _passes_straight(subject, sample, argnum)
+    if not meant:
         return failure
-    if not any(_is_step_function(subject, right.among.sample, right.argnum) for right in rights):
-        return failure
-    message = failure.message if CONSTANT in failure.message else f"{failure.message}; {CONSTANT}"
+    message = failure.message if words in failure.message else f"{failure.message}; {words}"
     return replace(failure, message=message, given="unpromised")
+
+
+STRAIGHT = "it is the gradient that passes straight through what rounds, as a straight-through estimator's"
+
+
+class StraightThrough(TorchFunctionMode):
+    """A mode in which functions that round have the gradient of the identity.
+
+    Args:
+        rounds: False if they return their argument, too.
+
+    Attributes:
+        used: True if one was called.
+    """
+
+    def __init__(self, *, rounds: bool = True) -> None:
+        super().__init__()
+        self.rounds, self.used = rounds, False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute a function, or one that rounds with another gradient."""
+        name = getattr(function, "__name__", "")
+        if name.removesuffix("_") not in ROUNDING or not args or not is_inexact(args[0]):
+            return function(*args, **(kwargs or {}))
+        self.used, (x, *more) = True, args
+        if not self.rounds:
+            return x
+        rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *more, **(kwargs or {}))
+        passed = rounded + (x - x.detach())
+        return x.copy_(passed) if name.endswith("_") else passed
+
+
+ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign"})
+"""Functions of torch that round, in place with an underscore."""
+
+
+def _passes_straight(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if a forward rounds, and a gradient passes through that, or leaves it out, or is a grad_output."""
+    run, grads = Run(subject, sample, NAME, by=(argnum,)), plain_grad_outputs(subject, sample).in_double()
+    flat, plain = sample.in_double(), subject.plain(sample)
+    with Overlooking(), without_warnings():
+        got = Backward(run)([*flat, *grads])[0]
+        with StraightThrough() as mode:
+            passed = Backward(run, plain)([*flat, *grads])[0]
+        alike = [each for each in (passed, *grads) if each is not None and each.shape == got.shape]
+        if not mode.used or any(agree(got, each) for each in alike):
+            return bool(mode.used)
+        with StraightThrough(rounds=False):
+            smooth = numerical(subject, sample, flat, argnum, grads)
+        return smooth.has_estimate and smooth.judge(got) is None
+    return False
+
+
+def _stands_in(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if no result moves with any input for which the author asks for a gradient: another is meant."""
+    asked_for = [at for at in sample.inexact if sample.flat[at].requires_grad]
+    if argnum not in asked_for:
+        return False
+    rights, grads = RightGradients(subject, sample, NAME), plain_grad_outputs(subject, sample)
+    return all(rights.one(at, grads).is_zero for at in asked_for)
 
 
 def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:

@@ -196,14 +196,14 @@ class RightGradient:
     @cached_property
     def numerical(self) -> NumericalGradient:
         """Finite differences in float64."""
-        return _numerical(self.among.subject, self.among.sample, *self._known)
+        return numerical(self.among.subject, self.among.sample, *self._known)
 
     @cached_property
     def _few(self) -> NumericalGradient | None:
         """Differences by a few elements, where these may stand for all, and confirm autograd."""
         if not self.among.spot_checked:
             return None
-        few = _numerical(self.among.subject, self.among.sample, *self._known, elements=SPOT_CHECK)
+        few = numerical(self.among.subject, self.among.sample, *self._known, elements=SPOT_CHECK)
         return few if few.judge(self.through_reference) is None else None
 
     @cached_property
@@ -306,10 +306,10 @@ def by_differences(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
     """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
-    return [_numerical(subject, sample, flat, argnum, grads).known for argnum in argnums]
+    return [numerical(subject, sample, flat, argnum, grads).known for argnum in argnums]
 
 
-def _numerical(
+def numerical(
     subject: Subject,
     sample: Sample,
     flat: Sequence[Any],
@@ -317,6 +317,7 @@ def _numerical(
     grads: Grads,
     elements: int | None = None,
 ) -> NumericalGradient:
+    """The gradient by one input by finite differences, in float64."""
     plain = in_all_digits(subject, subject.plain(sample))
     most = elements or subject.effort.moved(sample.elements)
     return numerical_gradient(plain, flat, argnum, grads, elements=most, generator=subject.generator())
@@ -492,12 +493,12 @@ def _wrong(subject: Subject, sample: Sample) -> set[str]:
         return {
             sample.labels[at]
             for at, got, right in zip(rights.argnums, found, every, strict=True)
-            if right is not None and not _agree(got, right, floor)
+            if right is not None and not agree(got, right, floor)
         }
     return {*sample.labels}
 
 
-def _agree(got: Tensor, right: Tensor, floor: float) -> bool:
+def agree(got: Tensor, right: Tensor, floor: float = 0.0) -> bool:
     """Return True if every finite element is the same: what an ill-conditioned bound excuses tells no tie."""
     known = right.isfinite()
     numbers = right.masked_fill(~known, 0.0)

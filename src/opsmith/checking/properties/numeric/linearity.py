@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.directional import represents
 from opsmith.checking.properties.numeric.conventions import as_surrogate
-from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients
+from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients, share_off
 from opsmith.checking.property import Findings, Property, Skipped
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -49,7 +50,8 @@ def _run(run: Run, compared: list[bool]) -> Findings:
             cause, words, evidence = found
             message = f"the gradient of `{run.sample.labels[argnum]}` {words}"
             evidence = {"sample": f"{run} in float64", **evidence}
-            failure = run.failure(argnum, cause, message, evidence=evidence)
+            minor = evidence.get(OFF, math.inf) <= FEW
+            failure = run.failure(argnum, cause, message, evidence=evidence, minor=minor)
             grads, among = plain_grad_outputs(run.subject, run.sample), run.alone(argnum)
             right = RightGradients(run.subject, run.sample, NAME, by=among.argnums).one(argnum, grads)
             yield as_surrogate(failure, run.subject, [right])
@@ -82,9 +84,17 @@ def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipp
         verdict = judge(combined.tensor, Combination(terms, combined, tolerated))
         if verdict.difference is not None:
             text = f"is not linear in grad_output: for {words}, {verdict}; {WHY}"
-            return "nonlinear-grad", text, verdict.difference.evidence()
+            right = torch.stack([factor * each.tensor for factor, each in terms]).sum(0)
+            evidence = {**verdict.difference.evidence(), OFF: share_off(combined.tensor, right)}
+            return "nonlinear-grad", text, evidence
     return None
 
+
+OFF = "share off"
+"""Evidence of the largest error, as a share of the largest element."""
+
+FEW = 1e-2
+"""Largest such share that is minor: an iteration to an absolute tolerance loses digits of small gradients."""
 
 SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
 

@@ -22,6 +22,7 @@ from opsmith import errors
 from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
+from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradients,
@@ -133,6 +134,10 @@ def _check_call(call: SpecialCall) -> Findings:
     except errors.MutationError as error:
         yield call.raised(error, call.label)
         return
+    except EndlessCallError as error:
+        error.strained = call.group.strained
+        error.when = f", where `{call.label}` has {call.group.name} in it ({call.listed})"
+        raise
     except Exception as error:
         refuse_own(error)
         yield Note(f"the operator rejects `{call.label}` with {call.group.name} in it ({call.listed})")
