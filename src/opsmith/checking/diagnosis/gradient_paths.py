@@ -254,8 +254,8 @@ def _segment(frame: FrameType) -> str:
     line, end, column, end_column = next(positions, (None, None, None, None))
     if line is None or end is None or column is None or end_column is None:
         return ""
-    node = ast.Pass(lineno=line, end_lineno=end, col_offset=column, end_col_offset=end_column)
-    source = "".join(linecache.getlines(frame.f_code.co_filename))
+    node = ast.Pass(lineno=1, end_lineno=end - line + 1, col_offset=column, end_col_offset=end_column)
+    source = "".join(linecache.getlines(frame.f_code.co_filename)[line - 1 : end])
     return " ".join((ast.get_source_segment(source, node) or "").split())
 
 

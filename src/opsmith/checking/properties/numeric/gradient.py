@@ -17,6 +17,7 @@ from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
 from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
+from opsmith.checking.processes.watchdog import OutOfTimeError, no_time_limit
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.conventions import (
     SYMMETRIC,
@@ -441,11 +442,19 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
     """The failure for a gradient that is not the right one; a note if rounding alone may explain it."""
     wrong = [each for each in attempts if each.wrong]
     shown = min(wrong, key=lambda each: each.plainness)
+    try:
+        found = _diagnosis(shown, attempts)
+    except OutOfTimeError:  # what is wrong is known
+        found = Diagnosis(UNKNOWN, "no time was left to look for the cause")
+    with no_time_limit():
+        return _described(wrong, shown, found)
+
+
+def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Failure | Note:
     right, subject, name = shown.right, shown.subject, shown.sample.names[shown.right.argnum]
     assert shown.difference is not None
     assert shown.got is not None
     assert shown.expected is not None
-    found = _diagnosis(shown, attempts)
     evidence = {"grad_output": right.grad_outputs.name, **shown.difference.evidence(), **found.evidence}
     if found.also_fits:
         evidence["also fits"] = dict(found.also_fits)
