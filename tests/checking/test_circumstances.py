@@ -275,3 +275,110 @@ def test_other_magnitudes_in_half_precision_are_strained(limit: float, severity:
     samples = [(torch.linspace(-3.0, 3.0, 12), limit)]
     report = opsmith.check(LosesLargeNumbersInHalf, samples=samples, only=["forward"])
     assert {each.severity for each in report.failures if each.input == "result"} == {severity}, report
+
+
+class KeepsStatistics(Function):
+    """Normalises, and keeps a running mean; a buffer that its backward fills holds the last gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, last: Tensor) -> Tensor:
+        mean.mul_(0.9).add_(0.1 * x.mean(0))
+        ctx.last = last
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        ctx.last.copy_(grad.sum(0))
+        return grad * 2.0, None, None
+
+
+class MasksLabels(Function):
+    """It overwrites the labels that it is to ignore: their new values come from them alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, labels: Tensor) -> Tensor:
+        labels.clamp_(min=0.0)
+        ctx.save_for_backward(labels)
+        return x * labels
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.saved_tensors[0], None
+
+
+class SpoilsItsBank(Function):
+    """Its backward writes into a bank of features that the next backward through the graph reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bank: Tensor) -> Tensor:
+        ctx.bank = bank
+        ctx.save_for_backward(x)
+        return x @ bank.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        by_x = grad @ ctx.bank
+        ctx.bank.mul_(0.5).add_(0.5 * x.mean(0))
+        return by_x, None
+
+
+def test_a_buffer_that_a_class_keeps_for_later_calls_is_a_warning() -> None:
+    only = ["effects", "layouts"]
+    kept = found(KeepsStatistics, drawn(4, 3), torch.zeros(3), torch.zeros(3), only=only)
+    assert ("effects", "mutates-input", "warning") in kept
+    assert {severity for *_, severity in kept} == {"warning"}
+
+
+@pytest.mark.parametrize("checked", [MasksLabels, SpoilsItsBank])
+def test_other_writes_into_an_argument_stay_errors(checked: Any) -> None:
+    assert ("effects", "mutates-input", "error") in found(checked, drawn(4, 3), drawn(4, 3), only=["effects"])
+
+
+class TakesADefault(Function):
+    """It returns a gradient for each argument that its author passes, and none for one with a default."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int = 3) -> Tensor:
+        return x * float(steps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3.0
+
+
+def test_an_argument_that_no_sample_passes_keeps_its_default() -> None:
+    assert not found(TakesADefault, drawn(3, 4), only=["gradient", "effects"])
+    assert ("gradient", "gradient-count", "error") in found(TakesADefault, drawn(3, 4), 3, only=["gradient"])
+
+
+class NearlyLinear(Function):
+    """Its gradient ends at an absolute tolerance, as that of an iterative solver."""
+
+    off = 3e-6
+
+    @classmethod
+    def solved(cls, grad: Tensor) -> Tensor:
+        return 2 * grad + cls.off * torch.sin(1e4 * grad)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return NearlyLinear.solved(grad)
+
+
+class HardlyLinear(NearlyLinear):
+    off = 3e-3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return HardlyLinear.solved(grad)
+
+
+@pytest.mark.parametrize(("checked", "severity"), [(NearlyLinear, "warning"), (HardlyLinear, "error")])
+def test_few_digits_of_small_gradients_are_minor(checked: Any, severity: str) -> None:
+    said = found(checked, drawn(3, 4), only=["linearity"])
+    assert said == {("linearity", "nonlinear-grad", severity)}

@@ -127,12 +127,6 @@ class Ignores(Rounds):
         return torch.ones_like(grad), None
 
 
-class Clips(Rounds):
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.clamp(-0.5, 0.5), None
-
-
 class Overflows(Rounds):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -159,10 +153,168 @@ class NotRead(NoMask):
         return torch.full_like(x, steps)
 
 
-@pytest.mark.parametrize("checked", [Ignores, Clips, Overflows, NoMask, NotRead])
+@pytest.mark.parametrize("checked", [Ignores, Overflows, NoMask, NotRead])
 def test_a_gradient_that_is_no_surrogate_of_a_step_function_stays_an_error(checked: type[Function]) -> None:
     report = gradient_of(checked, (-drawn(3, 4).abs() - 0.1, 4))
     assert [each.input for each in report.errors] == ["x"], report
+
+
+class Clips(Rounds):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-0.5, 0.5), None
+
+
+class ClipsSlopes(Clips):
+    """Its forward is smooth: torch adds up its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: int) -> Tensor:
+        return x * 1.0
+
+
+def test_a_surrogate_that_is_not_linear_is_a_warning_for_a_step_function_alone() -> None:
+    both = ("gradient", "linearity")
+    report = gradient_of(Clips, (drawn(3, 4), 4), only=both)
+    assert {each.cause for each in report.warnings} >= {"nonlinear-grad"}, report
+    assert not report.errors, report
+    assert [each.cause for each in gradient_of(ClipsSlopes, (drawn(3, 4), 4), only=both).errors] == [
+        "nonlinear-grad"
+    ]
+
+
+class Quantizes(Function):
+    """A learnt step of a quantiser, with the gradient by it as LSQ has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        whole = (x / step).clamp(-8, 7).round_()
+        ctx.save_for_backward(x, step)
+        return whole * step
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, step = ctx.saved_tensors
+        ratio = x / step
+        inside = (ratio >= -8) & (ratio <= 7)
+        by_step = torch.where(inside, ratio.round() - ratio, ratio.clamp(-8, 7))
+        return grad * inside, (grad * by_step).sum().reshape(step.shape)
+
+
+class Activates(Function):
+    """A clipped activation: rounding is left out of the gradient by the bound."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bound)
+        scale = 15 / bound
+        return torch.round(torch.clamp(x, 0, bound.item()) * scale) / scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, bound = ctx.saved_tensors
+        return grad * ((x > 0) & (x < bound)), (grad * (x >= bound)).sum()
+
+
+class Passes(Function):
+    """It gives each grad_output on, as if it rounded nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, low: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        zero = torch.round(-low * 15 / width)
+        return -zero * width / 15, width * 1.5
+
+    @staticmethod
+    def backward(ctx: Any, grad_low: Tensor, grad_width: Tensor) -> tuple[Tensor, Tensor]:
+        return grad_low, grad_width
+
+
+class ForgetsTheClamp(Quantizes):
+    """Its gradient by the step is that within the range, everywhere: no convention has that."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, step = ctx.saved_tensors
+        ratio = x / step
+        return grad, (grad * (ratio.round() - ratio) / 2).sum().reshape(step.shape)
+
+
+QUANTIZERS = {
+    "learnt step": (Quantizes, (drawn(3, 4), torch.tensor([0.2]))),
+    "clipped": (Activates, (3 * drawn(3, 4), torch.tensor(2.0))),
+    "both results": (Passes, (-drawn(3).abs() - 0.2, drawn(3, seed=1).abs() + 1)),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_a_gradient_that_passes_straight_through_what_rounds_is_a_warning(name: str) -> None:
+    checked, sample = QUANTIZERS[name]
+    report = gradient_of(checked, sample)
+    assert report.warnings, report
+    assert not report.errors, report
+    assert any("passes straight through what rounds" in each.message for each in report.warnings)
+
+
+def test_another_gradient_of_a_quantizer_stays_an_error() -> None:
+    report = gradient_of(ForgetsTheClamp, (drawn(3, 4), torch.tensor([0.2])))
+    assert [each.input for each in report.errors] == ["step"], report
+
+
+class Selects(Function):
+    """The values of one argument, with the gradient by another one."""
+
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, soft: Tensor) -> Tensor:
+        return hard.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+
+def test_an_argument_that_no_result_reads_is_meant_where_the_samples_ask_for_its_gradient_alone() -> None:
+    hard, soft = drawn(3, 4).sign(), drawn(3, 4, seed=1)
+    asked = gradient_of(Selects, (hard, soft.clone().requires_grad_()))
+    assert asked.warnings, asked
+    assert not asked.errors, asked
+    assert [each.input for each in gradient_of(Selects, (hard, soft)).errors] == ["soft"]
+
+
+class Jitters(Function):
+    """A sample of a normal distribution, whose gradient by the scale is right on average."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, scale: Tensor) -> Tensor:
+        noise = torch.randn_like(mean)
+        ctx.save_for_backward(noise, scale)
+        return mean + scale * noise
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        noise, scale = ctx.saved_tensors
+        return grad, (grad * noise).mean().expand_as(scale).clone()
+
+
+class Drops(Function):
+    """Dropout that forgets its mask: right on average for a constant grad_output alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * (torch.rand_like(x) > 0.4) / 0.6
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def test_a_gradient_that_is_right_on_average_over_draws_is_a_warning() -> None:
+    report = gradient_of(Jitters, (torch.zeros(4), torch.full((4,), 0.5)))
+    assert not report.errors, report
+    assert any("draws it is right on average" in each.message for each in report.warnings), report
+
+
+def test_a_gradient_that_forgets_what_was_drawn_stays_an_error() -> None:
+    assert [each.input for each in gradient_of(Drops, (drawn(3, 4),)).errors] == ["x"]
 
 
 def test_an_operator_with_a_reference_declares_its_surrogate() -> None:

@@ -16,7 +16,8 @@ from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.property import MISSING_HERE, raised
+from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
+from opsmith.checking.property import MISSING_HERE, endless, raised
 from opsmith.checking.report import GIVEN
 from opsmith.checking.severity import TABLE, WHATEVER, circumstance, graded, severity_of
 from opsmith.checking.subject_kinds import subject_of
@@ -490,3 +491,23 @@ def test_what_the_warning_says_to_declare_is_accepted() -> None:
     report = opsmith.check(operator, only=["forward", "gradient"], effort="quick")
     assert report.passed, report
     assert not report.failures, report
+
+
+HANGS = {"sample": "sample 0 (x [3]) in float32", "limit": "10 s"}
+
+
+@pytest.mark.parametrize(("dtype", "severity"), [(torch.float64, "limit"), (torch.float32, "error")])
+def test_a_class_that_does_not_end_in_a_dtype_without_a_sample_is_a_limit(
+    dtype: torch.dtype, severity: str
+) -> None:
+    subject = subject_of(WrongGradient, [(torch.randn(3, dtype=dtype),)], 0, EFFORTS["quick"])
+    failure = Failure("forward", None, "raises", "a call does not return", None, HANGS, dtypes=("float32",))
+    assert severity_of(replace(failure, given=circumstance(failure, subject))) == severity
+
+
+def test_a_hang_at_numbers_that_nobody_passes_is_a_limit_and_says_them() -> None:
+    error, watched = EndlessCallError(), Watchdog(())
+    error.strained, error.when = True, ", where `x` has values near overflow in it"
+    failure = endless("values", "file.py:1", error, watched)
+    assert failure.message == "a call does not return, where `x` has values near overflow in it"
+    assert severity_of(failure) == "limit"

@@ -68,3 +68,29 @@ def test_what_is_fast_leaves_nothing_out(limits: Any) -> None:
 
 def test_more_seconds_leave_nothing_out(limits: Any) -> None:
     assert not limits(25.0, replace(EFFORTS["quick"], seconds=1e9))
+
+
+class SlowlyWrong(torch.autograd.Function):
+    """Each call takes some seconds; its gradient is wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Clock.now += Clock.seconds
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0]
+
+
+def test_a_wrong_gradient_is_reported_where_no_time_is_left_for_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "time", Clock)
+    reasons = set()
+    for seconds in (0.05, 0.15, 0.2, 0.225, 0.25, 0.275):
+        monkeypatch.setattr(Clock, "seconds", seconds)
+        report = opsmith.check(SlowlyWrong, samples=SAMPLES[:1], only=["gradient"], effort="quick")
+        reasons |= {"no time was left" in each.message for each in report.errors}
+    assert reasons == {False, True}

@@ -229,3 +229,70 @@ def test_what_few_usable_draws_show_is_strained() -> None:
     assert all(each.given == "strained" for each in found)
     small = subject(Inside, (0.3 * row.double(),))
     assert all(each.given == "usual" for each in variations(small).samples if each.elements)
+
+
+class CrossEntropy(Function):
+    """Cross entropy, whose gradient takes the targets of each row to sum to one."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        return -(targets * logits.log_softmax(-1)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        logits, targets = ctx.saved_tensors
+        g = grad.unsqueeze(-1)
+        return g * (logits.softmax(-1) - targets), -g * logits.log_softmax(-1)
+
+
+class Reflected(Function):
+    """The reflection of `x` by a unit vector, whose length its gradients do not regard."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, unit: Tensor) -> Tensor:
+        ctx.save_for_backward(x, unit)
+        return x - 2 * (x @ unit) * unit.mT / (unit * unit).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        _, unit = ctx.saved_tensors
+        return grad - 2 * (grad @ unit) * unit.mT, None
+
+
+def one_hot(*sizes: int) -> Tensor:
+    return torch.eye(sizes[-1], dtype=torch.float64)[torch.arange(sizes[0]) % sizes[-1]]
+
+
+def unit(size: int) -> Tensor:
+    vector = drawn(size, 1)
+    return vector / vector.norm()
+
+
+ONES = {
+    "one hot": (CrossEntropy, [(drawn(4, 3), one_hot(4, 3))]),
+    "probabilities": (CrossEntropy, [(drawn(2, 3), drawn(2, 3).softmax(-1)), (drawn(4, 5), one_hot(4, 5))]),
+    "unit vectors": (Reflected, [(drawn(4, 3), unit(3)), (drawn(2, 5), unit(5))]),
+}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_vectors_whose_norm_is_one_in_every_sample_keep_it(name: str) -> None:
+    checked, samples = ONES[name]
+    report = opsmith.check(checked, samples=samples, only=["gradient", "values"], effort="quick")
+    assert not report.errors, report
+
+
+def test_a_vector_of_norm_one_is_restored() -> None:
+    subject = subject_of(Reflected, ONES["unit vectors"][1], 0, EFFORTS["quick"])
+    (form,) = forms_of(subject)
+    given = ONES["unit vectors"][1][0][1]
+    torch.testing.assert_close(form.restored(given, 7 * given), given)
+    assert torch.equal(form.restored(given, torch.zeros_like(given)), given)
+    (more,) = (form.restored(given, torch.zeros(4, 1)),)
+    assert float(more.norm()) == 1.0
+
+
+def test_a_row_of_zeros_and_ones_shows_no_probabilities() -> None:
+    subject = subject_of(Energy, [(torch.eye(3)[:2].double(), drawn(3, 3))], 0, EFFORTS["quick"])
+    assert not forms_of(subject)

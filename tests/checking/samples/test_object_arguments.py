@@ -453,3 +453,95 @@ def test_an_argument_is_the_same_tensor_within_an_object(make: Any, function: An
         effort="quick",
     )
     assert {each.cause for each in found.failures} == causes, str(found)
+
+
+class Adjoint(Function):
+    """Returns the gradient by the parameters of a module as that by their row, which it does not read."""
+
+    factor = 1.0
+
+    @classmethod
+    def row(cls, module: nn.Module) -> Tensor:
+        return torch.cat([each.detach().flatten() for each in module.parameters()])
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: Any, row: Tensor) -> Tensor:
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return module(x)
+
+    @classmethod
+    def _gradients(cls, ctx: Any, grad: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            trained = [each for each in ctx.module.parameters() if each.requires_grad]
+            by_x, *found = torch.autograd.grad(ctx.module(x), (x, *trained), grad)
+        known = dict(zip(map(id, trained), found, strict=True))
+        every = [known.get(id(each), torch.zeros_like(each)) for each in ctx.module.parameters()]
+        return by_x, None, cls.factor * torch.cat([each.flatten() for each in every])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return Adjoint._gradients(ctx, grad)
+
+
+class TwiceAdjoint(Adjoint):
+    factor = 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return TwiceAdjoint._gradients(ctx, grad)
+
+
+@pytest.mark.parametrize("checked", [Adjoint, TwiceAdjoint])
+def test_a_row_of_parameters_stands_for_them(checked: type[Adjoint]) -> None:
+    module = nn.Linear(3, 2)
+    kept = [each.detach().clone() for each in module.parameters()]
+    samples = [(X, module, Adjoint.row(module))]
+    report = opsmith.check(checked, samples=samples, only=["gradient"], effort="quick")
+    assert [each.input for each in report.errors] == (["row"] if checked is TwiceAdjoint else []), report
+    assert all(map(torch.equal, kept, module.parameters()))
+
+
+class Solver:
+    """Keeps the last result to begin with, and its matrix in a layout that no other device has."""
+
+    def __init__(self) -> None:
+        self.guess: Tensor | None = None
+        self.calls: list[Tensor] = []
+        self.matrix = torch.eye(3).to_sparse()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.guess is not None and self.guess.shape != x.shape:
+            raise ValueError("another shape than before")
+        self.guess = 2.0 * x
+        self.calls.append(self.guess)
+        return self.guess
+
+
+class Solves(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, solver: Any) -> Tensor:
+        return solver(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 2.0 * grad, None
+
+
+def test_what_an_object_keeps_between_calls_is_restored_and_no_leak() -> None:
+    solver = Solver()
+    report = opsmith.check(Solves, samples=[(X, solver)], only=[*ONLY, "fake", "memory"], effort="quick")
+    assert not report.errors, report
+    assert solver.guess is None
+    assert not solver.calls
+    (held,) = (each for each in report.warnings if each.property == "memory")
+    assert (held.cause, "is kept by `solver`" in held.message) == ("held", True), held
+
+
+def test_an_object_with_a_tensor_that_cannot_be_cast_is_copied_all_the_same() -> None:
+    solver = Solver()
+    made = copied_object(solver, None, torch.device("meta"))
+    assert made is not solver
+    assert made.matrix.device.type == "cpu"

@@ -80,35 +80,39 @@ _VECTORS: tuple[Dims, ...] = ((-1,), (-2,), ())
 
 
 def _norms(every: Sequence[Tensor]) -> list[tuple[int, Dims]]:
-    """The norms, 1 of probabilities and 2 of unit vectors, that are one for all vectors in all tensors."""
-    return [
-        (order, dims)
-        for order, dims in product((1, 2), _VECTORS)
-        if every and all(_is_of_norm_one(order, dims, each) for each in every) and _shows_norm(dims, every)
-    ]
+    """The norms, 1 of probabilities and 2 of unit vectors, that are one for all vectors in all tensors.
+
+    Vectors of zeros and ones have it by chance if they are few, or rows and columns both, as of the identity.
+    """
+    held = partial(_is_of_norm_one, every)
+    found = [rule for rule in product((1, 2), _VECTORS) if held(*rule) and _sizes(rule[1], every)[0] > 1]
+    if any(bool(((each != 0) & (each.abs() != 1)).any()) for each in every):
+        return found
+    both = held(1, (-1,)) and held(1, (-2,))
+    return [] if both else [rule for rule in found if _sizes(rule[1], every)[1] >= FEWEST]
 
 
-def _is_of_norm_one(order: int, dims: Dims, vectors: Tensor) -> bool:
-    if vectors.dim() < max((-dim for dim in dims), default=1) or (order == 1 and vectors.is_complex()):
-        return False
-    if order == 1 and bool((vectors < 0).any()):
-        return False
-    norms = _norm(order, dims, vectors)
-    return bool(((norms - 1).abs() <= torch.finfo(vectors.dtype).eps ** 0.5).all())
+def _sizes(dims: Dims, every: Sequence[Tensor]) -> tuple[int, int]:
+    """The size of the largest of the vectors, and their number."""
+    sizes = [each.shape[dims[0]] if dims else each.numel() for each in every]
+    return max(sizes), sum(each.numel() // size for each, size in zip(every, sizes, strict=True))
+
+
+def _is_of_norm_one(every: Sequence[Tensor], order: int, dims: Dims) -> bool:
+    for vectors in every:
+        negative = order == 1 and (vectors.is_complex() or bool((vectors < 0).any()))
+        if negative or vectors.dim() < max((-dim for dim in dims), default=1):
+            return False
+        off = (_norm(order, dims, vectors) - 1).abs()
+        if bool((off > torch.finfo(vectors.dtype).eps ** 0.5).any()):
+            return False
+    return bool(every)
 
 
 def _norm(order: int, dims: Dims, vectors: Tensor) -> Tensor:
     wide = vectors.to(torch.complex128 if vectors.is_complex() else torch.float64)
     norms: Tensor = torch.linalg.vector_norm(wide, order, dims or None, keepdim=True)
     return norms
-
-
-def _shows_norm(dims: Dims, every: Sequence[Tensor]) -> bool:
-    """True where no chance gives vectors that norm, as it gives one to a few that hold zeros and ones."""
-    sizes = [each.shape[dims[0]] if dims else each.numel() for each in every]
-    count = sum(each.numel() // size for each, size in zip(every, sizes, strict=True))
-    fractions = any(bool(((each != 0) & (each.abs() != 1)).any()) for each in every)
-    return max(sizes) > 1 and (fractions or count >= FEWEST)
 
 
 def _of_norm_one(order: int, dims: Dims, given: Tensor, changed: Tensor) -> Tensor:

@@ -339,6 +339,11 @@ class ObjectArguments(dict[int, Any]):
         return frozenset(each.argnum for each in self._every)
 
     @property
+    def rows(self) -> frozenset[int]:
+        """Positions of the arguments that are rows of an object's parameters."""
+        return frozenset(each.argnum for each in self._every if each.part is not None)
+
+    @property
     def _every(self) -> list[HeldArgument]:
         return [each for held in self._held.values() for each in held]
 

@@ -34,7 +34,7 @@ from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.judging.compare import largest_magnitude
+from opsmith.judging.compare import all_finite, largest_magnitude
 from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "gradient"
@@ -55,17 +55,30 @@ def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradi
     of_numbers = CAUSES[failure.cause].numeric or failure.cause == "nonlinear-grad"
     if sample is None or not subject.kind.own_forward or not of_numbers:
         return failure
-    argnum = sample.labels.index(failure.input) if failure.input in sample.labels else -1
+    if failure.input not in sample.labels:
+        return failure
+    argnum = sample.labels.index(failure.input)
     if rights and all(right.is_zero for right in rights):
         words, places = CONSTANT, [(right.among.sample, right.argnum) for right in rights]
         meant = any(_is_step_function(subject, *place) for place in places)
         meant = meant or any(_stands_in(subject, *place) for place in places)
     else:
-        words, meant = STRAIGHT, argnum >= 0 and _passes_straight(subject, sample, argnum)
-    if not meant:
+        words, meant = STRAIGHT, _passes_straight(subject, sample, argnum)
+    if not meant or not _follows_grad_output(subject, sample, argnum):
         return failure
     message = failure.message if words in failure.message else f"{failure.message}; {words}"
     return replace(failure, message=message, given="unpromised")
+
+
+def _follows_grad_output(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if a gradient is finite, and another one for another grad_output."""
+    run, flat = Run(subject, sample, NAME, by=(argnum,)), sample.in_double()
+    grads = plain_grad_outputs(subject, sample).in_double()
+    with Overlooking(), without_warnings():
+        given = [[None if each is None else factor * each for each in grads] for factor in (1.0, -1.5)]
+        one, other = (Backward(run)([*flat, *each])[0] for each in given)
+        return all_finite(one) and all_finite(other) and not torch.equal(one, other)
+    return False
 
 
 STRAIGHT = "it is the gradient that passes straight through what rounds, as a straight-through estimator's"
