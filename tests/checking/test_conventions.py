@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
+from opsmith.checking import Failure
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.properties.numeric.conventions import as_solver
+from opsmith.checking.subject_kinds import subject_of
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -253,6 +257,80 @@ def test_a_gradient_that_passes_straight_through_what_rounds_is_a_warning(name: 
     assert report.warnings, report
     assert not report.errors, report
     assert any("passes straight through what rounds" in each.message for each in report.warnings)
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_special_values_accuse_no_quantizer_either(name: str) -> None:
+    checked, sample = QUANTIZERS[name]
+    report = gradient_of(checked, sample, only=("gradient", "values"))
+    assert not report.errors, report
+
+
+class DividesInItsBackward(Function):
+    """A step that is computed without a division, and whose gradient has one: nan at zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        ctx.save_for_backward(x, step)
+        return x.tanh() * step
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, step = ctx.saved_tensors
+        y = x.tanh() * step
+        return grad * (step - y * y / step), (grad * (y / step)).sum().reshape(step.shape)
+
+
+def test_nan_at_a_zero_by_which_the_forward_does_not_divide_stays_an_error() -> None:
+    sample = (drawn(3, 4), torch.tensor([0.2]))
+    report = gradient_of(DividesInItsBackward, sample, only=("gradient", "values"))
+    assert {each.property for each in report.errors} == {"values"}, report
+
+
+class Searches(Function):
+    """The root of `y ** 3 + y = x` by bisection between bounds that move with `x`, exact to 1e-4."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        low, high = x.sin() - 2, x.cos() + 2
+        for _ in range(16):
+            middle = (low + high) / 2
+            below = middle**3 + middle < x
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        found = (low + high) / 2
+        ctx.save_for_backward(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (found,) = ctx.saved_tensors
+        return grad / (3 * found**2 + 1)
+
+
+class SearchesWrongly(Searches):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (found,) = ctx.saved_tensors
+        return grad / (3 * found**2 + 2)
+
+
+class Smooth(Searches):
+    """It has a derivative that steps of any size show, and its gradient is another one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("checked", "given"), [(Searches, "unpromised"), (SearchesWrongly, "usual"), (Smooth, "usual")]
+)
+def test_the_gradient_of_what_a_forward_searches_for_in_steps_is_meant(checked: Any, given: str) -> None:
+    subject = subject_of(checked, [(drawn(3, 4),)], 0, EFFORTS["quick"])
+    failure = Failure("gradient", "x", "unknown", "", None, {"sample": str(subject.samples[0])})
+    found = as_solver(failure, subject)
+    assert (found.given, "exact to few digits" in found.message) == (given, given == "unpromised")
 
 
 def test_another_gradient_of_a_quantizer_stays_an_error() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 
 import torch
 from torch import Tensor
@@ -25,10 +25,12 @@ class Form:
     Args:
         label: Label of the argument.
         restored: The tensor that has it in place of a given one, from a tensor of the sample and that one.
+        broken: Words for a tensor that has it not, which is tried, too; empty where it is not.
     """
 
     label: str
     restored: Callable[[Tensor, Tensor], Tensor]
+    broken: str = ""
 
 
 def forms_of(subject: Subject) -> tuple[Form, ...]:
@@ -69,9 +71,12 @@ def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
             found += [Form(label, partial(_definite, share))] * (share > 0)
         else:
             found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
-            found += [Form(label, partial(_of_norm_one, *rule)) for rule in _norms(every)[:1]]
+            norms = (Form(label, partial(_of_norm_one, *rule), NOT_ONE[rule[0]]) for rule in _norms(every))
+            found += islice(norms, 1)
     return tuple(found)
 
+
+NOT_ONE = {1: "and no longer sums to one, as in every sample", 2: "and has no norm of one, as it has there"}
 
 Dims = tuple[int, ...]
 

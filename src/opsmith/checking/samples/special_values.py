@@ -31,6 +31,7 @@ class ValueGroup:
         strained: True if nobody passes them but by accident: infinities and nan, huge and tiny numbers.
         everywhere: True if a value fills a row, and then the whole input. Equal elements allow several right
             gradients, so gradients must only be finite.
+        broken: Words for what holds in every sample, and not with them.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ValueGroup:
     finite: bool = True
     strained: bool = False
     everywhere: bool = False
+    broken: str = ""
 
     @property
     def given(self) -> Given:
@@ -46,6 +48,7 @@ class ValueGroup:
 
 
 ORDINARY = ValueGroup("ordinary values", ())
+ZEROS = ValueGroup("zeros", (0.0, -0.0))
 
 
 def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueGroup]:
@@ -57,7 +60,7 @@ def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueG
     """
     info = torch.finfo(dtype)
     found = [
-        ValueGroup("zeros", (0.0, -0.0)),
+        ZEROS,
         ValueGroup("nothing but zeros", (0.0,), everywhere=True),
         ValueGroup("small whole numbers and halves", (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0)),
         ValueGroup("values further out", (-6.5, 6.5, 11.0, -11.0, 27.0, -27.0)),

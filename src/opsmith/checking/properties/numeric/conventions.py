@@ -1,12 +1,14 @@
 """Conventions: gradients that differ from the right ones, and that an author has written on purpose.
 
 A class declares nothing. If its forward is a step function, whose right gradient is zero, another one is a
-surrogate. If its forward draws, a gradient may be right in expectation alone. If every sample has a symmetric
-matrix, the symmetric part of a gradient counts.
+surrogate. If its forward draws, a gradient may be right in expectation alone. If it is exact to few digits,
+as a search in steps, a gradient may be that of the exact one. If every sample has a symmetric matrix, the
+symmetric part of a gradient counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.directional import DirectionalFunction, coordinates
 from opsmith.checking.properties.numeric.gradient_truth import (
     SAME,
     Backward,
@@ -43,13 +46,14 @@ OTHERS = (-1.0, 16.0, -16.0)
 """Factors that take numbers to other steps of a step function."""
 
 
-def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradient]) -> Failure:
+def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradient] = ()) -> Failure:
     """The failure of a class, as one that nobody promised if its gradient is a surrogate of a step function.
 
     Args:
         failure: The failure.
         subject: The subject of the check.
-        rights: The right gradients by the input, on each sample that it was differentiated by.
+        rights: The right gradients by the input, on each sample that it was differentiated by; by default
+            the one on the sample of the failure.
     """
     sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
     of_numbers = CAUSES[failure.cause].numeric or failure.cause == "nonlinear-grad"
@@ -58,7 +62,10 @@ def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradi
     if failure.input not in sample.labels:
         return failure
     argnum = sample.labels.index(failure.input)
-    if rights and all(right.is_zero for right in rights):
+    if not rights:
+        own = RightGradients(subject, sample, NAME, by=(argnum,))
+        rights = [own.one(argnum, plain_grad_outputs(subject, sample))]
+    if all(right.is_zero for right in rights):
         words, places = CONSTANT, [(right.among.sample, right.argnum) for right in rights]
         meant = any(_is_step_function(subject, *place) for place in places)
         meant = meant or any(_stands_in(subject, *place) for place in places)
@@ -200,6 +207,51 @@ def _drawn(subject: Subject, sample: Sample, argnum: int) -> tuple[Tensor, Tenso
     grads = [each.detach() if is_inexact(each) else None for each in run.call(flat).results]
     got, right = Backward(run), Backward(run, subject.plain(sample))
     return got([*flat, *grads])[0], right([*flat, *grads])[0]
+
+
+LARGE_STEP = 1e-2
+"""Step, as a share of each element, over which the digits that a forward lacks do not show."""
+
+OVER_IT, BETTER = 0.05, 4.0
+"""Largest error of a gradient over such steps, as a share of it, and how many times that of the derivative
+at the point must be larger."""
+
+DIRECTIONS = 12
+"""Number of random directions of such steps."""
+
+
+def as_solver(failure: Failure, subject: Subject) -> Failure:
+    """The failure of a class whose forward is a search to few digits, as one that nobody promised.
+
+    Its results move in steps, or with the bounds of the search, so that their derivative at a point is
+    another one than over a large step, for which the gradient is right.
+    """
+    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    if sample is None or not subject.kind.own_forward or not CAUSES[failure.cause].numeric:
+        return failure
+    if failure.input not in sample.labels or failure.given == "unpromised":
+        return failure
+    argnum, flat, plain = sample.labels.index(failure.input), sample.in_double(), subject.plain(sample)
+    grads, generator = plain_grad_outputs(subject, sample), subject.generator()
+    with Overlooking(), without_warnings():
+        got = coordinates(Backward(Run(subject, sample, NAME, by=(argnum,)))([*flat, *grads.in_double()])[0])
+        right = RightGradients(subject, sample, NAME, by=(argnum,)).one(argnum, grads)
+        known = coordinates(right.through_reference if right.trusted else right.numerical.known)
+        line = DirectionalFunction(plain, flat, argnum, grads.in_double())
+        off = {"gradient": 0.0, "derivative": 0.0}
+        for way in (line.direction(generator) for _ in range(DIRECTIONS)):
+            change = (line.along(way, LARGE_STEP) - line.along(way, -LARGE_STEP)).sum() / (2 * LARGE_STEP)
+            size = float((got * way).abs().sum()) or math.nan
+            for name, each in (("gradient", got), ("derivative", known)):
+                off[name] = max(abs(float(change - (each * way).sum())) / size, off[name])
+        if off["gradient"] <= OVER_IT and off["derivative"] > BETTER * off["gradient"]:
+            return replace(failure, message=f"{failure.message}; {SEARCHES}", given="unpromised")
+    return failure
+
+
+SEARCHES = (
+    f"over steps of {LARGE_STEP:g} times each element it is right: the forward itself is exact to few digits"
+)
 
 
 def is_right_among_symmetric(run: Run, wrong: RightGradient) -> bool:

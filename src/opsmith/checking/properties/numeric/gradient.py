@@ -22,6 +22,7 @@ from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.conventions import (
     SYMMETRIC,
     as_estimator,
+    as_solver,
     as_surrogate,
     is_right_among_symmetric,
 )
@@ -158,7 +159,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
     failure = as_surrogate(failure, subject, seen.rights.get(failure.input or "", ()))
-    failure = as_estimator(failure, subject)
+    failure = as_solver(as_estimator(failure, subject), subject)
     return where_set(where_tied(failure, subject), subject)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.directional import represents
 from opsmith.checking.properties.numeric.conventions import as_surrogate
-from opsmith.checking.properties.numeric.gradient_truth import Backward, RightGradients, share_off
+from opsmith.checking.properties.numeric.gradient_truth import Backward, share_off
 from opsmith.checking.property import Findings, Property, Skipped
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
@@ -52,9 +52,7 @@ def _run(run: Run, compared: list[bool]) -> Findings:
             evidence = {"sample": f"{run} in float64", **evidence}
             minor = evidence.get(OFF, math.inf) <= FEW
             failure = run.failure(argnum, cause, message, evidence=evidence, minor=minor)
-            grads, among = plain_grad_outputs(run.subject, run.sample), run.alone(argnum)
-            right = RightGradients(run.subject, run.sample, NAME, by=among.argnums).one(argnum, grads)
-            yield as_surrogate(failure, run.subject, [right])
+            yield as_surrogate(failure, run.subject)
 
 
 def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipped | None:

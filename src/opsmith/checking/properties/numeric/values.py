@@ -10,19 +10,22 @@ rejects by an exception.
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.processes.watchdog import EndlessCallError
+from opsmith.checking.properties.numeric.conventions import as_surrogate
 from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradients,
@@ -37,6 +40,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.run import Coverage, Run, covered_runs
 from opsmith.checking.samples.forms import forms_of
 from opsmith.checking.samples.special_values import (
+    ZEROS,
     SpecialCall,
     boundaries,
     placements,
@@ -105,6 +109,13 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
             call = replace(plain, group=group, dtype=dtype)
             every = placements(sample.flat[plain.argnum], group, subject.generator())
             yield from filter(None, map(call.placed, every))
+    own = [form for form in plain.forms if form.label == plain.label and form.broken]
+    for form, dtype in product(own, dtypes):
+        kept = [each for each in plain.forms if each is not form]
+        group = replace(ZEROS, strained=True, broken=f", {form.broken}")
+        call = replace(plain, dtype=dtype, forms=kept, group=group)
+        every = placements(sample.flat[plain.argnum], ZEROS, subject.generator())
+        yield from filter(None, map(call.placed, every))
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
@@ -314,7 +325,14 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             failure = approximate_by_differences(failure, call, argnum, values, off, expected)
         else:
             failure = approximate(failure, off)
-        yield where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
+        failure = where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
+        if failure.cause != "nan":
+            yield as_surrogate(failure, subject)
+        elif _divides_by_zero(call):
+            words = "; its forward itself divides by zero there"
+            yield replace(failure, message=failure.message + words, given="strained")
+        else:
+            yield failure
         return
     edges = (numbers.kinks | ~decided).reshape(-1)
     odd = next((at for at in suspects if bool(edges[at])), None)
@@ -325,6 +343,42 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             f"the gradient of `{label}` at {where} is {ours}, and autograd's through the reference {others}: "
             "it is a kink or an edge, where both are as good"
         )
+
+
+class Divisions(TorchFunctionMode):
+    """A mode that finds divisions by zero.
+
+    Attributes:
+        by_zero: True if one of finite numbers gave others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_zero = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute a function, and look at what a division gives."""
+        given = [each for each in args if is_inexact(each)]
+        divides = getattr(function, "__name__", "").strip("_") in DIVIDING and all(map(all_finite, given))
+        result = function(*args, **(kwargs or {}))
+        self.by_zero |= divides and is_inexact(result) and not all_finite(result)
+        return result
+
+
+DIVIDING = frozenset({"div", "divide", "true_divide", "truediv", "rtruediv", "rdiv", "reciprocal", "rsqrt"})
+"""Functions of torch that divide, without the underscores of operators and of functions in place."""
+
+
+def _divides_by_zero(call: SpecialCall) -> bool:
+    """True if the forward divides by zero at the special values, and not by nature at the ordinary ones."""
+    found = []
+    for flat in (call.flat(), call.sample.at(call.dtype, CPU)):
+        with Overlooking(), without_warnings(), torch.no_grad(), Divisions() as mode:
+            call.subject.call(call.sample, flat)
+        found.append(mode.by_zero)
+    return found == [True, False]
 
 
 def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor, wrong: Tensor) -> Failure:
@@ -357,7 +411,7 @@ def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor,
     return call.failure(
         about,
         cause if all(map(cmath.isfinite, held)) else "nan",
-        f"{what} where {condition}: {difference}",
+        f"{what} where {condition}{call.group.broken}: {difference}",
         where,
         {"values": values, **difference.evidence()},
         given=call.group.given,
