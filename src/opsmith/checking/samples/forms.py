@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ def forms_of(subject: Subject) -> tuple[Form, ...]:
                 [0., 2.]])
     """
     samples = subject.samples
-    return subject.once("forms", samples[0], partial(_forms_of, samples)) if samples else ()
+    find = partial(_forms_of, samples, own_forward=subject.kind.own_forward)
+    return subject.once("forms", samples[0], find) if samples else ()
 
 
 def symmetric_inputs(subject: Subject) -> frozenset[str]:
@@ -58,7 +59,8 @@ def symmetric_inputs(subject: Subject) -> frozenset[str]:
     return frozenset(form.label for form in forms_of(subject) if form.restored is _mirrored)
 
 
-def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
+def _forms_of(every_sample: Sequence[Sample], *, own_forward: bool) -> tuple[Form, ...]:
+    """The forms; norms of a class alone, since a reference says what is right for all vectors."""
     samples, found = [each for each in every_sample if not each.origin], list[Form]()
     for label in dict.fromkeys(each.labels[argnum] for each in samples for argnum in each.inexact):
         places = [(each, each.labels.index(label)) for each in samples if label in each.labels]
@@ -71,8 +73,8 @@ def _forms_of(every_sample: Sequence[Sample]) -> tuple[Form, ...]:
             found += [Form(label, partial(_definite, share))] * (share > 0)
         else:
             found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
-            norms = (Form(label, partial(_of_norm_one, *rule), NOT_ONE[rule[0]]) for rule in _norms(every))
-            found += islice(norms, 1)
+            norms = _norms(every)[:1] if own_forward else []
+            found += [Form(label, partial(_of_norm_one, *rule), NOT_ONE[rule[0]]) for rule in norms]
     return tuple(found)
 
 

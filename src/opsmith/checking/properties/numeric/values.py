@@ -350,34 +350,39 @@ class Divisions(TorchFunctionMode):
 
     Attributes:
         by_zero: True if one of finite numbers gave others.
+        handled: True if numbers that are not finite were chosen among, or replaced: zero is meant.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_zero = False
+        self.by_zero = self.handled = False
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute a function, and look at what a division gives."""
-        given = [each for each in args if is_inexact(each)]
-        divides = getattr(function, "__name__", "").strip("_") in DIVIDING and all(map(all_finite, given))
+        finite = all(all_finite(each) for each in args if is_inexact(each))
+        name = getattr(function, "__name__", "").strip("_")
+        self.handled |= name in HANDLING and not finite
         result = function(*args, **(kwargs or {}))
-        self.by_zero |= divides and is_inexact(result) and not all_finite(result)
+        self.by_zero |= name in DIVIDING and finite and is_inexact(result) and not all_finite(result)
         return result
 
 
 DIVIDING = frozenset({"div", "divide", "true_divide", "truediv", "rtruediv", "rdiv", "reciprocal", "rsqrt"})
 """Functions of torch that divide, without the underscores of operators and of functions in place."""
 
+HANDLING = frozenset({"where", "masked_fill", "masked_scatter", "nan_to_num", "setitem"})
+"""Functions of torch that choose among numbers, or replace some."""
+
 
 def _divides_by_zero(call: SpecialCall) -> bool:
-    """True if the forward divides by zero at the special values, and not by nature at the ordinary ones."""
+    """True if the forward divides by zero at the special values, unawares, and not at the ordinary ones."""
     found = []
     for flat in (call.flat(), call.sample.at(call.dtype, CPU)):
         with Overlooking(), without_warnings(), torch.no_grad(), Divisions() as mode:
             call.subject.call(call.sample, flat)
-        found.append(mode.by_zero)
+        found.append(mode.by_zero and not mode.handled)
     return found == [True, False]
 
 
