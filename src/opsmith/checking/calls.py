@@ -118,8 +118,8 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
     """Return the dtype that a call or its backward computes in for arguments in float64: that, or float32.
 
     It is declared, or else measured, on results and gradients together: of a gradient that is zero but for
-    rounding, nothing says how large its terms are. A derived sample may show less than the author's: a norm of
-    one element is constant.
+    rounding, nothing says how large its terms are. A derived sample may show less than the author's: a norm
+    of one element is constant.
 
     Args:
         by_reference: True for the reference, and autograd through it.
