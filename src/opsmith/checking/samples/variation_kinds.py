@@ -15,6 +15,8 @@ from torch import Tensor
 from opsmith.checking.report import Given
 from opsmith.checking.samples.domain import (
     Sizes,
+    are_same,
+    asked,
     broadcast_shapes,
     emptied_with,
     restored,
@@ -281,7 +283,20 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
             part = replace(symbol, locations=tuple(group))
             changed = replace(sizes, symbols=(*(each for each in sizes.symbols if each is not symbol), part))
             to = {part.name: part.size + 1}
-            yield from resized(changed, to, generator, silent=True, given="undeclared")
+            for made in resized(changed, to, generator, silent=True, given="undeclared"):
+                if _reads_last(sizes.subject, made.sample(sample.position), group):
+                    yield made
+
+
+def _reads_last(subject: Subject, sample: Sample, places: Sequence[SizeLocation]) -> bool:
+    """True if the last element of a dimension moves the results, so that a forward does not overlook it."""
+    changed: dict[int, Tensor] = {}
+    for place in places:
+        if place.argnum in sample.inexact:
+            value = changed.setdefault(place.argnum, sample.flat[place.argnum].clone())
+            value.select(place.index, -1).mul_(-0.75).add_(0.375)
+    whole = asked(subject, sample, {})
+    return not changed or not are_same(whole, asked(subject, sample, changed))
 
 
 KINDS: tuple[VariationKind, ...] = (
