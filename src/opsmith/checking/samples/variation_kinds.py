@@ -29,6 +29,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
     LARGER,
     SMALLER,
+    WHOLE,
     generate_like,
     is_invented,
     is_symmetric,
@@ -289,14 +290,15 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _reads_last(subject: Subject, sample: Sample, places: Sequence[SizeLocation]) -> bool:
-    """True if the last element of a dimension moves the results, so that a forward does not overlook it."""
+    """False if a forward overlooks the last element of a dimension, and no integers choose what it reads."""
     changed: dict[int, Tensor] = {}
     for place in places:
         if place.argnum in sample.inexact:
             value = changed.setdefault(place.argnum, sample.flat[place.argnum].clone())
-            value.select(place.index, -1).mul_(-0.75).add_(0.375)
+            value.select(place.index, -1).fill_(torch.nan)
+    chosen = any(isinstance(value, Tensor) and value.dtype in WHOLE for value in sample.flat)
     whole = asked(subject, sample, {})
-    return not changed or not are_same(whole, asked(subject, sample, changed))
+    return chosen or not changed or not are_same(whole, asked(subject, sample, changed))
 
 
 KINDS: tuple[VariationKind, ...] = (
