@@ -310,7 +310,7 @@ def _right(truth: Tensor | None, ordinary: Tensor | None, largest: int, *, more_
     if truth is None or ordinary is None or not is_inexact(ordinary) or truth.shape != ordinary.shape:
         return None
     value = replica(truth, torch.float64, CPU)
-    return Answer(value, ordinary.detach().cpu(), ordinary.dtype, None, 0, largest, more_exact)
+    return Answer(value, ordinary.detach(), ordinary.dtype, None, 0, largest, more_exact)
 
 
 def _fault(got: Tensor, expected: Tensor, right: Answer | None) -> str | None:

@@ -118,7 +118,8 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
     """Return the dtype that a call or its backward computes in for arguments in float64: that, or float32.
 
     It is declared, or else measured, on results and gradients together: of a gradient that is zero but for
-    rounding, nothing says how large its terms are.
+    rounding, nothing says how large its terms are. A derived sample may show less than the author's: a norm
+    of one element is constant.
 
     Args:
         by_reference: True for the reference, and autograd through it.
@@ -127,7 +128,10 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
         return torch.float32
     call = in_all_digits(subject, subject.plain(sample) if by_reference else partial(subject.call, sample))
     what = f"computed in, by_reference={by_reference}"
-    return subject.once(what, sample, partial(_computed_in, subject, sample, call))
+    found = subject.once(what, sample, partial(_computed_in, subject, sample, call))
+    if found == torch.float32 or sample.change is None:
+        return found
+    return computed_in(subject, sample.change.of, by_reference=by_reference)
 
 
 def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], Any]) -> torch.dtype:

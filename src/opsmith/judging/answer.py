@@ -147,7 +147,7 @@ class Answer:
             return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
         if self.held_in not in FEW_DIGITS:
             return keeps_digits(ordinary, value, self.held_in, value.abs() + self.moved_by(MOVES))
-        kept = ordinary.isfinite() | ~value.isfinite()
+        kept = ordinary.to(value).isfinite() | ~value.isfinite()
         if self.computation is None:
             return kept
         computation, position = self.computation, self.position
@@ -202,7 +202,7 @@ class Answer:
             return 0.0
         size = unit / unit_roundoff(self.held_in)
         kept = keeps_digits(ordinary, value, self.held_in, size) & value.isfinite()
-        measured = ((ordinary.to(value.dtype) - value).abs() / unit)[kept]
+        measured = ((ordinary.to(value) - value).abs() / unit)[kept]
         return float(measured.max()) if measured.numel() else 0.0
 
 
@@ -291,8 +291,9 @@ def unknown(position: int) -> float:
 def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
     """Mark the elements in which a function keeps half of its digits, given their size or what moves them."""
     largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
-    lost = (ordinary.to(truth.dtype) - truth).abs() > half_of_digits(dtype) * largest
-    kept: Tensor = ~lost & (ordinary.isfinite() | ~truth.isfinite())
+    wide = ordinary.to(truth)
+    lost = (wide - truth).abs() > half_of_digits(dtype) * largest
+    kept: Tensor = ~lost & (wide.isfinite() | ~truth.isfinite())
     return kept
 
 
@@ -346,7 +347,7 @@ class Computation:
         """
         if self.has_truth and self._is_sample(flat):
             return tuple(self.twin(at, each, dtype) for at, each in enumerate(self.results))
-        ordinary = [None if each is None else each.detach().cpu() for each in self.function(list(flat))]
+        ordinary = [None if each is None else each.detach() for each in self.function(list(flat))]
         if not self.has_truth:
             return tuple(self.twin(at, each, dtype) for at, each in enumerate(ordinary))
         values = enumerate(zip(self._in_double(flat), ordinary, strict=True))
@@ -354,7 +355,7 @@ class Computation:
 
     def twin(self, position: int, result: Tensor | None, dtype: torch.dtype) -> Answer:
         """The answer that is right because the function itself gave it in this dtype."""
-        return self._answer(position, result, None if result is None else result.detach().cpu(), dtype)
+        return self._answer(position, result, None if result is None else result.detach(), dtype)
 
     def _answer(
         self,

@@ -65,7 +65,7 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
     if not is_inexact(value):
         assert isinstance(right, Answer)
         assert right.ordinary is not None
-        difference = exact_difference(actual, right.ordinary, value)
+        difference = exact_difference(actual, right.ordinary.cpu(), value)
         return Verdict("equal") if difference is None else Verdict("wrong", difference=difference)
     wide = actual.to(value.dtype)
     if wide.shape == value.shape and torch.equal(wide, value):

@@ -49,12 +49,10 @@ UNSUPPORTED_SIZE = (
 )
 """A size that an operation does not take, as pooling takes no images without channels; a RuntimeError."""
 
-LAYOUT_REFUSED = (
-    "view size is not compatible",
-    "setStorage",
-    "use .reshape(",
-    "refers to a single memory location",
-)
+SHARED = ("refers to a single memory location",)
+"""A write into a tensor whose elements share memory."""
+
+LAYOUT_REFUSED = ("view size is not compatible", "setStorage", "use .reshape(", *SHARED)
 """An operation that does not take the strides of a tensor."""
 
 LAZY_BIT = ("negative bit", "conjugate bit", "DispatchKey Negative doesn't", "DispatchKey Conjugate doesn't")

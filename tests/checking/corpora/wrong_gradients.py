@@ -60,7 +60,7 @@ def as_strided() -> Any:
     def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
         return 2 * x * torch.as_strided(grad, x.shape, (x.shape[1], 1))
 
-    return square("as_strided").gradients(x=contiguous_only)
+    return square("as_strided", shapes="x: A B -> A B").gradients(x=contiguous_only)
 
 
 @wrong(

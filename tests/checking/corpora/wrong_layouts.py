@@ -87,7 +87,7 @@ def kernel_that_views() -> Any:
 
 @wrong("layouts", "layout", "image", "is channels last")
 def channels_last() -> Any:
-    @opsmith.operator("wrong::channels_last")
+    @opsmith.operator("wrong::channels_last", shapes="image: N C H W, gain: C -> N C H W")
     def scale(image: Tensor, gain: Tensor) -> Tensor:
         return image * gain[:, None, None]
 

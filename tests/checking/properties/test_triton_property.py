@@ -89,9 +89,9 @@ def in_half(x, result, x_size_1, x_stride_0, x_stride_1, BLOCK: tl.constexpr):
 )
 def test_a_wrong_kernel_is_found(function: Any, cause: str) -> None:
     outcome = outcome_of(row_sums(function.fn.__name__, function))
-    assert outcome.status == "failed"
     [failure, *_] = [each for each in outcome.failures if each.cause == cause]
     assert failure.property == "triton"
+    assert failure.severity == ("warning" if cause == "precision" else "error")
     assert "from the kernel in Triton, interpreted," in failure.message
     assert failure.where == f"{__file__}:{function.fn.__code__.co_firstlineno}"
 

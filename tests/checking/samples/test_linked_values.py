@@ -78,6 +78,14 @@ def test_derived_inputs_keep_the_link() -> None:
     assert all(torch.equal(flat[1], flat[2].diff()) for flat in found)
 
 
+def test_what_follows_from_an_argument_that_follows_itself_keeps_the_link() -> None:
+    x = drawn(3, 4)
+    subject = subject_of(Taken, [(x, x.argsort(1), x.argsort(1).argsort(1))], 0, EFFORTS["default"])
+    found = [sample.flat for sample in variations(subject).samples]
+    assert any(not torch.equal(x, flat[0]) for flat in found)
+    assert all(torch.equal(flat[2], flat[1].argsort(1)) for flat in found)
+
+
 def test_the_order_in_place_of_its_inverse_is_found() -> None:
     (failure,) = opsmith.check(TakenAgain, samples=[CALLS[Taken]], only=["gradient"]).failures
     assert failure.input == "x"

@@ -458,7 +458,8 @@ def test_samples_of_each_rank_have_a_share_of_their_own() -> None:
     given = [(torch.rand(3),), (torch.rand(4, 3),), (torch.rand(2, 4, 3),)]
     for effort in ("quick", "default"):
         alone = derived(declared(softened, given[2:]), effort=effort).samples
-        among = [each for each in derived(declared(softened, given), effort=effort).samples if each.dims == 3]
+        found = derived(declared(softened, given), effort=effort).samples
+        among = [each for each in found if each.change and each.change.of.dims == 3]
         assert len(among) == len(alone) == EFFORTS[effort].variations
     assert {shape.index(1) for (shape,) in map(shapes, among) if 1 in shape} == {0, 1}
 

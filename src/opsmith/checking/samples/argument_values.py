@@ -250,8 +250,9 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
     reading, distinct = [each for each in given if each.reads_last()], not any(each.repeats for each in given)
     if distinct:
         yield "repeated indices", given, _Choosing.repeated, True
-    begin_with_0 = any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
-    if all(each.is_sorted for each in given) and not begin_with_0 and distinct:
+    rising = all(each.is_sorted for each in given)
+    offsets = rising and any(each.value.dim() == 1 and int(each.value[0]) == 0 for each in given)
+    if rising and not offsets and distinct:
         yield "the indices in another order", given, lambda each: each.value.flip(-1), False
     if not any(each.bound is None or each.largest == each.bound - 1 for each in given):
         yield "the last index", reading, lambda each: each.with_largest((each.bound or 0) - 1), False
@@ -261,7 +262,7 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
     if not any(int(each.value.min()) == 0 for each in given):
         yield "a zero", counts, lambda each: each.with_largest(0), False
     # A number that is a size is a length: an index is smaller.
-    lengths = [each for each in counts if each.largest in each.sizes_beside]
+    lengths = [each for each in counts if each.largest in each.sizes_beside and not offsets]
     yield "full lengths", lengths, lambda each: torch.full_like(each.value, each.largest), distinct
     # What holds of all indices together comes last: a quick check tries few values.
     if distinct:

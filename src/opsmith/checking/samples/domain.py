@@ -210,14 +210,21 @@ def rules_of(subject: Subject) -> tuple[Rule, ...]:
 def _rules_of(samples: Sequence[Sample]) -> tuple[Rule, ...]:
     every = [dict(zip(each.labels, each.flat, strict=True)) for each in samples]
     found: list[Rule] = []
-    following: set[str] = set()
+    sources: dict[str, str] = {}
+
+    def line(label: str) -> list[str]:
+        """The argument, and those from which it follows, one from the next."""
+        return [label, *(line(sources[label]) if label in sources else ())]
+
     for rule in (rule for values in every for rule in _shown(values)):
+        follows = rule.relation.follows
         # Of a permutation and its inverse, the later one follows, and not each from the other.
-        again = rule in found or (rule.relation.follows and {rule.source, rule.target} & following)
+        again = rule in found or (follows and rule.target in (*sources, *line(rule.source)))
         if not again and all(map(rule.holds, every)):
             found.append(rule)
-            following |= {rule.target} if rule.relation.follows else set()
-    return tuple(sorted(found, key=lambda rule: RELATIONS.index(rule.relation)))
+            sources |= {rule.target: rule.source} if follows else {}
+    steps = {rule: len(line(rule.target)) if rule.relation.follows else 0 for rule in found}
+    return tuple(sorted(found, key=lambda rule: (steps[rule], RELATIONS.index(rule.relation))))
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[Rule]:

@@ -15,6 +15,8 @@ from torch import Tensor
 from opsmith.checking.report import Given
 from opsmith.checking.samples.domain import (
     Sizes,
+    are_same,
+    asked,
     broadcast_shapes,
     emptied_with,
     restored,
@@ -27,6 +29,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import (
     LARGER,
     SMALLER,
+    WHOLE,
     generate_like,
     is_invented,
     is_symmetric,
@@ -281,7 +284,21 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
             part = replace(symbol, locations=tuple(group))
             changed = replace(sizes, symbols=(*(each for each in sizes.symbols if each is not symbol), part))
             to = {part.name: part.size + 1}
-            yield from resized(changed, to, generator, silent=True, given="undeclared")
+            for made in resized(changed, to, generator, silent=True, given="undeclared"):
+                if _reads_last(sizes.subject, made.sample(sample.position), group):
+                    yield made
+
+
+def _reads_last(subject: Subject, sample: Sample, places: Sequence[SizeLocation]) -> bool:
+    """False if a forward overlooks the last element of a dimension, and no integers choose what it reads."""
+    changed: dict[int, Tensor] = {}
+    for place in places:
+        if place.argnum in sample.inexact:
+            value = changed.setdefault(place.argnum, sample.flat[place.argnum].clone())
+            value.select(place.index, -1).fill_(torch.nan)
+    chosen = any(isinstance(value, Tensor) and value.dtype in WHOLE for value in sample.flat)
+    whole = asked(subject, sample, {})
+    return chosen or not changed or not are_same(whole, asked(subject, sample, changed))
 
 
 KINDS: tuple[VariationKind, ...] = (

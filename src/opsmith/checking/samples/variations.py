@@ -205,7 +205,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             return fault or error_words(error)
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
             return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
-        if not subject.draws and drawing_operations(subject, sample):
+        if not (subject.draws or all(own for _, own in drawing_operations(subject, sample))):
             return "it draws random numbers, which no sample does"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"

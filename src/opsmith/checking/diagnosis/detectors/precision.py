@@ -46,7 +46,7 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
         largest = max(pair.relative_error for pair in evidence.pairs)
         if largest > min(64 * eps, LARGEST):
             continue
-        if evidence.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(evidence):  # type: ignore[misc]
+        if evidence.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(evidence, dtype):  # type: ignore[misc]
             words = f"it consists of {name} numbers, so it was computed in {name}"
         elif largest >= eps / 64 and evidence.everywhere(_spread) and _rough(evidence, eps):
             words = (
@@ -64,11 +64,10 @@ def _of(pair: Observation, dtype: torch.dtype) -> bool:
     return torch.equal(parts.to(dtype).to(parts.dtype), parts)
 
 
-def _telling(evidence: Evidence) -> bool:
-    """Return True if enough right numbers are not numbers of any lower precision."""
-    digits = sum(
-        int((pair.expected.real.float().double() != pair.expected.real).sum()) for pair in evidence.pairs
-    )
+def _telling(evidence: Evidence, dtype: torch.dtype) -> bool:
+    """Return True if enough right numbers are not numbers of the lower precision."""
+    right = [pair.expected.real for pair in evidence.pairs]
+    digits = sum(int((each.to(dtype).to(each.dtype) != each).sum()) for each in right)
     return digits >= min(NUMBERS, evidence.first.expected.numel())
 
 

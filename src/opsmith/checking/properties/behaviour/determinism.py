@@ -123,16 +123,16 @@ def _reads_unwritten(run: Run, place: int, plain: Outputs, dirtied: Outputs, fil
     differ = partial(differ_beyond_rounding, one)
     steady = not any(other is not None and differ(other) for other in plain[1:])
     alike = not any(differ_beyond_rounding(full, each) for each in filled)
+    reads: list[tuple[Tensor, int | None, str]] = []
     if all(map(differ, filled)) and (steady or alike or _has_more_nan(full, one)):
         filling = "nan" if is_inexact(full) else "the largest number"
-        read: Tensor | None = full
-        byte, where = None, f"torch fills new memory with {filling}"
-    else:
-        dirty = (each for each in dirtied if steady and each is not None and differ(each))
-        read, byte, where = next(dirty, None), BYTES[0], "the memory was used for something else before"
-    if read is None or not (_has_more_nan(read, one) or _reads_again(run, place, byte)):
-        return None
-    return f"where {where}, {exact_difference(read, one)}"
+        reads.append((full, None, f"torch fills new memory with {filling}"))
+    dirty = (each for each in dirtied if steady and each is not None and differ(each))
+    reads += [(each, BYTES[0], "the memory was used for something else before") for each in dirty][:1]
+    for read, byte, where in reads:  # torch does not fill NumPy's memory
+        if _has_more_nan(read, one) or _reads_again(run, place, byte):
+            return f"where {where}, {exact_difference(read, one)}"
+    return None
 
 
 def _has_more_nan(filled: Tensor, plain: Tensor) -> bool:

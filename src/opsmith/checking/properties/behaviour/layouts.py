@@ -30,7 +30,7 @@ from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, choose
 from opsmith.judging.compare import exact_difference
-from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, has_message
+from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, SHARED, has_message
 
 NAME = "layouts"
 
@@ -223,10 +223,17 @@ class LayoutCase(Run):
             refuses = not own
         else:
             refuses = is_stated(error) or (not itself and _raises(subject.plain(self.sample), flat))
+            # One number in place of several can be written by nobody.
+            refuses |= odd[1].repeats and has_message(error, SHARED) and self._returns(odd[0])
         if refuses:
             what = "a grad_output" if self._backward(odd[0]) else f"`{self._labels[odd[0]]}`"
             self.refused.setdefault(what, {}).setdefault(odd[1].name, error_words(error))
         return refuses
+
+    def _returns(self, at: int) -> bool:
+        """True if a call returns an argument, as a class does that marks it as dirty."""
+        call = self.call(replicas(self.given))
+        return any(each is call.given[at] for each in call.results)
 
     def _blamed(self, values: list[Any], error: Exception) -> int:
         """The first result, or the first input whose gradient alone raises."""

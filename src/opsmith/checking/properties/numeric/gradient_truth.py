@@ -475,7 +475,7 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
         if value.numel() < 2 or bool((value == value.flatten()[0]).all()):
             continue  # what is constant is no relation
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        moved = (value * (1 + APART * noise)).to(value.dtype)
+        moved = (value * (1 + APART * noise.to(value.device))).to(value.dtype)
         if _wrong(subject, replace(sample, flat=sample.with_value(argnum, moved), copies={})) & right:
             apart.add(sample.labels[argnum])
     return frozenset(apart) if len(apart) > 1 else frozenset()

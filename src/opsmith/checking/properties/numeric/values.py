@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.checking.calls import computed_in, in_all_digits
+from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.processes.watchdog import EndlessCallError
@@ -197,7 +198,12 @@ def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
             compared = _compared(call, answer) & ~is_close(actual, ordinary.to(actual.dtype), free)
             wrong = wrong_elements(torch.where(compared, actual.to(value.dtype), value), Half(answer))
             if wrong.any() and not _loses_digits_in_float32(call, position):
-                return _failure(call, call.subject.results(call.sample)[position].name, actual, value, wrong)
+                name = call.subject.results(call.sample)[position].name
+                failure = _failure(call, name, actual, value, wrong)
+                looks, reason = explain_difference(actual, value)
+                if looks == "precision":
+                    failure = replace(failure, cause=looks, message=f"{failure.message}; {reason}")
+                return failure
     return None
 
 
