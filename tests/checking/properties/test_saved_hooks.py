@@ -51,7 +51,7 @@ class ByAddress(Square):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         kept = x.clone()
         ctx.save_for_backward(kept)
-        ByAddress.known[kept.data_ptr()] = 2 * x
+        ByAddress.known = {kept.data_ptr(): 2 * x}  # of earlier calls, a copy may have the address
         return x * x
 
     @staticmethod
