@@ -365,7 +365,8 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
         return Variations(), deaths
     watchdog = watched_calls()
     try:
-        with watchdog:
+        # Without it, torch takes an index of a sparse tensor that is out of range, and damages the process.
+        with watchdog, torch.sparse.check_sparse_tensor_invariants():
             return variations(subject), ()
     except EndlessCallError as error:
         return Variations(), (endless(PROPERTY, subject.specification.where, error, watchdog),)

@@ -238,7 +238,9 @@ class RightGradient:
         among, flat, grads = self.among, self.among.sample.in_double(), self.grad_outputs.in_double()
         gradient = Backward(among.alone(self.argnum), among.plain).computation([*flat, *grads])
         noise = gradient.noise(computed_in(among.subject, among.sample, by_reference=True))
-        return noise > 0 and self.numerical.widened(noise).judge(found) is None
+        if not 0 < noise <= THOUSANDTH * among.usual_size(self.position):
+            return False  # what jumps has noise of the size of its gradients, which tells nothing
+        return self.numerical.widened(noise).judge(found) is None
 
     @property
     def has_kink(self) -> bool:

@@ -17,6 +17,7 @@ from opsmith.checking.numerics.autodiff import differentiate, record, vjp_or_zer
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.promises import of_second_order
+from opsmith.checking.properties.numeric.conventions import as_surrogate
 from opsmith.checking.properties.numeric.derivatives import Derivatives, apart, each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -39,7 +40,8 @@ def run(subject: Subject) -> Findings:
     if subject.kind.applied and subject.specification.origin.once_differentiable:
         yield Skipped("its backward is marked with `once_differentiable`: torch refuses a second order")
         return
-    yield from each_subset(NAME, SecondOrderGradients, _check, subject)
+    for each in each_subset(NAME, SecondOrderGradients, _check, subject):
+        yield as_surrogate(each, subject) if isinstance(each, Failure) else each
 
 
 def _check(gradients: SecondOrderGradients, together: SecondOrderGradients | None) -> Findings:
