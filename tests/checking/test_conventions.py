@@ -358,6 +358,89 @@ def test_an_argument_that_no_result_reads_is_meant_where_the_samples_ask_for_its
     assert [each.input for each in gradient_of(Selects, (hard, soft)).errors] == ["soft"]
 
 
+class ScalesGradients(Function):
+    """It returns its argument, and brings its gradient to a norm of one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / grad.norm()
+
+
+class Reroutes(Function):
+    """A value that is known, with the gradients by what it was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (None,) + tuple(grad.sum() * each for each in ctx.saved_tensors)  # noqa: RUF005
+
+
+class ScalesCopies(ScalesGradients):
+    """A copy is computed: the gradient of what it is an operation on is one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+
+ROUTING = [(ScalesGradients, (drawn(3, 4),)), (Reroutes, (drawn(2), drawn(3), drawn(4)))]
+
+
+@pytest.mark.parametrize(("checked", "sample"), ROUTING)
+def test_the_gradient_of_a_forward_that_only_returns_arguments_is_meant(checked: Any, sample: Any) -> None:
+    report = gradient_of(checked, sample, only=("gradient", "linearity", "values"))
+    assert report.warnings, report
+    assert not report.errors, report
+
+
+def test_the_gradient_of_a_copy_stays_an_error() -> None:
+    report = gradient_of(ScalesCopies, (drawn(3, 4),), only=("gradient", "linearity"))
+    assert [each.cause for each in report.errors] == ["nonlinear-grad"], report
+
+
+class StoresInFewDigits(Function):
+    """It saves its argument in float8, if a caller asks for that."""
+
+    factor = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packs: bool) -> Tensor:
+        ctx.save_for_backward(x.to(torch.float8_e4m3fn) if packs else x)
+        return x * x.sigmoid()
+
+    @classmethod
+    def slope(cls, grad: Tensor, x: Tensor) -> Tensor:
+        s = x.to(grad.dtype).sigmoid()
+        return cls.factor * grad * s * (1 + x.to(grad.dtype) * (1 - s))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return StoresInFewDigits.slope(grad, ctx.saved_tensors[0]), None
+
+
+class StoresAndForgets(StoresInFewDigits):
+    factor = 0.5
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return StoresAndForgets.slope(grad, ctx.saved_tensors[0]), None
+
+
+def test_a_gradient_of_what_is_saved_in_few_digits_is_a_warning() -> None:
+    report = gradient_of(StoresInFewDigits, (drawn(3, 4), True))
+    assert not report.errors, report
+    assert "saves in float8_e4m3fn" in report.warnings[0].message
+    assert gradient_of(StoresAndForgets, (drawn(3, 4), True)).errors
+
+
 class Jitters(Function):
     """A sample of a normal distribution, whose gradient by the scale is right on average."""
 

@@ -274,7 +274,12 @@ def _of_source(
 
 
 def _head(expression: ast.expr | None) -> ast.expr | None:
-    """Return a tuple with the items before the first that a star spreads; another expression as it is."""
+    """Return a tuple with the items before the first that a star spreads, or that a sum adds.
+
+    Another expression stays as it is.
+    """
+    while isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
+        expression = expression.left
     if not isinstance(expression, ast.Tuple):
         return expression
     items = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), expression.elts)

@@ -13,6 +13,7 @@ from torch import Tensor
 from opsmith.checking.calls import Differentiated, differentiated, leaves_out, refusals_in
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
+from opsmith.checking.diagnosis.detectors.precision import LARGEST
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
 from opsmith.checking.numerics.low_precision import low_precision_operand
@@ -52,6 +53,7 @@ from opsmith.checking.run import Case, LiveCall, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
 from opsmith.checking.samples.grad_outputs import GradOutputs, grad_outputs_to_try
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.side_effects.liveness import record_saved_tensors
 from opsmith.checking.subject import Subject
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
@@ -482,12 +484,28 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
     if is_right_among_symmetric(shown, right):
         return replace(failure, message=f"{failure.message}; {SYMMETRIC}", given="strained")
     off = max(each.off for each in wrong)
+    narrow = _saved_in(shown) if failure.cause in (UNKNOWN, "precision") else None
+    if narrow is not None and off <= min(SAVED_OFF * torch.finfo(narrow).eps, LARGEST):
+        words = f"it is made of what the forward saves in {dtype_name(narrow)}"
+        return replace(failure, cause="precision", message=f"{failure.message}; {words}")
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
     if right.trusted:
         return approximate(failure, off)
     values = right.grad_outputs.beside(shown.sample)(torch.float64, CPU)
     return approximate_by_differences(failure, shown, right.argnum, values, off, shown.expected)
+
+
+SAVED_OFF = 16
+"""Largest error that rounding of saved tensors explains, in eps of their dtype."""
+
+
+def _saved_in(shown: Attempt) -> torch.dtype | None:
+    """The dtype of fewest digits in which a floating tensor is saved, if it is not that of the call."""
+    with Overlooking(), record_saved_tensors() as saved:
+        shown.call()
+    dtypes = {each.dtype for each in saved if each.is_floating_point()} - {shown.dtype, torch.float32}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 ROUNDED = (
