@@ -12,7 +12,7 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking import Failure
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.numeric.conventions import as_solver
+from opsmith.checking.properties.numeric.conventions import CONVENTIONS, by_convention
 from opsmith.checking.subject_kinds import subject_of
 
 
@@ -329,8 +329,8 @@ class Smooth(Searches):
 def test_the_gradient_of_what_a_forward_searches_for_in_steps_is_meant(checked: Any, given: str) -> None:
     subject = subject_of(checked, [(drawn(3, 4),)], 0, EFFORTS["quick"])
     failure = Failure("gradient", "x", "unknown", "", None, {"sample": str(subject.samples[0])})
-    found = as_solver(failure, subject)
-    assert (found.given, "exact to few digits" in found.message) == (given, given == "unpromised")
+    found = by_convention(failure, subject)
+    assert (found.given, CONVENTIONS[-1].words in found.message) == (given, given == "unpromised")
 
 
 def test_another_gradient_of_a_quantizer_stays_an_error() -> None:
@@ -471,7 +471,7 @@ class Drops(Function):
 def test_a_gradient_that_is_right_on_average_over_draws_is_a_warning() -> None:
     report = gradient_of(Jitters, (torch.zeros(4), torch.full((4,), 0.5)))
     assert not report.errors, report
-    assert any("draws it is right on average" in each.message for each in report.warnings), report
+    assert any("it is right on average over draws" in each.message for each in report.warnings), report
 
 
 def test_a_gradient_that_forgets_what_was_drawn_stays_an_error() -> None:

@@ -1,17 +1,16 @@
 """Conventions: gradients that differ from the right ones, and that an author has written on purpose.
 
-A class declares nothing. If its forward is a step function, whose right gradient is zero, another one is a
-surrogate. If its forward draws, a gradient may be right in expectation alone. If it is exact to few digits,
-as a search in steps, a gradient may be that of the exact one. If every sample has a symmetric matrix, the
-symmetric part of a gradient counts.
+A class declares nothing, but what it computes tells: a step function has a surrogate gradient, and what draws
+may have a gradient that is right in expectation alone. Each convention is a predicate; the first that holds
+decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import DirectionalFunction, coordinates
 from opsmith.checking.properties.numeric.gradient_truth import (
     SAME,
@@ -31,7 +31,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     numerical,
     share_off,
 )
-from opsmith.checking.report import Failure
+from opsmith.checking.report import Failure, Given
 from opsmith.checking.run import Run
 from opsmith.checking.samples.domain import are_same, asked
 from opsmith.checking.samples.forms import symmetric_inputs
@@ -39,17 +39,90 @@ from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
+from opsmith.core.cached_property import cached_property
 from opsmith.judging.compare import all_finite, largest_magnitude
-from opsmith.judging.tensors import CPU, is_inexact
+from opsmith.judging.tensors import is_inexact
 
 NAME = "gradient"
 
-OTHERS = (-1.0, 16.0, -16.0)
-"""Factors that take numbers to other steps of a step function."""
+
+@dataclass(frozen=True, eq=False)
+class ShownGradient(Run):
+    """A gradient of a class by one input, on the sample on which a failure shows it.
+
+    Args:
+        rights: The right gradients by the input, on each sample that it was differentiated by.
+    """
+
+    rights: Sequence[RightGradient] = ()
+
+    @property
+    def argnum(self) -> int:
+        """Position of the input."""
+        return self.argnums[0]
+
+    @cached_property
+    def double(self) -> list[Any]:
+        """The arguments in float64, which no call may write into."""
+        return self.sample.in_double()
+
+    @cached_property
+    def plain(self) -> Results:
+        """The forward, as a function of flat arguments."""
+        return self.subject.plain(self.sample)
+
+    @cached_property
+    def grads(self) -> list[Tensor | None]:
+        """The grad_output of each result."""
+        return plain_grad_outputs(self.subject, self.sample).in_double()
+
+    @cached_property
+    def got(self) -> Tensor:
+        """The gradient."""
+        return Backward(self)([*self.double, *self.grads])[0]
+
+    @cached_property
+    def right(self) -> RightGradient:
+        """The right gradient."""
+        own = RightGradients(self.subject, self.sample, NAME, by=self.argnums)
+        return own.one(self.argnum, plain_grad_outputs(self.subject, self.sample))
+
+    @cached_property
+    def known(self) -> Tensor:
+        """The right gradient, with nan where it is unknown."""
+        return self.right.through_reference if self.right.trusted else self.right.numerical.known
+
+    def is_sound(self) -> bool:
+        """True if it is finite, and another one for another grad_output."""
+        others = [None if each is None else -1.5 * each for each in self.grads]
+        other = Backward(self)([*self.double, *others])[0]
+        return all_finite(self.got) and all_finite(other) and not torch.equal(self.got, other)
+
+    def among_symmetric(self) -> ShownGradient | None:
+        """The gradient where the input is made symmetric first; None if not every sample has it so."""
+        meant = {self.sample.labels[self.argnum]} & symmetric_inputs(self.subject)
+        subject = replace(self.subject, symmetric=self.subject.symmetric | meant)
+        return replace(self, subject=subject, rights=()) if meant else None
 
 
-def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradient] = ()) -> Failure:
-    """The failure of a class, as one that nobody promised if its gradient is a surrogate of a step function.
+class Convention(NamedTuple):
+    """A convention.
+
+    Args:
+        words: What it says of a gradient, in a message.
+        holds: True if a gradient follows it.
+        given: The circumstance of a failure that it explains.
+        of_numbers: True if it explains numbers alone, and neither a second order nor a nonlinear gradient.
+    """
+
+    words: str
+    holds: Callable[[ShownGradient], bool]
+    given: Given = "unpromised"
+    of_numbers: bool = False
+
+
+def by_convention(failure: Failure, subject: Subject, rights: Sequence[RightGradient] = ()) -> Failure:
+    """The failure of a class, in the circumstance of the first convention that its gradient follows.
 
     Args:
         failure: The failure.
@@ -58,54 +131,71 @@ def as_surrogate(failure: Failure, subject: Subject, rights: Sequence[RightGradi
             the one on the sample of the failure.
     """
     sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
-    of_numbers = CAUSES[failure.cause].numeric or failure.cause in ("nonlinear-grad", "second-order")
-    if sample is None or not subject.kind.own_forward or not of_numbers:
+    numeric = CAUSES[failure.cause].numeric
+    if sample is None or not subject.kind.own_forward or failure.input not in sample.labels:
         return failure
-    if failure.input not in sample.labels:
+    if not numeric and failure.cause not in ("nonlinear-grad", "second-order"):
         return failure
     argnum = sample.labels.index(failure.input)
-    if not rights:
-        own = RightGradients(subject, sample, NAME, by=(argnum,))
-        rights = [own.one(argnum, plain_grad_outputs(subject, sample))]
-    if _returns_arguments(subject, sample):
-        words, meant = ROUTES, True
-    elif all(right.is_zero for right in rights):
-        words, places = CONSTANT, [(right.among.sample, right.argnum) for right in rights]
-        meant = any(_is_step_function(subject, *place) for place in places)
-        meant = meant or any(_stands_in(subject, *place) for place in places)
-    else:
-        words, meant = STRAIGHT, _passes_straight(subject, sample, argnum)
-    if not meant or not _follows_grad_output(subject, sample, argnum):
+    gradient = ShownGradient(subject, sample, NAME, by=(argnum,), rights=rights)
+    tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
+    if not _is(ShownGradient.is_sound, gradient):
         return failure
-    message = failure.message if words in failure.message else f"{failure.message}; {words}"
-    return replace(failure, message=message, given="unpromised")
+    found = next((each for each in tried if _is(each.holds, gradient)), None)
+    if found is None:
+        return failure
+    words = "" if found.words in failure.message else f"; {found.words}"
+    return replace(failure, message=f"{failure.message}{words}", given=found.given)
 
 
-ROUTES = "its forward only returns arguments, so that its backward is what it is for"
-
-
-def _returns_arguments(subject: Subject, sample: Sample) -> bool:
-    """True if each result is an argument, or lies in the memory of one: nothing is computed."""
-    flat = sample.in_double()
-    with Overlooking(), without_warnings(), torch.no_grad():
-        results = [each for each in subject.call(sample, flat) if isinstance(each, Tensor)]
-        kept = {(each.data_ptr(), each.numel()) for each in flat if isinstance(each, Tensor) and each.numel()}
-        return bool(results) and all((each.data_ptr(), each.numel()) in kept for each in results)
-    return False
-
-
-def _follows_grad_output(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if a gradient is finite, and another one for another grad_output."""
-    run, flat = Run(subject, sample, NAME, by=(argnum,)), sample.in_double()
-    grads = plain_grad_outputs(subject, sample).in_double()
+def _is(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
     with Overlooking(), without_warnings():
-        given = [[None if each is None else factor * each for each in grads] for factor in (1.0, -1.5)]
-        one, other = (Backward(run)([*flat, *each])[0] for each in given)
-        return all_finite(one) and all_finite(other) and not torch.equal(one, other)
+        return holds(gradient)
     return False
 
 
-STRAIGHT = "it is the gradient that passes straight through what rounds, as a straight-through estimator's"
+def returns_arguments(gradient: ShownGradient) -> bool:
+    """True if each result is an argument, or lies in the memory of one: nothing is computed."""
+    with torch.no_grad():
+        flat = gradient.flat()
+        results = [each for each in gradient.subject.call(gradient.sample, flat) if isinstance(each, Tensor)]
+    kept = {(each.data_ptr(), each.numel()) for each in flat if isinstance(each, Tensor) and each.numel()}
+    return bool(results) and all((each.data_ptr(), each.numel()) in kept for each in results)
+
+
+OTHERS = (-1.0, 16.0, -16.0)
+"""Factors that take numbers to other steps of a step function."""
+
+
+def is_of_a_step(gradient: ShownGradient) -> bool:
+    """True if the right gradient is zero, of a step function or of an argument that no result reads."""
+    rights = gradient.rights or [gradient.right]
+    places = [(right.among.sample, right.argnum) for right in rights]
+    if not all(right.is_zero for right in rights):
+        return False
+    steps = any(_is_step_function(gradient.subject, *place) for place in places)
+    return steps or any(_stands_in(gradient.subject, *place) for place in places)
+
+
+def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if other numbers of an input give other results, which do not move with it either."""
+    value, found = sample.flat[argnum], asked(subject, sample, {}, wide=True)
+    differs = False
+    for factor in OTHERS:
+        other = replace(sample, flat=sample.with_value(argnum, value * factor), copies={})
+        with Overlooking():
+            grads = plain_grad_outputs(subject, other)
+            if not RightGradients(subject, other, NAME, by=(argnum,)).one(argnum, grads).is_zero:
+                return False
+            differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
+    return differs
+
+
+def _stands_in(subject: Subject, sample: Sample, argnum: int) -> bool:
+    """True if no result moves with any input for which the author asks for a gradient: another is meant."""
+    asked_for = [at for at in sample.inexact if sample.flat[at].requires_grad]
+    rights, grads = RightGradients(subject, sample, NAME), plain_grad_outputs(subject, sample)
+    return argnum in asked_for and all(rights.one(at, grads).is_zero for at in asked_for)
 
 
 class StraightThrough(TorchFunctionMode):
@@ -141,44 +231,17 @@ ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign"})
 """Functions of torch that round, in place with an underscore."""
 
 
-def _passes_straight(subject: Subject, sample: Sample, argnum: int) -> bool:
+def passes_straight(gradient: ShownGradient) -> bool:
     """True if a forward rounds, and a gradient passes through that, or leaves it out, or is a grad_output."""
-    run, grads = Run(subject, sample, NAME, by=(argnum,)), plain_grad_outputs(subject, sample).in_double()
-    flat, plain = sample.in_double(), subject.plain(sample)
-    with Overlooking(), without_warnings():
-        got = Backward(run)([*flat, *grads])[0]
-        with StraightThrough() as mode:
-            passed = Backward(run, plain)([*flat, *grads])[0]
-        alike = [each for each in (passed, *grads) if each is not None and each.shape == got.shape]
-        if not mode.used or any(agree(got, each) for each in alike):
-            return bool(mode.used)
-        with StraightThrough(rounds=False):
-            smooth = numerical(subject, sample, flat, argnum, grads)
-        return smooth.has_estimate and smooth.judge(got) is None
-    return False
-
-
-def _stands_in(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if no result moves with any input for which the author asks for a gradient: another is meant."""
-    asked_for = [at for at in sample.inexact if sample.flat[at].requires_grad]
-    if argnum not in asked_for:
-        return False
-    rights, grads = RightGradients(subject, sample, NAME), plain_grad_outputs(subject, sample)
-    return all(rights.one(at, grads).is_zero for at in asked_for)
-
-
-def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if other numbers of an input give other results, which do not move with it either."""
-    value, found = sample.flat[argnum], asked(subject, sample, {}, wide=True)
-    differs = False
-    for factor in OTHERS:
-        other = replace(sample, flat=sample.with_value(argnum, value * factor), copies={})
-        with Overlooking(), without_warnings():
-            grads = plain_grad_outputs(subject, other)
-            if not RightGradients(subject, other, NAME, by=(argnum,)).one(argnum, grads).is_zero:
-                return False
-            differs = differs or not are_same(found, asked(subject, other, {}, wide=True))
-    return differs
+    got, grads = gradient.got, gradient.grads
+    with StraightThrough() as mode:
+        passed = Backward(gradient, gradient.plain)([*gradient.double, *grads])[0]
+    alike = [each for each in (passed, *grads) if each is not None and each.shape == got.shape]
+    if not mode.used or any(agree(got, each) for each in alike):
+        return bool(mode.used)
+    with StraightThrough(rounds=False):
+        smooth = numerical(gradient.subject, gradient.sample, gradient.double, gradient.argnum, grads)
+    return smooth.has_estimate and smooth.judge(got) is None
 
 
 DRAWN = (256, 1024, 4096)
@@ -191,39 +254,33 @@ SHARP = 0.1
 """Largest such standard error, as a share of the largest element of the mean gradient."""
 
 
-def as_estimator(failure: Failure, subject: Subject) -> Failure:
-    """The failure of a class that draws, as one that nobody promised if the gradient is right on average.
+def is_right_on_average(gradient: ShownGradient) -> bool:
+    """True if the forward draws, and the gradient is right in the mean over draws.
 
-    The mean over draws is compared for the loss `(result ** 2).sum() / 2`, whose grad_output is the result: a
-    backward that merely leaves the drawn numbers out is right on average for a constant grad_output, too.
+    The loss is `(result ** 2).sum() / 2`, whose grad_output is the result: a backward that merely leaves the
+    drawn numbers out is right on average for a constant grad_output, too.
     """
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
-    if sample is None or not subject.kind.own_forward or not subject.draws or subject.steady is not None:
-        return failure
-    if not CAUSES[failure.cause].numeric or failure.input not in sample.labels:
-        return failure
-    argnum, pairs = sample.labels.index(failure.input), list[tuple[Tensor, Tensor]]()
-    with Overlooking(), without_warnings():
-        for count in DRAWN:
-            seeds = range(subject.seed + len(pairs), subject.seed + count)
-            pairs += [_drawn(replace(subject, seed=seed), sample, argnum) for seed in seeds]
-            error = torch.stack([got - right for got, right in pairs])
-            off, spread = error.mean(0).abs(), error.std(0) / count**0.5
-            size = largest_magnitude(torch.stack([right for _, right in pairs]).mean(0))
-            if bool((off > UNBIASED * spread + SAME * size).any()):
-                return failure
-            if bool((spread <= SHARP * size).all()):
-                words = f"over {count} draws it is right on average"
-                return replace(failure, message=f"{failure.message}; {words}", given="unpromised")
-    return failure
+    if not gradient.subject.draws or gradient.subject.steady is not None:
+        return False
+    pairs, seed = list[tuple[Tensor, Tensor]](), gradient.subject.seed
+    for count in DRAWN:
+        pairs += [_drawn(gradient, seed + at) for at in range(len(pairs), count)]
+        error = torch.stack([got - right for got, right in pairs])
+        off, spread = error.mean(0).abs(), error.std(0) / count**0.5
+        size = largest_magnitude(torch.stack([right for _, right in pairs]).mean(0))
+        if bool((off > UNBIASED * spread + SAME * size).any()):
+            return False
+        if bool((spread <= SHARP * size).all()):
+            return True
+    return False
 
 
-def _drawn(subject: Subject, sample: Sample, argnum: int) -> tuple[Tensor, Tensor]:
-    """The gradient by an input and the right one, for the same draw."""
-    run, flat = Run(subject, sample, NAME, by=(argnum,)), sample.in_double()
-    grads = [each.detach() if is_inexact(each) else None for each in run.call(flat).results]
-    got, right = Backward(run), Backward(run, subject.plain(sample))
-    return got([*flat, *grads])[0], right([*flat, *grads])[0]
+def _drawn(gradient: ShownGradient, seed: int) -> tuple[Tensor, Tensor]:
+    """The gradient and the right one, for the same draw."""
+    run = replace(gradient, subject=replace(gradient.subject, seed=seed))
+    grads = [each.detach() if is_inexact(each) else None for each in run.call(run.double).results]
+    got, right = Backward(run), Backward(run, run.plain)
+    return got([*run.double, *grads])[0], right([*run.double, *grads])[0]
 
 
 LARGE_STEP = 1e-2
@@ -237,69 +294,52 @@ DIRECTIONS = 12
 """Number of random directions of such steps."""
 
 
-def as_solver(failure: Failure, subject: Subject) -> Failure:
-    """The failure of a class whose forward is a search to few digits, as one that nobody promised.
+def is_of_a_search(gradient: ShownGradient) -> bool:
+    """True if a gradient is right over large steps, and the derivative at the point is not.
 
-    Its results move in steps, or with the bounds of the search, so that their derivative at a point is
-    another one than over a large step, for which the gradient is right.
+    The results of a search move in steps, or with its bounds.
     """
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
-    if sample is None or not subject.kind.own_forward or not CAUSES[failure.cause].numeric:
-        return failure
-    if failure.input not in sample.labels or failure.given == "unpromised":
-        return failure
-    subject = _among_symmetric(subject, failure.input)
-    argnum, flat, plain = sample.labels.index(failure.input), sample.in_double(), subject.plain(sample)
-    grads, generator = plain_grad_outputs(subject, sample), subject.generator()
-    with Overlooking(), without_warnings():
-        got = coordinates(Backward(Run(subject, sample, NAME, by=(argnum,)))([*flat, *grads.in_double()])[0])
-        right = RightGradients(subject, sample, NAME, by=(argnum,)).one(argnum, grads)
-        known = coordinates(right.through_reference if right.trusted else right.numerical.known)
-        line = DirectionalFunction(plain, flat, argnum, grads.in_double())
-        off = {"gradient": 0.0, "derivative": 0.0}
-        for way in (line.direction(generator) for _ in range(DIRECTIONS)):
-            change = (line.along(way, LARGE_STEP) - line.along(way, -LARGE_STEP)).sum() / (2 * LARGE_STEP)
-            size = float((got * way).abs().sum()) or math.nan
-            for name, each in (("gradient", got), ("derivative", known)):
-                off[name] = max(abs(float(change - (each * way).sum())) / size, off[name])
-        if off["gradient"] <= OVER_IT and off["derivative"] > BETTER * off["gradient"]:
-            return replace(failure, message=f"{failure.message}; {SEARCHES}", given="unpromised")
-    return failure
+    shown, off = gradient.among_symmetric() or gradient, {"gradient": 0.0, "derivative": 0.0}
+    line = DirectionalFunction(shown.plain, shown.double, shown.argnum, shown.grads)
+    generator, got = shown.subject.generator(), coordinates(shown.got)
+    for way in (line.direction(generator) for _ in range(DIRECTIONS)):
+        change = (line.along(way, LARGE_STEP) - line.along(way, -LARGE_STEP)).sum() / (2 * LARGE_STEP)
+        size = float((got * way).abs().sum()) or math.nan
+        for name, each in (("gradient", got), ("derivative", coordinates(shown.known))):
+            off[name] = max(abs(float(change - (each * way).sum())) / size, off[name])
+    return off["gradient"] <= OVER_IT and off["derivative"] > BETTER * off["gradient"]
 
 
-SEARCHES = (
-    f"over steps of {LARGE_STEP:g} times each element it is right: the forward itself is exact to few digits"
-)
-
-
-def is_right_among_symmetric(run: Run, wrong: RightGradient) -> bool:
-    """True if a gradient that is wrong is right where the matrix, symmetric in every sample, stays so.
-
-    Args:
-        run: The call.
-        wrong: The right gradient, from which that of the call differs.
-    """
-    if wrong.label not in symmetric_inputs(run.subject):
+def is_right_among_symmetric(gradient: ShownGradient) -> bool:
+    """True if every sample has a symmetric matrix, and the gradient is right where it stays so."""
+    among = gradient.among_symmetric()
+    if among is None or not among.right.is_known:
         return False
-    argnum, grads = wrong.argnum, wrong.grad_outputs
-    among = replace(run.alone(argnum), subject=_among_symmetric(run.subject, wrong.label))
-    with Overlooking():
-        got = Backward(among)(grads.beside(run.sample)(torch.float64, CPU))[0]
-        right = RightGradients(among.subject, run.sample, NAME, by=(argnum,)).one(argnum, grads)
-        if not right.is_known:
-            return False
-        known = right.through_reference if right.trusted else right.numerical.known
-        return right.judge(got) is None or share_off(got, known) <= THOUSANDTH
-    return False
+    return among.right.judge(among.got) is None or share_off(among.got, among.known) <= THOUSANDTH
 
 
-def _among_symmetric(subject: Subject, label: str) -> Subject:
-    """The subject whose calls make an input symmetric, if every sample has a symmetric matrix there."""
-    meant = {label} & symmetric_inputs(subject)
-    return replace(subject, symmetric=subject.symmetric | meant) if meant else subject
-
-
-SYMMETRIC = (
-    "every sample has a symmetric matrix there, and along symmetric matrices it is right: where others are "
-    "meant, too, add a sample with one"
+CONVENTIONS = (
+    Convention(
+        "every sample has a symmetric matrix there, and along symmetric matrices it is right: where others "
+        "are meant, too, add a sample with one",
+        is_right_among_symmetric,
+        "strained",
+        of_numbers=True,
+    ),
+    Convention(
+        "its forward only returns arguments, so that its backward is what it is for", returns_arguments
+    ),
+    Convention(CONSTANT, is_of_a_step),
+    Convention(
+        "it is the gradient that passes straight through what rounds, as a straight-through estimator's",
+        passes_straight,
+    ),
+    Convention("it is right on average over draws", is_right_on_average, of_numbers=True),
+    Convention(
+        f"over steps of {LARGE_STEP:g} times each element it is right: the forward itself is exact to few "
+        "digits",
+        is_of_a_search,
+        of_numbers=True,
+    ),
 )
+"""The conventions; the first that holds explains a failure."""

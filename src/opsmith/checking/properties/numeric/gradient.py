@@ -20,13 +20,7 @@ from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
 from opsmith.checking.processes.watchdog import OutOfTimeError, no_time_limit
 from opsmith.checking.properties.behaviour.state import result_by_need
-from opsmith.checking.properties.numeric.conventions import (
-    SYMMETRIC,
-    as_estimator,
-    as_solver,
-    as_surrogate,
-    is_right_among_symmetric,
-)
+from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.differentiable import (
     differentiated_names,
     each_differentiated,
@@ -160,8 +154,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
     if failure.input in seen.right:
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
-    failure = as_surrogate(failure, subject, seen.rights.get(failure.input or "", ()))
-    failure = as_solver(as_estimator(failure, subject), subject)
+    failure = by_convention(failure, subject, seen.rights.get(failure.input or "", ()))
     return where_set(where_tied(failure, subject), subject)
 
 
@@ -481,8 +474,6 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
         replay=shown.script(expected),
         dtypes=_dtypes(wrong),
     )
-    if is_right_among_symmetric(shown, right):
-        return replace(failure, message=f"{failure.message}; {SYMMETRIC}", given="strained")
     off = max(each.off for each in wrong)
     narrow = _saved_in(shown) if failure.cause in (UNKNOWN, "precision") else None
     if narrow is not None and off <= min(SAVED_OFF * torch.finfo(narrow).eps, LARGEST):

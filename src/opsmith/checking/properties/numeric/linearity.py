@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.directional import represents
-from opsmith.checking.properties.numeric.conventions import as_surrogate
+from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.gradient_truth import Backward, share_off
 from opsmith.checking.property import Findings, Property, Skipped
 from opsmith.checking.run import Run, each_run
@@ -52,7 +52,7 @@ def _run(run: Run, compared: list[bool]) -> Findings:
             evidence = {"sample": f"{run} in float64", **evidence}
             minor = evidence.get(OFF, math.inf) <= FEW
             failure = run.failure(argnum, cause, message, evidence=evidence, minor=minor)
-            yield as_surrogate(failure, run.subject)
+            yield by_convention(failure, run.subject)
 
 
 def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipped | None:

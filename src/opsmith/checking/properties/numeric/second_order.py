@@ -17,7 +17,7 @@ from opsmith.checking.numerics.autodiff import differentiate, record, vjp_or_zer
 from opsmith.checking.numerics.directional import PackedTensors
 from opsmith.checking.numerics.finite_differences import Claim
 from opsmith.checking.promises import of_second_order
-from opsmith.checking.properties.numeric.conventions import as_surrogate
+from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.derivatives import Derivatives, apart, each_subset
 from opsmith.checking.property import Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure
@@ -41,7 +41,7 @@ def run(subject: Subject) -> Findings:
         yield Skipped("its backward is marked with `once_differentiable`: torch refuses a second order")
         return
     for each in each_subset(NAME, SecondOrderGradients, _check, subject):
-        yield as_surrogate(each, subject) if isinstance(each, Failure) else each
+        yield by_convention(each, subject) if isinstance(each, Failure) else each
 
 
 def _check(gradients: SecondOrderGradients, together: SecondOrderGradients | None) -> Findings:

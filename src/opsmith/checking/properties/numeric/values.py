@@ -26,7 +26,7 @@ from opsmith.checking.diagnosis import explain_difference
 from opsmith.checking.exceptions import Overlooking, refuse_own
 from opsmith.checking.numerics.finite_differences import numerical_gradient
 from opsmith.checking.processes.watchdog import EndlessCallError
-from opsmith.checking.properties.numeric.conventions import as_surrogate
+from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.gradient_truth import (
     Backward,
     RightGradients,
@@ -333,7 +333,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             failure = approximate(failure, off)
         failure = where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
         if failure.cause != "nan":
-            yield as_surrogate(failure, subject)
+            yield by_convention(failure, subject)
         elif _divides_by_zero(call):
             words = "; its forward itself divides by zero there"
             yield replace(failure, message=failure.message + words, given="strained")
