@@ -441,6 +441,23 @@ def test_a_gradient_of_what_is_saved_in_few_digits_is_a_warning() -> None:
     assert gradient_of(StoresAndForgets, (drawn(3, 4), True)).errors
 
 
+class AddsInto(Function):
+    """Its forward writes into a buffer by `out=`, which torch refuses where autograd records it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.mul(x, x, out=torch.empty_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 3 * grad * ctx.saved_tensors[0]
+
+
+def test_what_a_forward_raises_under_a_mode_is_no_fault_of_ours() -> None:
+    assert [each.input for each in gradient_of(AddsInto, (drawn(3, 4),)).errors] == ["x"]
+
+
 class Jitters(Function):
     """A sample of a normal distribution, whose gradient by the scale is right on average."""
 

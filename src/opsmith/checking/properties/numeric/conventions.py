@@ -40,6 +40,7 @@ from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.judging.attribution import calls_operator
 from opsmith.judging.compare import all_finite, largest_magnitude
 from opsmith.judging.tensors import is_inexact
 
@@ -212,6 +213,7 @@ class StraightThrough(TorchFunctionMode):
         super().__init__()
         self.rounds, self.used = rounds, False
 
+    @calls_operator
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

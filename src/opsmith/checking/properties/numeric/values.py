@@ -50,6 +50,7 @@ from opsmith.checking.samples.special_values import (
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.judging.answer import Answer, Computation, Half, in_double_on_cpu, unknown
+from opsmith.judging.attribution import calls_operator
 from opsmith.judging.compare import Difference, all_finite, are_equal, is_close, same_bits, unravel
 from opsmith.judging.judge import wrong_elements
 from opsmith.judging.tensors import CPU, is_inexact
@@ -363,6 +364,7 @@ class Divisions(TorchFunctionMode):
         super().__init__()
         self.by_zero = self.handled = False
 
+    @calls_operator
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
