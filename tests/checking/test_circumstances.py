@@ -330,7 +330,21 @@ def test_a_buffer_that_a_class_keeps_for_later_calls_is_a_warning() -> None:
     assert {severity for *_, severity in kept} == {"warning"}
 
 
-@pytest.mark.parametrize("checked", [MasksLabels, SpoilsItsBank])
+class SubtractsInItsTarget(Function):
+    """It computes a difference in the memory of its target: the result depends on what that held."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: Tensor) -> Tensor:
+        difference = target.sub_(x)
+        ctx.save_for_backward(difference.clone())
+        return (difference**2).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return -2 * grad * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("checked", [MasksLabels, SpoilsItsBank, SubtractsInItsTarget])
 def test_other_writes_into_an_argument_stay_errors(checked: Any) -> None:
     assert ("effects", "mutates-input", "error") in found(checked, drawn(4, 3), drawn(4, 3), only=["effects"])
 

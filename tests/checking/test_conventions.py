@@ -595,3 +595,164 @@ def test_a_transposed_gradient_is_an_error_where_samples_are_symmetric_by_chance
 
     for chance in (torch.ones(3, 3), torch.eye(3)):
         assert gradient_of(Transposes, (chance,)).errors
+
+
+class Transposes(Function):
+    """It returns a view of its argument with its elements elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clone()
+
+
+class Triples(Function):
+    """It returns its argument, into which it writes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.mul_(3)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class WeighsByRounded(Function):
+    """It rounds its weight; the gradient by the other input does not pass through that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * (3 * weight).round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clone(), None
+
+
+class SavesAMask(Function):
+    """Its gradient is 5 % off, and nothing of that comes from the mask, which is saved in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, (x > 0).half())
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, _ = ctx.saved_tensors
+        return grad * x.exp() * (1 + 0.05 * x.sin())
+
+
+class FiveTimesInFloat32(Squared):
+    """Of its gradient the symmetric part; in float32 five times that."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return Squared.backward(ctx, grad) * (5 if grad.dtype == torch.float32 else 1)
+
+
+FAULTS = {
+    "view": (Transposes, (drawn(4, 4),)),
+    "write": (Triples, (drawn(3, 4),)),
+    "other input rounds": (WeighsByRounded, (drawn(3, 4), drawn(3, 4, seed=1))),
+    "mask": (SavesAMask, (drawn(3, 4),)),
+    "other dtype": (FiveTimesInFloat32, (symmetric(4, 4),)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_beside_a_convention_stays_an_error(name: str) -> None:
+    checked, sample = FAULTS[name]
+    report = gradient_of(checked, sample)
+    assert len(report.errors) == 1, report
+
+
+class WrongAtOneHalf(Function):
+    """Right for a symmetric matrix, but where an element is one half."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where(x == 0.5, 9 * grad, grad * x.cos())
+
+
+def test_a_gradient_that_is_right_at_the_samples_follows_no_convention_elsewhere() -> None:
+    report = gradient_of(WrongAtOneHalf, (symmetric(4, 4),), only=("gradient", "values"))
+    assert [each.property for each in report.errors] == ["values"], report
+
+
+class SpectralNorm(Function):
+    """A weight over its largest singular value, by vectors that its forward computes without a gradient."""
+
+    factor = 1.0
+
+    @classmethod
+    def vectors(cls, weight: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            v = weight.sum(0)
+            v = v / v.norm()
+            u = weight @ v
+            return u / u.norm(), v
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        u, v = SpectralNorm.vectors(weight)
+        ctx.save_for_backward(weight, u, v)
+        return weight / (u @ weight @ v)
+
+    @classmethod
+    def gradient(cls, ctx: Any, grad: Tensor) -> Tensor:
+        weight, u, v = ctx.saved_tensors
+        sigma = u @ weight @ v
+        return grad / sigma - cls.factor * (grad * weight).sum() / sigma**2 * torch.outer(u, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return SpectralNorm.gradient(ctx, grad)
+
+
+class HalfSpectralNorm(SpectralNorm):
+    factor = 0.5
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return HalfSpectralNorm.gradient(ctx, grad)
+
+
+def test_the_gradient_of_a_forward_that_hides_something_is_meant() -> None:
+    report = gradient_of(SpectralNorm, (drawn(3, 4),))
+    assert not report.errors, report
+    assert [each.input for each in report.warnings] == ["weight"]
+    assert gradient_of(HalfSpectralNorm, (drawn(3, 4),)).errors
+
+
+class GivesTheTargetNothing(Function):
+    """It differentiates within, and returns None for its target."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            loss = ((leaf - target) ** 2).sum()
+        (ctx.grad,) = torch.autograd.grad(loss, leaf)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.grad, None
+
+
+def test_special_values_accuse_no_input_that_gets_no_gradient_anywhere() -> None:
+    report = gradient_of(GivesTheTargetNothing, (drawn(3), drawn(3, seed=1)), only=("gradient", "values"))
+    assert not report.errors, report

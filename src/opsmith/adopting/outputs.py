@@ -278,12 +278,13 @@ def _head(expression: ast.expr | None) -> ast.expr | None:
 
     Another expression stays as it is.
     """
-    while isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
-        expression = expression.left
-    if not isinstance(expression, ast.Tuple):
+    first = expression
+    while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):
+        first = first.left
+    if not isinstance(first, ast.Tuple):
         return expression
-    items = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), expression.elts)
-    return ast.Tuple([*items], expression.ctx)
+    items = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), first.elts)
+    return ast.Tuple([*items], first.ctx)
 
 
 def _of_code(code: types.CodeType) -> Iterator[Shape]:

@@ -120,7 +120,7 @@ def endless(property: str, location: str, error: EndlessCallError, watchdog: Wat
     """
     sample = announced()
     evidence = {"sample": sample, "limit": f"{watchdog.seconds:.0f} s"}
-    dtypes = tuple(re.findall(r" in ((?:b?float|complex)\d+)$", sample))
+    dtypes = tuple(re.findall(r" in ((?:b?float|complex)\d+)(?: on \w+)?$", sample))
     given: Given = "strained" if error.strained else "usual"
     where = innermost(error, location)
     message = watchdog.words() + error.when

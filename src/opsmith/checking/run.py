@@ -167,15 +167,19 @@ class Run:
     def keeps_state(self, label: str) -> bool:
         """True if an argument is written into on purpose, as running statistics are.
 
-        What a call leaves in it is made of other arguments, it has no gradient, and no second backward
-        through the same graph gives others than the first one.
+        What a call leaves in it is made of other arguments, no result depends on what it held, it has no
+        gradient, and a second backward through the same graph gives the same gradients.
         """
         if self.sample.change is not None:
             return replace(self, sample=self.sample.change.of).keeps_state(label)
         if not self.subject.kind.own_forward or label not in self.sample.labels:
             return False
-        kept, left = self.sample.labels.index(label), []
+        kept, left = self.sample.labels.index(label), list[Tensor]()
         with Overlooking():
+            other = self.flat()
+            other[kept] = other[kept] + 1
+            if differing(copies(self.call().results), copies(self.call(other).results)):
+                return False
             for factor in (1.0, FRESH):
                 flat = self.flat()
                 for at in (at for at in self.sample.inexact if at != kept):

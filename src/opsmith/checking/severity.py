@@ -65,13 +65,13 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
         found.add("strained")
     authors = [each for each in subject.samples if not each.origin]
     declared = {dtype_name(each.flat[at].dtype) for each in authors for at in each.inexact}
-    wide = (
-        subject.kind.own_forward and declared <= DOUBLE
-    )  # an iteration to a tolerance may not end in others
-    few = bool(failure.dtypes) and {*failure.dtypes} <= FEW_DIGITS - declared | (SINGLE if wide else set())
+    # An iteration to a tolerance of float64 may not converge in float32.
+    single = SINGLE if subject.kind.own_forward and declared <= DOUBLE else frozenset[str]()
+    few = bool(failure.dtypes) and {*failure.dtypes} <= (FEW_DIGITS - declared) | single
     if few and not _is_of_backward(failure):
         found.add("strained" if change is not None and change.rescaled else "undeclared")
-    if failure.cause == "missing-gradient" and leaves_out(subject, failure.input or ""):
+    missing = failure.cause == "missing-gradient" or failure.property == "values"
+    if missing and leaves_out(subject, failure.input or ""):
         found.add("unpromised")
     return max(found, key=GIVEN.index)
 

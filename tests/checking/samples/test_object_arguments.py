@@ -13,8 +13,15 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 import opsmith
-from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object, tensors_of_object
+from opsmith.checking.effort import EFFORTS
+from opsmith.checking.samples.object_arguments import (
+    ObjectArguments,
+    ObjectState,
+    copied_object,
+    tensors_of_object,
+)
 from opsmith.checking.samples.sample import Sample
+from opsmith.checking.subject_kinds import subject_of
 from opsmith.core.call_arguments import CallArguments
 from opsmith.core.origins.function_class import class_of
 
@@ -545,3 +552,38 @@ def test_an_object_with_a_tensor_that_cannot_be_cast_is_copied_all_the_same() ->
     made = copied_object(solver, None, torch.device("meta"))
     assert made is not solver
     assert made.matrix.device.type == "cpu"
+
+
+def test_what_a_module_caches_is_restored() -> None:
+    module = nn.Linear(3, 2)
+    module.seen = []  # type: ignore[assignment]
+    state = ObjectState.of(module)
+    module.seen.append(X)  # type: ignore[operator]
+    module.last = X
+    del module._parameters["bias"]
+    state.restore()
+    assert not module.seen
+    assert not hasattr(module, "last")
+    assert module.bias is not None
+
+
+class Multiplies(Function):
+    @staticmethod
+    def forward(ctx: Any, module: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, grad, grad
+
+
+def test_a_sample_in_another_dtype_keeps_what_its_objects_hold() -> None:
+    module = nn.Linear(3, 2, bias=False).double()
+    given = [(module, X.double(), module.weight)]
+    (sample,) = subject_of(Multiplies, given, 0, EFFORTS["quick"]).samples
+    assert sample.objects.arguments == sample.cast(torch.float32).objects.arguments == {2}
+
+
+def test_parameters_on_another_device_are_no_row() -> None:
+    meta = nn.Linear(2, 1, bias=False, device="meta")
+    assert not ObjectArguments([meta, torch.ones(2)]).rows

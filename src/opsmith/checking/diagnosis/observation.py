@@ -194,7 +194,7 @@ class Observation:
         grad = self.grads[name]
         zeros = {each: torch.zeros_like(value) for each, value in self.given.items()}
         if grad is not None and grad.numel() <= MOST_ELEMENTS:
-            for alone in grad.flatten().diag().reshape(-1, *grad.shape):
+            for alone in grad.flatten().diag().reshape(grad.numel(), *grad.shape):
                 part = self.right_for({**zeros, name: alone})
                 yield from () if part is None else (part,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ class Form:
     Args:
         label: Label of the argument.
         restored: The tensor that has it in place of a given one, from a tensor of the sample and that one.
-        broken: Words for a tensor that has it not, which is tried, too; empty where it is not.
+        broken: Words for a tensor without it; empty where no such tensor is tried.
     """
 
     label: str
@@ -78,7 +79,13 @@ def _forms_of(every_sample: Sequence[Sample], *, own_forward: bool) -> tuple[For
     return tuple(found)
 
 
-NOT_ONE = {1: "and no longer sums to one, as in every sample", 2: "and has no norm of one, as it has there"}
+NOT_ONE = {
+    1: "and no longer sums to one, as in every sample",
+    2: "and no longer has norm one, as it had",
+}
+
+FEW_DIGITS = 1e-5
+"""Eps of dtypes in which chance gives vectors a norm of one."""
 
 Dims = tuple[int, ...]
 
@@ -110,8 +117,9 @@ def _is_of_norm_one(every: Sequence[Tensor], order: int, dims: Dims) -> bool:
         negative = order == 1 and (vectors.is_complex() or bool((vectors < 0).any()))
         if negative or vectors.dim() < max((-dim for dim in dims), default=1):
             return False
+        eps, size = torch.finfo(vectors.dtype).eps, vectors.shape[dims[0]] if dims else vectors.numel()
         off = (_norm(order, dims, vectors) - 1).abs()
-        if bool((off > torch.finfo(vectors.dtype).eps ** 0.5).any()):
+        if eps > FEW_DIGITS or bool((off > (8 + 2 * math.sqrt(size)) * eps).any()):
             return False
     return bool(every)
 
@@ -123,7 +131,7 @@ def _norm(order: int, dims: Dims, vectors: Tensor) -> Tensor:
 
 
 def _of_norm_one(order: int, dims: Dims, given: Tensor, changed: Tensor) -> Tensor:
-    """The tensor with each vector divided by its norm; one of zeros is as it was, or uniform."""
+    """The tensor with each vector divided by its norm; a vector of zeros keeps the sample's values."""
     if changed.dim() < given.dim() or not changed.numel() or not bool(changed.isfinite().all()):
         return changed
     made = changed.clamp(min=0) if order == 1 else changed

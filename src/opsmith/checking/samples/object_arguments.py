@@ -185,7 +185,8 @@ class ObjectState:
             tensors = {}
         states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
         training = tuple((each, each.training) for each in modules_of_object(value))
-        return cls(value, states, training, tuple((each, copy.copy(each)) for each in _containers(value)))
+        contents = ((each, (dict if isinstance(each, dict) else list)(each)) for each in _containers(value))
+        return cls(value, states, training, tuple(contents))
 
     @property
     def statistics(self) -> frozenset[int]:
@@ -232,7 +233,8 @@ def _containers(value: Any) -> Iterator[dict[Any, Any] | list[Any]]:
     """Yield the namespace of each of the author's objects within an object, and the lists and dicts in it."""
     for _, each in _within(value):
         if isinstance(each, torch.nn.Module):
-            yield from (own for inner in each.modules() for own in (vars(inner), vars(inner)["_buffers"]))
+            for own in (vars(inner) for inner in each.modules()):
+                yield from (own, *(held for held in own.values() if isinstance(held, dict | list)))
         elif isinstance(each, dict | list):
             yield each
         elif hasattr(each, "__dict__") and not isinstance(each, Tensor | types.FunctionType):
@@ -446,11 +448,13 @@ def _in_a_row(parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]
     ends = [*accumulate((each.numel() for each in parameters), initial=0)]
     if len({(each.dtype, each.device) for each in parameters}) != 1 or not ends[-1]:
         return []
-    row = torch.cat([each.detach().flatten() for each in parameters])
-    places = [at for at, value in values if value.dim() == 1 and same_numbers(value, row)][:1]
+    form = parameters[0].dtype, parameters[0].device, torch.Size([ends[-1]])
+    places = [at for at, value in values if (value.dtype, value.device, value.shape) == form]
+    row = torch.cat([each.detach().flatten() for each in parameters]) if places else None
+    places = [at for at in places if row is not None and same_numbers(dict(values)[at], row)]
     return [
-        HeldArgument(each, place, True, slice(*part), row.numel())
-        for place in places
+        HeldArgument(each, place, True, slice(*part), ends[-1])
+        for place in places[:1]
         for each, part in zip(parameters, pairwise(ends), strict=True)
     ]
 

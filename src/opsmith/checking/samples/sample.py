@@ -190,9 +190,11 @@ class Sample:
 
     def cast(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Sample:
         """Return the sample in a dtype and on a device; no call of this one changes the objects of that."""
-        pairs = enumerate(self.at(dtype, device))
-        flat = (copied_object(value, None, None) if at in self.objects else value for at, value in pairs)
-        return replace(self, flat=tuple(flat))
+        flat = self.at(dtype, device)
+        memo = {id(each): each for each in flat if isinstance(each, Tensor)}  # which objects may hold
+        pairs = enumerate(flat)
+        made = (copied_object(each, None, None, memo) if at in self.objects else each for at, each in pairs)
+        return replace(self, flat=tuple(made), own=())
 
     @cached_property
     def home(self) -> torch.device:

@@ -51,7 +51,7 @@ def _leaks(run: Run) -> Findings:
         gc.collect()
         kept = [each for each in left if each.stays]
         circle = [each for each in left if not each.stays]
-        run.flat()  # restores the objects among the arguments
+        run.flat()  # restored objects let go of what they cache
         by_objects = [each for each in kept if not each.stays and each.words]
         kept = [each for each in kept if each.stays]
         stays = [each for each in kept if each.words]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import DirectionalFunction, coordinates
+from opsmith.checking.processes.watchdog import no_time_limit
 from opsmith.checking.properties.numeric.gradient_truth import (
     SAME,
     THOUSANDTH,
@@ -32,16 +34,17 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     share_off,
 )
 from opsmith.checking.report import Failure, Given
-from opsmith.checking.run import Run
+from opsmith.checking.run import Run, copies
 from opsmith.checking.samples.domain import are_same, asked
 from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
+from opsmith.checking.side_effects.canaries import form_of
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.attribution import calls_operator
-from opsmith.judging.compare import all_finite, largest_magnitude
+from opsmith.judging.compare import all_finite, largest_magnitude, same_bits
 from opsmith.judging.tensors import is_inexact
 
 NAME = "gradient"
@@ -62,9 +65,9 @@ class ShownGradient(Run):
         """Position of the input."""
         return self.argnums[0]
 
-    @cached_property
+    @property
     def double(self) -> list[Any]:
-        """The arguments in float64, which no call may write into."""
+        """The arguments in float64, in fresh memory, into which a call may write."""
         return self.sample.in_double()
 
     @cached_property
@@ -88,16 +91,20 @@ class ShownGradient(Run):
         own = RightGradients(self.subject, self.sample, NAME, by=self.argnums)
         return own.one(self.argnum, plain_grad_outputs(self.subject, self.sample))
 
-    @cached_property
-    def known(self) -> Tensor:
-        """The right gradient, with nan where it is unknown."""
-        return self.right.through_reference if self.right.trusted else self.right.numerical.known
-
     def is_sound(self) -> bool:
         """True if it is finite, and another one for another grad_output."""
         others = [None if each is None else -1.5 * each for each in self.grads]
         other = Backward(self)([*self.double, *others])[0]
         return all_finite(self.got) and all_finite(other) and not torch.equal(self.got, other)
+
+    def is_shown(self) -> bool:
+        """True if it is wrong here, where conventions are asked, and not at other numbers alone."""
+        return self.right.judge(self.got) is not None
+
+    def is_alike_in(self, dtype: torch.dtype) -> bool:
+        """True if it is the same in another dtype, but for rounding."""
+        grads = plain_grad_outputs(self.subject, self.sample).beside(self.sample)(dtype, self.device)
+        return share_off(Backward(self)(grads)[0], self.got) <= THOUSANDTH
 
     def among_symmetric(self) -> ShownGradient | None:
         """The gradient where the input is made symmetric first; None if not every sample has it so."""
@@ -107,11 +114,11 @@ class ShownGradient(Run):
 
 
 class Convention(NamedTuple):
-    """A convention.
+    """A reason for which an author gives another gradient than the right one.
 
     Args:
-        words: What it says of a gradient, in a message.
-        holds: True if a gradient follows it.
+        words: Description of the gradient, for messages.
+        holds: True for a gradient that follows it.
         given: The circumstance of a failure that it explains.
         of_numbers: True if it explains numbers alone, and neither a second order nor a nonlinear gradient.
     """
@@ -139,29 +146,37 @@ def by_convention(failure: Failure, subject: Subject, rights: Sequence[RightGrad
         return failure
     argnum = sample.labels.index(failure.input)
     gradient = ShownGradient(subject, sample, NAME, by=(argnum,), rights=rights)
+    needed = [ShownGradient.is_sound, *([ShownGradient.is_shown] if numeric else [])]
+    if {"float32", "float64"} <= {*failure.dtypes}:
+        needed.append(partial(ShownGradient.is_alike_in, dtype=torch.float32))
     tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
-    if not _is(ShownGradient.is_sound, gradient):
-        return failure
-    found = next((each for each in tried if _is(each.holds, gradient)), None)
+    with no_time_limit():  # what is wrong is known
+        sound = all(_holds(each, gradient) for each in needed)
+        found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
     if found is None:
         return failure
     words = "" if found.words in failure.message else f"; {found.words}"
     return replace(failure, message=f"{failure.message}{words}", given=found.given)
 
 
-def _is(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
+def _holds(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
     with Overlooking(), without_warnings():
         return holds(gradient)
     return False
 
 
 def returns_arguments(gradient: ShownGradient) -> bool:
-    """True if each result is an argument, or lies in the memory of one: nothing is computed."""
+    """True if each result is an argument, as it was and where it was: nothing is computed."""
     with torch.no_grad():
         flat = gradient.flat()
+        before = copies([each if isinstance(each, Tensor) else None for each in flat])
         results = [each for each in gradient.subject.call(gradient.sample, flat) if isinstance(each, Tensor)]
-    kept = {(each.data_ptr(), each.numel()) for each in flat if isinstance(each, Tensor) and each.numel()}
-    return bool(results) and all((each.data_ptr(), each.numel()) in kept for each in results)
+    kept = {
+        form_of(each)
+        for each, had in zip(flat, before, strict=True)
+        if had is not None and had.numel() and same_bits(each, had)
+    }
+    return bool(results) and all(form_of(each) in kept for each in results)
 
 
 OTHERS = (-1.0, 16.0, -16.0)
@@ -199,6 +214,12 @@ def _stands_in(subject: Subject, sample: Sample, argnum: int) -> bool:
     return argnum in asked_for and all(rights.one(at, grads).is_zero for at in asked_for)
 
 
+def is_of_the_forward_as_written(gradient: ShownGradient) -> bool:
+    """True if it is autograd's through the forward, where that hides something, as by `.detach()`."""
+    right = gradient.right
+    return not right.trusted and right.among.recorded and agree(gradient.got, right.through_reference)
+
+
 class StraightThrough(TorchFunctionMode):
     """A mode in which functions that round have the gradient of the identity.
 
@@ -221,7 +242,8 @@ class StraightThrough(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name.removesuffix("_") not in ROUNDING or not args or not is_inexact(args[0]):
             return function(*args, **(kwargs or {}))
-        self.used, (x, *more) = True, args
+        x, *more = args
+        self.used |= x.requires_grad  # by the input that is differentiated, alone
         if not self.rounds:
             return x
         rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *more, **(kwargs or {}))
@@ -270,7 +292,8 @@ def is_right_on_average(gradient: ShownGradient) -> bool:
         error = torch.stack([got - right for got, right in pairs])
         off, spread = error.mean(0).abs(), error.std(0) / count**0.5
         size = largest_magnitude(torch.stack([right for _, right in pairs]).mean(0))
-        if bool((off > UNBIASED * spread + SAME * size).any()):
+        hopeless = spread > SHARP * size * (DRAWN[-1] / count) ** 0.5
+        if bool((off > UNBIASED * spread + SAME * size).any()) or bool(hopeless.any()):
             return False
         if bool((spread <= SHARP * size).all()):
             return True
@@ -288,28 +311,32 @@ def _drawn(gradient: ShownGradient, seed: int) -> tuple[Tensor, Tensor]:
 LARGE_STEP = 1e-2
 """Step, as a share of each element, over which the digits that a forward lacks do not show."""
 
-OVER_IT, BETTER = 0.05, 4.0
-"""Largest error of a gradient over such steps, as a share of it, and how many times that of the derivative
-at the point must be larger."""
+OVER_IT = 0.05
+"""Largest error of a gradient over such steps, as a share of it."""
+
+BETTER = 4.0
+"""How many times larger the error of the derivative at the point must be."""
 
 DIRECTIONS = 12
 """Number of random directions of such steps."""
 
 
-def is_of_a_search(gradient: ShownGradient) -> bool:
+def is_right_over_large_steps(gradient: ShownGradient) -> bool:
     """True if a gradient is right over large steps, and the derivative at the point is not.
 
     The results of a search move in steps, or with its bounds.
     """
-    shown, off = gradient.among_symmetric() or gradient, {"gradient": 0.0, "derivative": 0.0}
+    shown = gradient.among_symmetric() or gradient
+    off: dict[str, list[float]] = {"gradient": [], "derivative": []}
     line = DirectionalFunction(shown.plain, shown.double, shown.argnum, shown.grads)
     generator, got = shown.subject.generator(), coordinates(shown.got)
     for way in (line.direction(generator) for _ in range(DIRECTIONS)):
         change = (line.along(way, LARGE_STEP) - line.along(way, -LARGE_STEP)).sum() / (2 * LARGE_STEP)
         size = float((got * way).abs().sum()) or math.nan
-        for name, each in (("gradient", got), ("derivative", coordinates(shown.known))):
-            off[name] = max(abs(float(change - (each * way).sum())) / size, off[name])
-    return off["gradient"] <= OVER_IT and off["derivative"] > BETTER * off["gradient"]
+        for name, each in (("gradient", got), ("derivative", coordinates(shown.right.known))):
+            off[name].append(abs(float(change - (each * way).sum())) / size)
+    worst, derivative = (float(torch.tensor(off[name]).max()) for name in off)  # nan stays nan
+    return worst <= OVER_IT and derivative > BETTER * worst
 
 
 def is_right_among_symmetric(gradient: ShownGradient) -> bool:
@@ -317,7 +344,7 @@ def is_right_among_symmetric(gradient: ShownGradient) -> bool:
     among = gradient.among_symmetric()
     if among is None or not among.right.is_known:
         return False
-    return among.right.judge(among.got) is None or share_off(among.got, among.known) <= THOUSANDTH
+    return among.right.judge(among.got) is None or share_off(among.got, among.right.known) <= THOUSANDTH
 
 
 CONVENTIONS = (
@@ -333,6 +360,10 @@ CONVENTIONS = (
     ),
     Convention(CONSTANT, is_of_a_step),
     Convention(
+        "it is autograd's through the forward as written, which hides something (`.detach()`, `no_grad`)",
+        is_of_the_forward_as_written,
+    ),
+    Convention(
         "it is the gradient that passes straight through what rounds, as a straight-through estimator's",
         passes_straight,
     ),
@@ -340,7 +371,7 @@ CONVENTIONS = (
     Convention(
         f"over steps of {LARGE_STEP:g} times each element it is right: the forward itself is exact to few "
         "digits",
-        is_of_a_search,
+        is_right_over_large_steps,
         of_numbers=True,
     ),
 )

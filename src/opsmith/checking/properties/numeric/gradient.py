@@ -13,7 +13,6 @@ from torch import Tensor
 from opsmith.checking.calls import Differentiated, differentiated, leaves_out, refusals_in
 from opsmith.checking.causes import CAUSES, UNKNOWN, first_of
 from opsmith.checking.diagnosis import Diagnosis, Observation, diagnose
-from opsmith.checking.diagnosis.detectors.precision import LARGEST
 from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
 from opsmith.checking.numerics.low_precision import low_precision_operand
@@ -31,6 +30,7 @@ from opsmith.checking.properties.numeric.differentiable import (
     nothing_to_differentiate,
 )
 from opsmith.checking.properties.numeric.gradient_truth import (
+    THOUSANDTH,
     Backward,
     RightGradient,
     RightGradients,
@@ -52,7 +52,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
 from opsmith.judging.compare import Difference
-from opsmith.judging.tensors import CPU
+from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp
 
@@ -476,8 +476,8 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
     )
     off = max(each.off for each in wrong)
     narrow = _saved_in(shown) if failure.cause in (UNKNOWN, "precision") else None
-    if narrow is not None and off <= min(SAVED_OFF * torch.finfo(narrow).eps, LARGEST):
-        words = f"it is made of what the forward saves in {dtype_name(narrow)}"
+    if narrow is not None:
+        words = f"it is right for what the forward saves in {dtype_name(narrow)}"
         return replace(failure, cause="precision", message=f"{failure.message}; {words}")
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
@@ -487,16 +487,20 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
     return approximate_by_differences(failure, shown, right.argnum, values, off, shown.expected)
 
 
-SAVED_OFF = 16
-"""Largest error that rounding of saved tensors explains, in eps of their dtype."""
-
-
 def _saved_in(shown: Attempt) -> torch.dtype | None:
-    """The dtype of fewest digits in which a floating tensor is saved, if it is not that of the call."""
+    """The dtype of few digits in which arguments are saved, if the gradient is right for these."""
+    subject, sample, right = shown.subject, shown.sample, shown.right
     with Overlooking(), record_saved_tensors() as saved:
-        shown.call()
-    dtypes = {each.dtype for each in saved if each.is_floating_point()} - {shown.dtype, torch.float32}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+        replace(shown, dtype=torch.float64).call()
+    for narrow in {each.dtype for each in saved if each.is_floating_point()} - {torch.float32, torch.float64}:
+        with Overlooking():
+            rounded = [each.to(narrow).to(each.dtype) if is_inexact(each) else each for each in sample.flat]
+            other = replace(sample, flat=tuple(rounded), copies={})
+            rights = RightGradients(subject, other, NAME, by=(right.argnum,))
+            known = rights.one(right.argnum, right.grad_outputs).known
+            if shown.got is not None and share_off(shown.got, known) <= THOUSANDTH:
+                return narrow
+    return None
 
 
 ROUNDED = (

@@ -258,9 +258,14 @@ class RightGradient:
         return bool(self.through_reference.isfinite().any()) if self.trusted else self.numerical.has_estimate
 
     @property
+    def known(self) -> Tensor:
+        """The right gradient in float64, with nan where it is unknown."""
+        return self.through_reference if self.trusted else self.numerical.known
+
+    @property
     def is_zero(self) -> bool:
         """True if the results do not move with the input: what is known of it is zero."""
-        known = self.through_reference if self.trusted else self.numerical.known
+        known = self.known
         along = () if self.trusted else self.numerical.along
         numbers = known[~known.isnan()]
         return numbers.numel() > 0 and not numbers.any() and not any(each.value for each in along)

@@ -335,7 +335,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
         failure = where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
         if failure.cause != "nan":
             yield by_convention(failure, subject)
-        elif _divides_by_zero(call):
+        elif subject.kind.own_forward and _divides_by_zero(call):
             words = "; its forward itself divides by zero there"
             yield replace(failure, message=failure.message + words, given="strained")
         else:
@@ -356,7 +356,7 @@ class Divisions(TorchFunctionMode):
     """A mode that finds divisions by zero.
 
     Attributes:
-        by_zero: True if one of finite numbers gave others.
+        by_zero: True if a division of finite numbers is not finite.
         handled: True if numbers that are not finite were chosen among, or replaced: zero is meant.
     """
 
