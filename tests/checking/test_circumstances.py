@@ -396,3 +396,10 @@ class HardlyLinear(NearlyLinear):
 def test_few_digits_of_small_gradients_are_minor(checked: Any, severity: str) -> None:
     said = found(checked, drawn(3, 4), only=["linearity"])
     assert said == {("linearity", "nonlinear-grad", severity)}
+
+
+def test_a_write_into_an_argument_names_both_ways_out() -> None:
+    report = opsmith.check(
+        MasksLabels, samples=[(drawn(4, 3), drawn(4, 3))], only=["effects"], effort="quick"
+    )
+    assert "work on a copy, `.clone()`, or `ctx.mark_dirty(labels)` and return it" in report.errors[0].message

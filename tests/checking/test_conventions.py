@@ -182,9 +182,9 @@ def test_a_surrogate_that_is_not_linear_is_a_warning_for_a_step_function_alone()
     report = gradient_of(Clips, (drawn(3, 4), 4), only=both)
     assert {each.cause for each in report.warnings} >= {"nonlinear-grad"}, report
     assert not report.errors, report
-    assert [each.cause for each in gradient_of(ClipsSlopes, (drawn(3, 4), 4), only=both).errors] == [
-        "nonlinear-grad"
-    ]
+    (failure,) = gradient_of(ClipsSlopes, (drawn(3, 4), 4), only=both).errors
+    assert failure.cause == "nonlinear-grad"
+    assert 'declare it: `opsmith.adopt(..., kind="nonlinear")`' in failure.message
 
 
 class Quantizes(Function):
@@ -756,3 +756,23 @@ class GivesTheTargetNothing(Function):
 def test_special_values_accuse_no_input_that_gets_no_gradient_anywhere() -> None:
     report = gradient_of(GivesTheTargetNothing, (drawn(3), drawn(3, seed=1)), only=("gradient", "values"))
     assert not report.errors, report
+
+
+class OffByMuch(Function):
+    """It loses most of what flows through its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x * x.exp()).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.exp() * (1 + x.sin())
+
+
+@pytest.mark.parametrize(("x", "resembles"), [(drawn(1), False), (drawn(6), True)])
+def test_one_element_resembles_no_other(x: Tensor, resembles: bool) -> None:
+    (failure,) = gradient_of(OffByMuch, (x,)).errors
+    assert ("roughly proportional" in failure.message) == resembles

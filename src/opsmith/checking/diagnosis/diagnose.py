@@ -162,7 +162,7 @@ def unknown(evidence: Evidence) -> Detection:
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
-    like = words if looks > RESEMBLES else ""
+    like = words if looks > RESEMBLES and total > 2 else ""  # one element resembles any other
     words = f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}"
     return Detection(UNKNOWN, words, measured)
 

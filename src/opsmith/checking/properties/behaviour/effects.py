@@ -125,6 +125,8 @@ class Watched:
         found = [(cause, name, *seen) for cause, name, guard in guards if (seen := guard.written())]
         for cause, name, words, outside in found:
             message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
+            if cause == "mutates-input" and self.run.subject.kind.own_forward:
+                message += f", or `ctx.mark_dirty({name})` and return it"
             if outside:
                 message = (
                     f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "

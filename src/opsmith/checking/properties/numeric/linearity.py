@@ -49,6 +49,8 @@ def _run(run: Run, compared: list[bool]) -> Findings:
         if isinstance(found, tuple):
             cause, words, evidence = found
             message = f"the gradient of `{run.sample.labels[argnum]}` {words}"
+            if cause == "nonlinear-grad" and run.subject.kind.own_forward:
+                message += MEANT
             evidence = {"sample": f"{run} in float64", **evidence}
             minor = evidence.get(OFF, math.inf) <= FEW
             failure = run.failure(argnum, cause, message, evidence=evidence, minor=minor)
@@ -90,6 +92,8 @@ def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipp
 
 OFF = "share off"
 """Evidence of the largest error, as a share of the largest element."""
+
+MEANT = '; where that is meant, declare it: `opsmith.adopt(..., kind="nonlinear")`'
 
 FEW = 1e-2
 """Largest such share that is minor: an iteration to an absolute tolerance loses digits of small gradients."""
