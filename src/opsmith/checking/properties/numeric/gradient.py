@@ -52,7 +52,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
 from opsmith.judging.compare import Difference
-from opsmith.judging.tensors import CPU, is_inexact
+from opsmith.judging.tensors import CPU
 from opsmith.torch_library.autograd.gradient_values import CallMetadata
 from opsmith.torch_library.autograd.vjp import Vjp
 
@@ -493,8 +493,13 @@ def _saved_in(shown: Attempt) -> torch.dtype | None:
     with Overlooking(), record_saved_tensors() as saved:
         replace(shown, dtype=torch.float64).call()
     for narrow in {each.dtype for each in saved if each.is_floating_point()} - {torch.float32, torch.float64}:
+        kept = [each.double() for each in saved if each.dtype == narrow]
         with Overlooking():
-            rounded = [each.to(narrow).to(each.dtype) if is_inexact(each) else each for each in sample.flat]
+            rounded = [*sample.flat]
+            for at in sample.inexact:
+                fewer = rounded[at].to(narrow)
+                if any(torch.equal(fewer.double(), each) for each in kept):
+                    rounded[at] = fewer.to(rounded[at].dtype)
             other = replace(sample, flat=tuple(rounded), copies={})
             rights = RightGradients(subject, other, NAME, by=(right.argnum,))
             known = rights.one(right.argnum, right.grad_outputs).known
