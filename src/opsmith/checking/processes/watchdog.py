@@ -71,7 +71,7 @@ class EndlessCallError(BaseException):
 
     Attributes:
         strained: True if the arguments hold numbers that nobody plausibly passes.
-        when: What they hold, in words.
+        when: Description of those numbers, for messages.
     """
 
     strained = False

@@ -79,7 +79,7 @@ class DTensorComputations:
         return compute, recorded
 
     def _returned(self, recorded: bool, *args: Any, **kwargs: Any) -> Any:
-        """What the reference or the kernel returns: DTensors.
+        """The results of the reference or the kernel: DTensors.
 
         Args:
             recorded: True if autograd records the reference.
@@ -114,7 +114,7 @@ class DTensorComputations:
         return returned
 
     def _by_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns on shards, or the reference where that is not shown to be right."""
+        """The results of the operator on shards; the reference's where these are not shown right."""
         key = tuple(map(_key, (*args, *kwargs.values())))
         if key not in self._on_shards:
             if len(self._on_shards) >= MAX_TRIALS:

@@ -315,7 +315,7 @@ OVER_IT = 0.05
 """Largest error of a gradient over such steps, as a share of it."""
 
 BETTER = 4.0
-"""How many times larger the error of the derivative at the point must be."""
+"""Factor by which the error of the derivative at the point must be larger."""
 
 DIRECTIONS = 12
 """Number of random directions of such steps."""

@@ -495,11 +495,13 @@ def _saved_in(shown: Attempt) -> torch.dtype | None:
     for narrow in {each.dtype for each in saved if each.is_floating_point()} - {torch.float32, torch.float64}:
         kept = [each.double() for each in saved if each.dtype == narrow]
         with Overlooking():
+            fewer = {at: sample.flat[at].to(narrow) for at in sample.inexact}
+            packed = [at for at in fewer if any(torch.equal(fewer[at].double(), each) for each in kept)]
+            if not packed:
+                continue  # as of a mask
             rounded = [*sample.flat]
-            for at in sample.inexact:
-                fewer = rounded[at].to(narrow)
-                if any(torch.equal(fewer.double(), each) for each in kept):
-                    rounded[at] = fewer.to(rounded[at].dtype)
+            for at in packed:
+                rounded[at] = fewer[at].to(rounded[at].dtype)
             other = replace(sample, flat=tuple(rounded), copies={})
             rights = RightGradients(subject, other, NAME, by=(right.argnum,))
             known = rights.one(right.argnum, right.grad_outputs).known

@@ -339,7 +339,7 @@ def approximate(failure: Failure, off: float, of: str = "its largest element") -
 
     Args:
         off: The largest error.
-        of: What that is a share of.
+        of: The quantity that it is a share of.
     """
     if off > THOUSANDTH:
         return failure
