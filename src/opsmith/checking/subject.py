@@ -170,6 +170,7 @@ class Subject:
         in_place: The operator that writes in place, if `operator` is its functional form.
         apply: Function called instead of the operator, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
+        passed: Number of arguments that the author passes to `apply` at most; None if all are passed.
         shown_as: Name in the report, if not the operator's name.
         symmetric: Labels of the inputs that are made symmetric before it sees them.
         narrow: What it raises in float64, if it takes float32 and not that.
@@ -189,6 +190,7 @@ class Subject:
     kind: SubjectKind = OPERATOR
     operator: Operator[..., Any] | None = None
     apply: Callable[..., Any] | None = None
+    passed: int | None = None
     shown_as: str | None = None
     in_place: Operator[..., Any] | LibraryWrite | None = None
     symmetric: frozenset[str] = frozenset()

@@ -87,7 +87,8 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         old = class_of(operator.specification.origin).takes_self
         own_apply = _apply_of(operator.specification, most)
         kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, own_apply)
-        own = Subject(operator.specification, (), seed, effort, kind, operator, apply, checked.__qualname__)
+        own = Subject(operator.specification, (), seed, effort, kind, operator, apply, most)
+        own = replace(own, shown_as=checked.__qualname__)
         return _with_samples(own, None)
     if isinstance(checked, Operator):
         samples = _learnt_from(checked, samples, seed)
@@ -95,7 +96,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         origin = form.specification.origin
         kind = ADOPTED if origin.referenced else ADOPTED_CLASS
         kind = OPERATOR if origin.kind == "declared" else kind
-        own = Subject(form.specification, (), seed, effort, kind, form, None, checked.name)
+        own = Subject(form.specification, (), seed, effort, kind, form, shown_as=checked.name)
         own = _with_samples(own, samples)
         return own if form is checked else replace(own, in_place=checked)
     if is_operator(checked):
@@ -103,7 +104,9 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         if declared.schema.written:
             call = calls_operator(on_copies(declared.reference, declared.schema))
             called = replace(declared, schema=functional_schema(declared.schema), reference=call)
-        own = Subject(called, (), seed, effort, LIBRARY_OPERATOR, None, called.reference, declared.name)
+        own = Subject(
+            called, (), seed, effort, LIBRARY_OPERATOR, None, called.reference, shown_as=declared.name
+        )
         own = _with_samples(own, samples)
         return replace(own, in_place=LibraryWrite(declared)) if declared.schema.written else own
     raise _no_subject(checked)

@@ -141,6 +141,32 @@ class ByOneNumber(torch.autograd.Function):
         return grads[0].flip(-1).cumsum(-1).flip(-1), None
 
 
+class AlongOneDimension(torch.autograd.Function):
+    """Its backward knows the last dimension alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        return x.cumsum(dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].flip(-1).cumsum(-1).flip(-1), None
+
+
+class WithOneSlope(torch.autograd.Function):
+    """Its backward knows one slope alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: float) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.where(x > 0, x, x * slope)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.where(x > 0, grads[0], grads[0] * 0.01), None
+
+
 class WithoutWeight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
@@ -175,6 +201,8 @@ WRONG: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "the only name": (ByOneName, (X, "double"), "name='other'"),
     "a third branch": (ByTwoNames, (X, "double"), "name='other'"),
     "the only number": (ByOneNumber, (X, -1), "dim=0"),
+    "a number that nothing compares": (AlongOneDimension, (X, -1), "dim=-2"),
+    "a float that nothing compares": (WithOneSlope, (X, 0.01), "slope=0.0075"),
     "a flag": (ByFlag, (X, False), "halved=True"),
     "a key of a table": (ByTable, (X, "relu"), "name='gelu'"),
     "a case": (ByMatch, (X, "once"), "name='twice'"),
@@ -212,6 +240,17 @@ def test_a_kernel_that_is_wrong_for_a_name_or_a_member_is_found() -> None:
     assert "how='down'" in shown
     assert "by=None" in shown
     assert [failure.cause for failure in report.failures] == ["kernel-mismatch"]
+
+
+def test_a_default_that_no_sample_passes_is_tried_of_an_operator_too() -> None:
+    @opsmith.operator("argument_values::leaky")
+    def leaky(x: Tensor, slope: float = 0.01) -> Tensor:
+        return torch.where(x > 0, x, x * slope)
+
+    leaky.gradients(x=lambda grad, x: torch.where(x > 0, grad, grad * 0.01))
+    report = opsmith.check(leaky, samples=[(X,)], only=["gradient"], effort="quick")
+    assert [(each.property, each.severity) for each in report.failures] == [("gradient", "error")]
+    assert "slope=0.0075" in report.failures[0].evidence["sample"]
 
 
 @pytest.mark.parametrize("base", [float, int, int | float])

@@ -96,6 +96,35 @@ def _values_of(
                 made = varied(subject, sizes.sample, words, change, silent=silent, given=given)
                 tried.setdefault(repr(other), (other, []))[1].extend(made)
     yield from tried.values()
+    numbers = [*values_shown, *(other for other, _ in tried.values())]
+    # A class returns a gradient for each argument that is passed, and its author passes no more.
+    passed = subject.specification.schema.names.index(argument.name) < (subject.passed or LARGEST)
+    if passed and len(shown) == 1 and all(map(is_number, numbers)) and len(set(numbers)) == 1:
+        yield numbers[0], list(_beside(subject, argument, places))
+
+
+def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, int]]) -> Iterator[Variation]:
+    """Yield the samples with another number than the only one that is known: a kernel may hold it fixed."""
+    for sizes, argnum in places:
+        value = sizes.sample.flat[argnum]
+        for other in numbers_beside(value) if may_change(sizes, argnum) else ():
+            words = f"`{argument.name}={other!r}` where it had {value!r}"
+            yield from varied(subject, sizes.sample, words, {argnum: other}, silent=True, given="undeclared")
+
+
+def numbers_beside(value: int | float) -> tuple[int | float, ...]:
+    """Return numbers that take a number's place, the likelier one first: of its sign, and hardly larger.
+
+    Example:
+        >>> numbers_beside(1.0), numbers_beside(1e-6), numbers_beside(0.0)
+        ((0.75, 1.25), (7.5e-07, 1.25e-06), (0.25, -0.25))
+        >>> numbers_beside(3), numbers_beside(1), numbers_beside(-1)
+        ((2, 4), (2, 0), (-2, 0))
+    """
+    if isinstance(value, float):
+        return (0.75 * value, 1.25 * value) if value else (0.25, -0.25)
+    step = -1 if value < 0 else 1
+    return (value - step, value + step) if abs(value) > 1 else (value + step, value - step)
 
 
 def _states_none(subject: Subject, argument: Argument) -> bool:
