@@ -26,6 +26,7 @@ from opsmith.scaffolding.new_package import LONGEST, TEMPLATE, version_range
 ALWAYS = [
     ".gitignore",
     "README.md",
+    "build_backend.py",
     "pyproject.toml",
     "src/fast_math/__init__.py",
     "src/fast_math/ops.py",
@@ -393,3 +394,31 @@ def test_mypy_has_nothing_to_say(packages: list[Path], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_opsmith_check_passes(packages: list[Path]) -> None:
     assert "scaffolded::swish: passed" in tool(packages[0], "opsmith", "check", "scaffolded")
+
+
+BACK_END = """
+import json, os, sys
+import build_backend
+wheel = build_backend.get_requires_for_build_wheel()
+sdist = build_backend.get_requires_for_build_sdist()
+editable = build_backend.get_requires_for_build_editable()
+print(json.dumps([wheel, sdist, editable, build_backend.build_editable(sys.argv[1])]))
+"""
+
+
+def test_a_wheel_needs_opsmith_to_be_built_and_an_editable_install_does_not(tmp_path: Path) -> None:
+    new_package("fast-math", tmp_path / "a")
+    done = subprocess.run(
+        [sys.executable, "-c", BACK_END, str(tmp_path)],
+        cwd=tmp_path / "a",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "a")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wheel, sdist, editable, name = json.loads(done.stdout)
+    assert wheel == [f"opsmith[cli,cuda]{version_range(opsmith.__version__)}"]
+    assert sdist == []
+    assert not [each for each in editable if "opsmith" in each]
+    assert name == "fast_math-0.1.0-py3-none-any.whl"

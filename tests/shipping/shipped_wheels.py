@@ -14,7 +14,7 @@ from opsmith.scaffolding import new_package
 
 SRC = Path(opsmith.__file__).parents[1]
 ROOT = SRC.parent
-BUILT = {"HATCH_BUILD_HOOKS_ENABLE": "1"}
+PURE = {"OPSMITH_PURE_WHEEL": "1"}
 _METADATA = "Metadata-Version: 2.1\nName: hook-of-tests\nVersion: 0\n"
 _ENTRY_POINTS = "[hatch]\nopsmith = hatch_opsmith\n"
 _TABLE = "[tool.hatch.build.targets.wheel.hooks.opsmith]\n"

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from shipped_wheels import BUILT, SRC, built_wheel, replace_in, run_hatchling
+from shipped_wheels import PURE, SRC, built_wheel, replace_in, run_hatchling
 
 from opsmith.build.platform_tag import platform_tag
 from opsmith.build.processor import best_level
@@ -42,11 +42,10 @@ print(len(runtimes), wheeled.__file__)
 """
 
 
-def test_a_wheel_is_pure_without_the_hook_and_by_a_variable(project: Path, tmp_path: Path) -> None:
-    for variables in ({}, {**BUILT, "OPSMITH_PURE_WHEEL": "1"}):
-        path = built_wheel(project, tmp_path, **variables)
-        assert path.name == "wheeled-0.1.0-py3-none-any.whl"
-        assert not [name for name in zipfile.ZipFile(path).namelist() if "_kernels" in name]
+def test_a_wheel_is_pure_by_a_variable(project: Path, tmp_path: Path) -> None:
+    path = built_wheel(project, tmp_path, **PURE)
+    assert path.name == "wheeled-0.1.0-py3-none-any.whl"
+    assert not [name for name in zipfile.ZipFile(path).namelist() if "_kernels" in name]
 
 
 def test_a_wheel_with_built_kernels(project: Path, platform_wheel: Path, tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_what_was_built_in_the_tree_is_in_no_wheel_but_what_the_hook_builds(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len([*(place / "wheeled" / "_kernels").iterdir()]) == FILES
-    for variables, count in (({}, 0), ({**BUILT, "OPSMITH_PURE_WHEEL": "1"}, 0), (BUILT, FILES)):
+    for variables, count in ((PURE, 0), ({}, FILES)):
         held = zipfile.ZipFile(built_wheel(tmp_path / "wheeled", tmp_path, **variables)).namelist()
         assert len([name for name in held if "_kernels" in name]) == count
 
@@ -89,7 +88,7 @@ def test_a_wrong_kernel_makes_no_wheel(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project, wrong)
     source = wrong / "src" / "wheeled" / "swish.cpp"
     replace_in(source, "exp(-beta[c]", "exp(beta[c]")
-    done = run_hatchling(wrong, tmp_path, **BUILT)
+    done = run_hatchling(wrong, tmp_path)
     assert done.returncode != 0
     said = done.stdout + done.stderr
     assert "wheeled::swish" in said
