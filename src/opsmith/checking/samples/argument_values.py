@@ -116,8 +116,8 @@ def numbers_beside(value: int | float) -> tuple[int | float, ...]:
     """Return numbers that take a number's place, the likelier one first: of its sign, and hardly larger.
 
     Example:
-        >>> numbers_beside(1.0), numbers_beside(1e-6), numbers_beside(0.0)
-        ((0.75, 1.25), (7.5e-07, 1.25e-06), (0.25, -0.25))
+        >>> numbers_beside(1.0), numbers_beside(-2.0), numbers_beside(0.0)
+        ((0.75, 1.25), (-1.5, -2.5), (0.25, -0.25))
         >>> numbers_beside(3), numbers_beside(1), numbers_beside(-1)
         ((2, 4), (2, 0), (-2, 0))
     """
