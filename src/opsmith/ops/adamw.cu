@@ -1,11 +1,13 @@
-// A step of AdamW: each row of the grid updates one tensor. The step is counted in a launch of its own, once all
-// blocks of the first have read it.
+// A step of AdamW. A first launch counts it, and computes what is the same for all elements; in the second one
+// each row of the grid updates one tensor.
 #include "rows.cuh"
 
 template <class A>
 struct Step {
   A decay, beta1, beta2, step_size, correction, eps;
 
+  __device__ explicit Step(const Contiguous<const A, 1>& x)
+      : decay(x[0]), beta1(x[1]), beta2(x[2]), step_size(x[3]), correction(x[4]), eps(x[5]) {}
   __device__ void operator()(A& parameter, A derivative, A& mean, A& square) const {
     mean += (derivative - mean) * (1 - beta1);
     square = square * beta2 + derivative * derivative * (1 - beta2);
@@ -43,22 +45,29 @@ __device__ bool alike(const View<T>& x, const View<U>& y) {
 // Tensors of a list at most: the parameters of a launch are up to 32764 bytes, and a view is 152.
 constexpr int TENSORS = 50;
 
+// Powers are taken in double, which is slow: by one thread alone.
+template <class T>
+__global__ void count(View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2, double eps,
+                      double weight_decay, Contiguous<Wide<T>, 1> same) {
+  using A = Wide<T>;
+  step() += 1;
+  const double count = double(step());
+  same[0] = A(1 - learning_rate * weight_decay);
+  same[1] = A(beta1);
+  same[2] = A(beta2);
+  same[3] = A(learning_rate / (1 - pow(beta1, count)));
+  same[4] = A(1 / sqrt(1 - pow(beta2, count)));
+  same[5] = A(eps);
+}
+
 template <class T>
 __global__ void __launch_bounds__(256)
 adamw_(List<View<T>, TENSORS> parameters, List<View<const T>, TENSORS> derivatives, List<View<T>, TENSORS> means,
-       List<View<T>, TENSORS> squares, View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2,
-       double eps, double weight_decay) {
-  using A = Wide<T>;
+       List<View<T>, TENSORS> squares, Contiguous<const Wide<T>, 1> same) {
   const View<T>& parameter = parameters[blockIdx.y];
   const int64_t n = parameter.numel(), begin = int64_t(blockIdx.x) * blockDim.x, first = begin + threadIdx.x;
   if (begin >= n) return;  // the grid is as wide as the largest tensor
-  __shared__ Step<A> update;
-  if (threadIdx.x == 0) {  // powers in double are slow
-    const double count = double(step()) + 1;
-    update = {A(1 - learning_rate * weight_decay),           A(beta1), A(beta2),
-              A(learning_rate / (1 - pow(beta1, count))), A(1 / sqrt(1 - pow(beta2, count))), A(eps)};
-  }
-  __syncthreads();
+  const Step<Wide<T>> update(same);
   const View<T>&mean = means[blockIdx.y], &square = squares[blockIdx.y];
   const View<const T>& derivative = derivatives[blockIdx.y];
   const int64_t threads = int64_t(gridDim.x) * blockDim.x;
@@ -74,9 +83,4 @@ adamw_(List<View<T>, TENSORS> parameters, List<View<const T>, TENSORS> derivativ
   const int64_t packs = p.in_packs() && g.in_packs() && m.in_packs() && v.in_packs() ? n / N : 0;
   for (int64_t i = first; i < packs; i += threads) update_together<N>(update, i, p, g, m, v);
   for (int64_t i = packs * N + first; i < n; i += threads) update_together<1>(update, i, p, g, m, v);
-}
-
-template <class T>
-__global__ void count(View<Wide<T>, 0> step) {
-  step() += 1;
 }

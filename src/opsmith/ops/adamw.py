@@ -82,8 +82,12 @@ def adamw_(
 
 
 def _blocks(parameters: list[Tensor]) -> tuple[int, int]:
-    """Return the grid of the CUDA kernel: blocks for the largest tensor, by the number of tensors."""
-    return -(-max((each.numel() for each in parameters), default=0) // 1024), len(parameters)
+    """Return the grid of the CUDA kernel: blocks for the largest tensor, by the number of tensors.
+
+    A thread reads 16 bytes at once, again and again where there are blocks enough for any GPU.
+    """
+    most = max((each.nbytes for each in parameters), default=0)
+    return min(-(-most // 4096), max(32, 8192 // max(1, len(parameters)))), len(parameters)
 
 
 _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -92,7 +96,11 @@ adamw_.kernel(
     "cuda",
     cuda_file="adamw.cu",
     dtypes=_DTYPES,
-    launches=[opsmith.Launch("adamw_", grid=_blocks), opsmith.Launch("count(step)", grid=1, block=1)],
+    scratch={"same": (6, "step")},
+    launches=[
+        opsmith.Launch("count(step, learning_rate, beta1, beta2, eps, weight_decay, same)", grid=1, block=1),
+        opsmith.Launch("adamw_(parameters, derivatives, means, squares, same)", grid=_blocks),
+    ],
     max_spills=0,
 )
 

@@ -67,7 +67,7 @@ def _(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots:
 _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 write_kv_cache.kernel("cpu", cpp_file="kv_cache.cpp", dtypes=_DTYPES)
 write_kv_cache.kernel(
-    "cuda", cuda_file="kv_cache.cu", dtypes=_DTYPES, grid="slots.numel", block=(32, 8), max_spills=0
+    "cuda", cuda_file="kv_cache.cu", dtypes=_DTYPES, grid="slots.numel", block=(16, 16), max_spills=0
 )
 
 

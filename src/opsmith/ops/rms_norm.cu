@@ -97,97 +97,104 @@ add_rms_norm_(View<T> x, View<T> residual, Optional<View<const T, 1>> weight, do
     add_and_normalise<1>(to, sums, by, n, eps);
 }
 
-// With n = x rstd and g = grad weight, grad_x is rstd (g - n mean(g n)).
-template <int N, class T, class A>
-__device__ void row_backward(const Row<const T>& grad, const Row<const T>& x, const Weight<T>& weight, int64_t n,
-                             A scale, const Row<T>& grad_x) {
-  A along = 0;
+// Rows that the threads of a row read together: so many requests to memory are under way at once.
+constexpr int TOGETHER = 4;
+
+// Gradients of rows from row `first` on. With n = x rstd and g = grad weight, grad_x is rstd (g - n mean(g n)).
+// Their part of grad_weight begins `sums`, or is added to it.
+template <int N, bool EVENLY, class T, class A>
+__device__ void rows_backward(const Rows<const T>& grads, const Rows<const T>& x, const Weight<T>& weight,
+                              const Rows<const A>& rstd, int64_t first, int64_t count, int64_t n,
+                              const Rows<T>& grad_x, bool begins, const Row<A>& sums) {
+  A along[TOGETHER] = {}, scale[TOGETHER];
+  // After the last row this one is read again, which is of no effect.
+  const auto row = [=](int r) { return min(first + r, count - 1); };
   for (int64_t i = threadIdx.x; i < n / N; i += blockDim.x) {
-    A g[N], number[N], by[N];
-    grad.load(i, g);
-    x.load(i, number);
+    A by[N];
     weight.load(i, by);
 #pragma unroll
-    for (int p = 0; p < N; p++) along += g[p] * by[p] * number[p];
-  }
-  along = sum_over_row(along) * scale * scale / A(n);
-  for (int64_t i = threadIdx.x; i < n / N; i += blockDim.x) {
-    A g[N], number[N], by[N];
-    grad.load(i, g);
-    x.load(i, number);
-    weight.load(i, by);
+    for (int r = 0; r < TOGETHER; r++) {
+      A g[N], number[N];
+      grads.template at<EVENLY>(row(r)).load(i, g);
+      x.template at<EVENLY>(row(r)).load(i, number);
 #pragma unroll
-    for (int p = 0; p < N; p++) g[p] = scale * (g[p] * by[p] - number[p] * along);
-    grad_x.store(i, g);
+      for (int p = 0; p < N; p++) along[r] += g[p] * by[p] * number[p];
+    }
+  }
+  sum_over_row(along);
+#pragma unroll
+  for (int r = 0; r < TOGETHER; r++) {
+    scale[r] = rstd.template at<EVENLY>(row(r))[0];
+    along[r] *= scale[r] * scale[r] / A(n);
+  }
+  for (int64_t i = threadIdx.x; i < n / N; i += blockDim.x) {
+    A by[N], sum[N] = {};
+    weight.load(i, by);
+    if (!begins) sums.load(i, sum);
+#pragma unroll
+    for (int r = 0; r < TOGETHER; r++) {
+      A g[N], number[N];
+      grads.template at<EVENLY>(row(r)).load(i, g);
+      x.template at<EVENLY>(row(r)).load(i, number);
+      if (first + r >= count) continue;
+#pragma unroll
+      for (int p = 0; p < N; p++) {
+        sum[p] += g[p] * number[p] * scale[r];
+        g[p] = scale[r] * (g[p] * by[p] - number[p] * along[r]);
+      }
+      grad_x.template at<EVENLY>(first + r).store(i, g);
+    }
+    sums.store(i, sum);
   }
 }
 
-// Columns of a strip, which are 32 bytes: as much as a GPU reads at once.
-template <class T> constexpr int STRIP = 32 / sizeof(T);
-
-// Rows that a block reads at once, each by as many threads as a strip has columns.
-template <class T> constexpr int ROWS = 256 / STRIP<T>;
-
-// Sum of grad x rstd over every ROWS-th row of a column from row `first` on.
-template <bool EVENLY, class T>
-__device__ Wide<T> sum_of_column(const Rows<const T>& grads, const Rows<const T>& x,
-                                 const Rows<const Wide<T>>& rstd, int64_t first, int64_t count, int64_t column) {
-  using A = Wide<T>;
-  constexpr int64_t BLOCK = 16 * ROWS<T>;  // rows that are summed before they are added to the sum of all: rounding
-  A sum = 0;
-  for (int64_t begin = first; begin < count; begin += BLOCK) {
-    const int64_t end = min(count, begin + BLOCK);
-    A block = 0;
-#pragma unroll(EVENLY ? 4 : 1)
-    for (int64_t row = begin; row < end; row += ROWS<T>)
-      block += A(grads.template at<EVENLY>(row)[column]) * A(x.template at<EVENLY>(row)[column]) *
-               rstd.template at<EVENLY>(row)[0];
-    sum += block;
-  }
-  return sum;
-}
-
-// Sums the columns of a strip over all rows, in the same order each time.
+// Threads that share rows take some of them in turn. Each has a row of `sums` for its part of grad_weight.
 template <class T>
-__device__ void strip_backward(const Rows<const T>& grads, const Rows<const T>& x, const Rows<const Wide<T>>& rstd,
-                               int64_t count, int64_t first, const View<T, 1>& grad_weight) {
-  using A = Wide<T>;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread / STRIP<T>;
-  const int64_t column = first + thread % STRIP<T>;
-  const bool is_there = column < grad_weight.size(0), evenly = grads.evenly && x.evenly && rstd.evenly;
-  A sum = 0;
-  if (is_there)
-    sum = evenly ? sum_of_column<true>(grads, x, rstd, lane, count, column)
-                 : sum_of_column<false>(grads, x, rstd, lane, count, column);
-  __shared__ A sums[ROWS<T>][STRIP<T>];
-  sums[lane][thread % STRIP<T>] = sum;
-  for (int half = ROWS<T> / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (lane < half) sums[lane][thread % STRIP<T>] += sums[lane + half][thread % STRIP<T>];
-  }
-  if (lane == 0 && is_there) grad_weight(column) = T(sums[0][thread]);
-}
-
-// The first blocks compute the gradient of the weight, each a strip of columns, and all others that of x.
-template <class T>
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(256, 2)
 rms_norm_backward(View<const T> grad, View<const T> x, View<const T, 1> weight, View<const Wide<T>> rstd,
-                  View<T> grad_x, View<T, 1> grad_weight) {
-  const int64_t n = x.size(-1), strips = (n + STRIP<T> - 1) / STRIP<T>, count = rstd.numel();
+                  View<T> grad_x, Contiguous<Wide<T>, 2> sums) {
+  const int64_t n = x.size(-1), count = rstd.numel();
   const Rows<const T> grads(grad), numbers(x);
   const Rows<const Wide<T>> scales(rstd);
-  if (blockIdx.x < strips) {
-    strip_backward(grads, numbers, scales, count, blockIdx.x * int64_t(STRIP<T>), grad_weight);
-    return;
-  }
-  const int64_t row = row_of_thread() - strips * blockDim.y;
-  if (row >= count) return;
-  const Row<const T> came = grads(row), from = numbers(row);
-  const Row<T> to = row_of(grad_x, row);
+  const Rows<T> to(grad_x);
   const Weight<T> by(weight);
-  const Wide<T> scale = scales(row)[0];
-  if (n % PACK<T> == 0 && came.in_packs() && from.in_packs() && to.in_packs() && by.in_packs())
-    row_backward<PACK<T>>(came, from, by, n, scale, to);
-  else
-    row_backward<1>(came, from, by, n, scale, to);
+  const int64_t own = row_of_thread();
+  const Row<Wide<T>> sum{&sums(own, int64_t(0)), 1};
+  const bool in_packs = n % PACK<T> == 0 && each_row_in_packs(grad) && each_row_in_packs(x) &&
+                        each_row_in_packs(grad_x) && by.in_packs();
+  const bool evenly = grads.evenly && numbers.evenly && scales.evenly && to.evenly;
+  if (own * TOGETHER >= count)
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum[i] = 0;
+  for (int64_t first = own * TOGETHER; first < count; first += sums.size(0) * TOGETHER) {
+    const bool begins = first == own * TOGETHER;
+    if (in_packs && evenly)
+      rows_backward<PACK<T>, true>(grads, numbers, by, scales, first, count, n, to, begins, sum);
+    else
+      rows_backward<1, false>(grads, numbers, by, scales, first, count, n, to, begins, sum);
+  }
+}
+
+// Columns of a block, which are 32 bytes: as much as a GPU reads at once.
+template <class T> constexpr int STRIP = 32 / sizeof(T);
+
+// Sums columns, always in the same order.
+template <class T>
+__global__ void __launch_bounds__(256)
+sum_of_rows(Contiguous<const Wide<T>, 2> sums, View<T, 1> grad_weight) {
+  using A = Wide<T>;
+  constexpr int COLUMNS = STRIP<A>, ROWS = 256 / COLUMNS;
+  const int lane = threadIdx.x / COLUMNS, place = threadIdx.x % COLUMNS;
+  const int64_t column = int64_t(blockIdx.x) * COLUMNS + place;
+  A sum = 0;
+  if (column < grad_weight.size(0)) {
+#pragma unroll 4
+    for (int64_t row = lane; row < sums.size(0); row += ROWS) sum += sums(row, column);
+  }
+  __shared__ A parts[ROWS][COLUMNS];
+  parts[lane][place] = sum;
+  for (int half = ROWS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (lane < half) parts[lane][place] += parts[lane + half][place];
+  }
+  if (lane == 0 && column < grad_weight.size(0)) grad_weight(column) = T(parts[0][place]);
 }

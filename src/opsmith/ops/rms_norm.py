@@ -16,21 +16,14 @@ import opsmith
 _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def _cuda(rows: str, *, blocks_before: str = "0") -> dict[str, Any]:
-    """Return the CUDA kernels' file and launch: a warp computes a short row, and a block a longer one.
+_SHORT = "x.shape[-1] <= 128"
+"""Rows that a warp computes in CUDA; a block computes a longer one."""
+_CUDA: dict[str, Any] = {"cuda_file": "rms_norm.cu", "dtypes": _DTYPES, "max_spills": 0}
+_BLOCK = f"32 if {_SHORT} else 256", f"8 if {_SHORT} else 1"
 
-    Args:
-        rows: Number of rows.
-        blocks_before: Number of blocks before those of the rows.
-    """
-    short = "x.shape[-1] <= 128"
-    return {
-        "cuda_file": "rms_norm.cu",
-        "dtypes": _DTYPES,
-        "grid": f"{blocks_before} + ceil({rows} / (8 if {short} else 1))",
-        "block": (f"32 if {short} else 256", f"8 if {short} else 1"),
-        "max_spills": 0,
-    }
+
+def _grid(rows: str) -> str:
+    return f"ceil({rows} / (8 if {_SHORT} else 1))"
 
 
 def _normalised(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -84,7 +77,21 @@ def rms_norm_backward(cotangent: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
 
 rms_norm_backward.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
-rms_norm_backward.kernel("cuda", **_cuda("rstd.numel", blocks_before="ceil(x.shape[-1] * x.itemsize / 32)"))
+# Two blocks for each multiprocessor of a large GPU; the threads that share a row read four of them at once.
+_BLOCKS = f"min(256, ceil(rstd.numel / (32 if {_SHORT} else 4)))"
+rms_norm_backward.kernel(
+    "cuda",
+    **_CUDA,
+    scratch={"sums": (f"{_BLOCKS} * (8 if {_SHORT} else 1)", "x.shape[-1]", "rstd")},
+    launches=[
+        opsmith.Launch(
+            "rms_norm_backward(cotangent, x, weight, rstd, result0, sums)", grid=_BLOCKS, block=_BLOCK
+        ),
+        opsmith.Launch(
+            "sum_of_rows(sums, result1)", grid="ceil(result1.numel * rstd.itemsize / 32)", block=256
+        ),
+    ],
+)
 
 
 @opsmith.operator(
@@ -121,7 +128,7 @@ def _(grad: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor) -> dict[str,
 
 
 rms_norm.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
-rms_norm.kernel("cuda", **_cuda("rstd.numel"))
+rms_norm.kernel("cuda", **_CUDA, grid=_grid("rstd.numel"), block=_BLOCK)
 
 
 @opsmith.operator(
@@ -157,7 +164,7 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps
 
 
 add_rms_norm_.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
-add_rms_norm_.kernel("cuda", **_cuda("x.numel / x.shape[-1]"))
+add_rms_norm_.kernel("cuda", **_CUDA, grid=_grid("x.numel / x.shape[-1]"), block=_BLOCK)
 
 
 @add_rms_norm_.gradients("x", "residual", "weight")

@@ -78,7 +78,7 @@ rope_.kernel(
     cuda_file="rope.cu",
     dtypes=_DTYPES,
     grid="positions.numel",
-    block=(32, "max(1, min(8, x.shape[-2]))"),
+    block=(8, "max(1, min(32, x.shape[-2]))"),
     max_spills=0,
 )
 

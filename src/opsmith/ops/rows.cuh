@@ -46,6 +46,14 @@ struct Row {
   }
 };
 
+// True if each row of a tensor, along its last dimension, begins with a pack and lies one element after the other.
+template <class T, int N>
+__device__ bool each_row_in_packs(const View<T, N>& x) {
+  bool found = Row<T>{x.data, x.stride(-1)}.in_packs();
+  for (int at = 0; at + 1 < x.dim; at++) found &= x.sizes[at] == 1 || x.strides[at] % PACK<T> == 0;
+  return found;
+}
+
 // The rows of a tensor, in the order of its elements.
 template <class T>
 struct Rows {
@@ -87,16 +95,28 @@ __device__ T& element(const View<T, N>& x, int64_t index) {
 // Number of the row of this thread: blockDim.x threads share a row, and blockDim.y rows a block.
 __device__ inline int64_t row_of_thread() { return int64_t(blockIdx.x) * blockDim.y + threadIdx.y; }
 
-// Sum over the threads that share a row, a warp or a whole block; each of them gets it. A kernel calls it once.
+// Sums numbers over the threads that share a row, a warp or a whole block; each of them gets the sums.
+template <class A, int N>
+__device__ void sum_over_row(A (&sums)[N]) {
+#pragma unroll
+  for (int at = 0; at < N; at++)
+    for (int by = 16; by > 0; by /= 2) sums[at] += __shfl_xor_sync(0xffffffff, sums[at], by);
+  if (blockDim.x == 32) return;
+  __shared__ A parts[N][32];
+  __syncthreads();  // all have read the parts of an earlier sum
+  if (threadIdx.x % 32 == 0)
+    for (int at = 0; at < N; at++) parts[at][threadIdx.x / 32] = sums[at];
+  __syncthreads();
+#pragma unroll
+  for (int at = 0; at < N; at++) {
+    sums[at] = 0;
+    for (int warp = 0; warp < blockDim.x / 32; warp++) sums[at] += parts[at][warp];
+  }
+}
+
 template <class A>
 __device__ A sum_over_row(A sum) {
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffff, sum, by);
-  if (blockDim.x == 32) return sum;
-  __shared__ A parts[32];
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int warp = 0; warp < blockDim.x / 32; warp++) sum += parts[warp];
-  return sum;
+  A sums[1] = {sum};
+  sum_over_row(sums);
+  return sums[0];
 }
