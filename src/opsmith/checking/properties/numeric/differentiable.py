@@ -1,6 +1,6 @@
 """Inputs of a sample that have a gradient to check, and parameters that a call reaches through an object.
 
-Whether a parameter of an object, such as a module, is frozen or not: all else is the same.
+If a parameter of an object, such as a module, is frozen, all else is the same.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ MOST = 8
 HINT = "; what a call gives must not depend on them: read `requires_grad` of each before differentiating"
 
 Needs = dict[tuple[int, str], bool]
-"""Whether a parameter requires a gradient, by position of its object and its name there."""
+"""True for each parameter that requires a gradient, by position of its object and its name there."""
 
 
 def frozen_parameters(property: str, subject: Subject) -> Findings:

@@ -104,20 +104,20 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
     subject, sample, found = plain.subject, plain.sample, list[float]()
     with Overlooking():  # what it rejects, or cannot differentiate, other properties report
         found = _boundaries(plain) if plain.argnum in plain.argnums else []
-    for dtype in dtypes:
-        # What computes in float32 has the range of it.
-        ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
-        for group in value_groups(ranged, found):
-            call = replace(plain, group=group, dtype=dtype)
-            every = placements(sample.flat[plain.argnum], group, subject.generator())
-            yield from filter(None, map(call.placed, every))
-    own = [form for form in plain.forms if form.label == plain.label and form.broken]
-    for form, dtype in product(own, dtypes):
-        kept = [each for each in plain.forms if each is not form]
+    # What computes in float32 has the range of it.
+    ranges = {each: computed_in(subject, sample) if each == torch.float64 else each for each in dtypes}
+    calls = [
+        replace(plain, group=group, dtype=dtype)
+        for dtype in dtypes
+        for group in value_groups(ranges[dtype], found)
+    ]
+    for form, dtype in product((form for form in plain.forms if form.label == plain.label), dtypes):
         group = replace(ZEROS, strained=True, broken=f", {form.broken}")
-        call = replace(plain, dtype=dtype, forms=kept, group=group)
-        every = placements(sample.flat[plain.argnum], ZEROS, subject.generator())
-        yield from filter(None, map(call.placed, every))
+        kept = [each for each in plain.forms if each is not form]
+        calls += [replace(plain, group=group, dtype=dtype, forms=kept)] if form.broken else []
+    for call in calls:
+        placed = placements(sample.flat[plain.argnum], call.group, subject.generator())
+        yield from filter(None, map(call.placed, placed))
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
