@@ -25,7 +25,7 @@ from opsmith.checking.exceptions import (
 from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
+from opsmith.checking.side_effects.global_settings import default_dtype
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
@@ -135,7 +135,7 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
 
 
 def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], Any]) -> torch.dtype:
-    with Overlooking(), without_warnings():  # what it raises, other properties report
+    with Overlooking():  # what it raises, other properties report
         argnums = differentiated(subject, sample).argnums
         grads = plain_grad_outputs(subject, sample).in_double()
 

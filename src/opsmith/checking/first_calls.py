@@ -32,7 +32,6 @@ from opsmith.checking.samples.domain import symmetric_labels
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.canaries import read_outside
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where
@@ -92,7 +91,7 @@ def _tried(subject: Subject) -> Outcome:
     """Return what it raises in float64, as the reason, if it takes float32; and the failure for that."""
     refusal: BaseException | str | None = None
     # A property reports a call that does not return.
-    with without_warnings(), suppress(EndlessCallError), watched_calls():
+    with suppress(EndlessCallError), watched_calls():
         for sample in (each for each in subject.samples if each.inexact):
             refusal = _refusal(subject, sample, torch.float64)
             if refusal is not None and _refusal(subject, sample, torch.float32) is None:
@@ -187,7 +186,7 @@ def _first_calls(subject: Subject) -> Outcome:
     found: list[Failure] = []
     watchdog = watched_calls()
     try:
-        with without_warnings(), few_threads(subject.effort), torch.no_grad(), watchdog:
+        with few_threads(subject.effort), torch.no_grad(), watchdog:
             for sample in subject.samples:
                 try:
                     if subject.kind.has_reference:
@@ -236,7 +235,7 @@ class Inputs:
     deadly: DeadlySizes = field(default_factory=partial(DeadlySizes, ()))
 
     @property
-    def every(self) -> Subject:
+    def whole(self) -> Subject:
         """The subject with all inputs."""
         return replace(self.subject, samples=(*self.subject.samples, *self.derived.samples))
 
@@ -247,7 +246,7 @@ class Inputs:
 
     def of(self, known: Property) -> Subject:
         """The subject with the inputs that a property runs on."""
-        subject = self.every if known.inputs == "every" else self.subject
+        subject = self.whole if known.inputs == "every" else self.subject
         if known.inputs == "few":
             subject = sample_subset(subject)
         symmetric = self.symmetric and "differences" in known.traits
@@ -341,7 +340,7 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
         symmetric = frozenset() if deaths else symmetric_labels(safe)
         deadly = deadly_sizes(PROPERTY, subject, derived.samples)
     inputs = Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
-    return replace(inputs, refused=(*refused, *_read_outside(inputs.every, limit_s)))
+    return replace(inputs, refused=(*refused, *_read_outside(inputs.whole, limit_s)))
 
 
 def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:

@@ -334,8 +334,8 @@ class ObjectArguments(dict[int, Any]):
         return frozenset(each.argnum for each in self._every)
 
     @property
-    def rows(self) -> frozenset[int]:
-        """Positions of the arguments that are rows of an object's parameters."""
+    def flattened(self) -> frozenset[int]:
+        """Positions of the arguments that are all parameters of an object, one after another."""
         return frozenset(each.argnum for each in self._every if each.part is not None)
 
     @property
@@ -400,18 +400,18 @@ class HeldArgument(NamedTuple):
         argnum: Position of the argument.
         apart: True if it is a leaf of its own with the argument's memory, as its `detach()` or a parameter.
         part: The elements of the argument that are its numbers, where that is all parameters in a row.
-        every: Number of elements that the argument then has.
+        total: Number of elements that the argument then has.
     """
 
     tensor: Tensor
     argnum: int
     apart: bool
     part: slice | None = None
-    every: int = 0
+    total: int = 0
 
     def fits(self, flat: Sequence[Any]) -> bool:
         """Return True if the argument has elements for it."""
-        return self.part is None or flat[self.argnum].numel() == self.every
+        return self.part is None or flat[self.argnum].numel() == self.total
 
     def of(self, flat: Sequence[Any]) -> Tensor:
         """Return the tensor that stands for it among other arguments."""
@@ -433,10 +433,14 @@ def held_arguments(tensors: Collection[Tensor], flat: Sequence[Any]) -> list[Hel
         for tensor, one, other in found
         if (place := other if one is None else one) is not None
     ]
-    return held or _in_a_row([each for each in tensors if isinstance(each, torch.nn.Parameter)], values)
+    return held or _one_after_another(
+        [each for each in tensors if isinstance(each, torch.nn.Parameter)], values
+    )
 
 
-def _in_a_row(parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]) -> list[HeldArgument]:
+def _one_after_another(
+    parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]
+) -> list[HeldArgument]:
     """The parameters of an object as parts of an argument that has their numbers, one after another."""
     ends = [*accumulate((each.numel() for each in parameters), initial=0)]
     if len({(each.dtype, each.device) for each in parameters}) != 1 or not ends[-1]:

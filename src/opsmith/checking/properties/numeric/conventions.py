@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
-from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.exceptions import Overlooking, error_words
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import DirectionalFunction, coordinates
 from opsmith.checking.processes.watchdog import time_limit
@@ -40,7 +40,6 @@ from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.canaries import form_of
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.attribution import calls_operator
@@ -136,9 +135,13 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
     if {"float32", "float64"} <= {*failure.dtypes}:
         needed.append(partial(ShownGradient.is_alike_in, dtype=torch.float32))
     tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
-    with time_limit(math.inf):  # what is wrong is known
-        sound = all(_holds(each, gradient) for each in needed)
-        found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+    try:
+        with time_limit(math.inf):  # what is wrong is known
+            sound = all(_holds(each, gradient) for each in needed)
+            found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+    except Exception as error:
+        words = f"opsmith itself failed to look for a convention that explains it ({error_words(error)})"
+        return replace(failure, message=f"{failure.message}; {words}: please report that")
     if found is None:
         return failure
     words = "" if found.words in failure.message else f"; {found.words}"
@@ -146,7 +149,7 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
 
 
 def _holds(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
-    with Overlooking(), without_warnings():
+    with Overlooking():
         return holds(gradient)
     return False
 
@@ -221,14 +224,14 @@ class StraightThrough(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute a function, or one that rounds with another gradient."""
-        name = getattr(function, "__name__", "")
-        if name.removesuffix("_") not in ROUNDING or not args or not is_inexact(args[0]):
+        name, given = getattr(function, "__name__", ""), dict(kwargs or {})
+        x = args[0] if args else given.pop("input", None)
+        if name.removesuffix("_") not in ROUNDING or not is_inexact(x):
             return function(*args, **(kwargs or {}))
-        x, *more = args
         self.used |= x.requires_grad  # by the input that is differentiated, alone
         if not self.rounds:
             return x
-        rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *more, **(kwargs or {}))
+        rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *args[1:], **given)
         passed = rounded + (x - x.detach())
         return x.copy_(passed) if name.endswith("_") else passed
 

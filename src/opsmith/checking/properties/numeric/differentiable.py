@@ -108,9 +108,9 @@ def frozen_parameters(property: str, subject: Subject) -> Findings:
 
 
 def _check(run: Run) -> Findings:
-    rows = run.sample.objects.rows  # their gradients are those of the parameters, frozen or not
+    flattened = run.sample.objects.flattened  # their gradients are those of the parameters, frozen or not
     for subset in [*reversed([*differentiated(run.subject, run.sample).subsets()]), ()]:
-        argnums = tuple(argnum for argnum in subset if argnum not in rows)
+        argnums = tuple(argnum for argnum in subset if argnum not in flattened)
         failure = next(compare(_ways(replace(run, place=run.subject.devices[0], by=argnums))), None)
         if failure is not None:
             yield failure

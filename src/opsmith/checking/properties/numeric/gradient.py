@@ -620,7 +620,9 @@ def _is_right_in_float64(attempt: Attempt) -> bool:
     return compared and not attempt.wrong and not attempt.subject.narrow
 
 
-def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:
+def _needing(sample: Sample, choices: Sequence[tuple[int, ...]]) -> str:
+    """The smallest choices of inputs, in words: those that contain them are as many as 2 to their number."""
+    subsets = [each for each in choices if not any({*other} < {*each} for other in choices)]
     words = [" and ".join(f"`{sample.labels[argnum]}`" for argnum in subset) for subset in subsets]
     alone = [
         f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)

@@ -31,7 +31,6 @@ from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variation_kinds import is_number
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
@@ -147,7 +146,7 @@ class RightGradients(Run):
         for sample in (self.sample, *subject.samples):
             argnum = sample.labels.index(label) if label in sample.labels else -1
             if argnum in sample.inexact and (sample is self.sample or not sample.origin):
-                with Overlooking(), without_warnings():  # what a reference raises, other properties report
+                with Overlooking():  # what a reference raises, other properties report
                     size = partial(_size_of_gradient, subject, sample, argnum)
                     found.append(subject.once(f"size of the gradient by {label}", sample, size))
         return max(size for size in found if math.isfinite(size))
@@ -451,7 +450,7 @@ def _is_setting(subject: Subject, sample: Sample, label: str) -> bool:
     others = [sample.change.of.flat[argnum]] if sample.change is not None else []
     if isinstance(own, Tensor):
         others = [torch.full_like(own, number) for number in (0.0, 1.0, -1.0)]
-    with torch.no_grad(), Overlooking(), without_warnings():
+    with torch.no_grad(), Overlooking():
         results = [
             [each.clone() for each in subject.call(sample, [*given[:argnum], value, *given[argnum + 1 :]])]
             for value in (own, *others)
@@ -490,7 +489,7 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
 
 def _wrong(subject: Subject, sample: Sample) -> set[str]:
     """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
-    with Overlooking(), without_warnings():
+    with Overlooking():
         rights, grads = RightGradients(subject, sample), plain_grad_outputs(subject, sample)
         found = Backward(rights)(grads.beside(sample)(torch.float64, CPU))
         rated = [rights.one(at, grads) for at in rights.argnums]
