@@ -19,7 +19,7 @@ from torch import Tensor
 from opsmith.build.toolchain import processors
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import attribute_exception, error_words, refuse_own, stated, watched_calls
-from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.numerics.autodiff import differentiate_by_ones, record
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
@@ -126,20 +126,14 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
     """Return what a call on a sample and its backward raise in a dtype; None if they run in it."""
     forward = True
     try:
-        with torch.enable_grad():
-            flat = sample.at(dtype)
-            for argnum in sample.inexact:
-                flat[argnum].requires_grad_()
-            leaves = [value for value in flat if has_gradient(value)]
-            every = [each for each in subject.call(sample, flat) if is_inexact(each)]
-            forward = False
-            narrower = [each for each in every if torch.finfo(each.dtype).bits < torch.finfo(dtype).bits]
-            if narrower and launched_kernels():
-                return f"a result is {dtype_name(narrower[0].dtype)} then"
-            results = [each for each in every if has_gradient(each)]
-            if results and not subject.lacks("gradient"):
-                ones = [torch.ones_like(each) for each in results]
-                torch.autograd.grad(results, leaves, ones, allow_unused=True)
+        leaves, _, results = record(partial(subject.call, sample), sample.at(dtype), sample.inexact)
+        forward, bits = False, torch.finfo(dtype).bits
+        dtypes = [each.dtype for each in results if is_inexact(each)]
+        narrower = [each for each in dtypes if torch.finfo(each).bits < bits]
+        if narrower and launched_kernels():
+            return f"a result is {dtype_name(narrower[0])} then"
+        if not subject.lacks("gradient"):
+            differentiate_by_ones(results, [leaves[argnum] for argnum in sample.inexact])
     except BaseException as error:
         refuse_own(error)
         meant = forward or bool(launched_kernels()) or stated(error) or dtype == torch.float32
@@ -202,7 +196,7 @@ def _first_calls(subject: Subject) -> Outcome:
 
 def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     """The subject without the samples that failures name."""
-    named = (shown_sample(str(each.evidence.get("sample", "")), subject.samples) for each in failures)
+    named = (shown_sample(each, subject.samples) for each in failures)
     dropped = {sample.position for sample in named if sample is not None}
     left = tuple(sample for sample in subject.samples if sample.position not in dropped)
     return replace(subject, samples=left, dropped=subject.dropped | dropped)

@@ -128,7 +128,7 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         return [*failures], []
     left, refused = [], []
     for failure in failures:
-        sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+        sample = shown_sample(failure, subject.samples)
         change = None if sample is None else sample.change
         raises = failure.cause == "raises" and "exception" in failure.evidence
         without = None if change is None or not raises else change.without
@@ -181,7 +181,7 @@ def _one(every: list[Failure]) -> Failure:
 
 def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
     """The failure, with the cause `empty` if it was seen on tensors without elements alone."""
-    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    seen = [shown_sample(each, samples) for each in group]
     alone = all(sample is not None and sample.is_empty for sample in seen)
     if not alone or all(sample.is_empty for sample in samples):
         return failure
@@ -191,7 +191,7 @@ def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sa
 
 def _of_derived(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
     """The failure, with the derived inputs that show it if runs differ on these alone."""
-    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    seen = [shown_sample(each, samples) for each in group]
     derived = dict.fromkeys(each.position for each in seen if each is not None and each.origin)
     alone = all(each is not None and each.origin for each in seen)
     if not alone or not CAUSES[failure.cause].unsteady:

@@ -27,10 +27,10 @@ from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import (
     Difference,
-    agree_to_share,
     differ_beyond_rounding,
     exact_difference,
     form_difference,
+    within_rounding,
 )
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact, perturbed, replica
@@ -251,7 +251,7 @@ class Twin:
             return torch.equal(moved, expected)
         finite = expected.isfinite() & moved.isfinite()
         one, other = (torch.where(finite, each, 0) for each in (moved, expected))
-        return torch.equal(expected.isfinite(), moved.isfinite()) and agree_to_share(one, other, step**0.5)
+        return torch.equal(expected.isfinite(), moved.isfinite()) and within_rounding(one, other, step**0.5)
 
     def _again(self, position: int, step: float = 0.0) -> Tensor | None:
         """The output of one more run, at perturbed values; None if it raises, or has another shape."""

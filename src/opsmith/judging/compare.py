@@ -93,9 +93,6 @@ def within_rounding(one: Tensor, other: Tensor, share: float | None = None) -> b
     return all_close(one, other, max(known.tiny, bound))
 
 
-agree_to_share = within_rounding
-
-
 def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
     """Return True if two tensors differ by more than rounding; nan equals nan, and None equals None.
 

@@ -42,7 +42,7 @@ from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.canaries import form_of
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.judging.attribution import calls_operator
+from opsmith.judging.attribution import calls_operator, is_own
 from opsmith.judging.compare import all_finite, largest_magnitude, same_bits
 from opsmith.judging.tensors import is_inexact
 
@@ -124,7 +124,7 @@ class Convention(NamedTuple):
 
 def by_convention(failure: Failure, subject: Subject) -> Failure:
     """The failure of a class, in the circumstance of the first convention that its gradient follows."""
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    sample = shown_sample(failure, subject.samples)
     numeric = CAUSES[failure.cause].numeric
     explained = numeric or CAUSES[failure.cause].meant
     if sample is None or not subject.kind.own_forward or failure.input not in sample.labels or not explained:
@@ -140,6 +140,8 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
             sound = all(_holds(each, gradient) for each in needed)
             found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
     except Exception as error:
+        if not is_own(error):
+            raise
         words = f"opsmith itself failed to look for a convention that explains it ({error_words(error)})"
         return replace(failure, message=f"{failure.message}; {words}: please report that")
     if found is None:

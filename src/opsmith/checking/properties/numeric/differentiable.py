@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import Differentiated, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.numerics.autodiff import has_gradient, record
 from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
@@ -75,10 +75,9 @@ def not_exercised(property: str, subject: Subject, what: str) -> Findings:
 def nothing_to_differentiate(subject: Subject) -> bool:
     """True if no result requires a gradient in any sample, though every floating input does."""
     for sample in subject.samples:
-        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.in_double()]
-        with torch.enable_grad():
-            if any(map(has_gradient, tensors_in(subject.call(sample, flat)))):
-                return False
+        results = record(partial(subject.call, sample), sample.in_double(), sample.inexact)[2]
+        if any(map(has_gradient, tensors_in(results))):
+            return False
     return True
 
 

@@ -18,11 +18,11 @@ from torch.autograd import forward_ad
 
 from opsmith import errors
 from opsmith.checking.exceptions import Raised, attempt
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.promises import of_tools
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.run import CallValues, Run, record_copies
+from opsmith.checking.run import CallValues, Run
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
@@ -127,7 +127,7 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
         return step([call.arguments(flat) for call, flat in fresh])
 
     with calls[0].subject.seeded():
-        leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
+        leaves, _, returned = record(every, [value for call in calls for value in call.flat()], argnums)
     results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
     if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
         return [*map(CallValues, results)]
