@@ -586,4 +586,4 @@ def test_a_sample_in_another_dtype_keeps_what_its_objects_hold() -> None:
 
 def test_parameters_on_another_device_are_no_row() -> None:
     meta = nn.Linear(2, 1, bias=False, device="meta")
-    assert not ObjectArguments([meta, torch.ones(2)]).rows
+    assert not ObjectArguments([meta, torch.ones(2)]).flattened
