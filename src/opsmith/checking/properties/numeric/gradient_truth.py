@@ -68,17 +68,11 @@ class Backward:
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients; zeros where autograd has none."""
-        return in_all_digits(self.run.subject, self._zeros)(values)
+        return in_all_digits(self.run.subject, lambda given: vjp_or_zeros(*self._split(given)))(values)
 
     def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
         """The gradients; None where autograd has none."""
-        return in_all_digits(self.run.subject, self._vjp)(values)
-
-    def _zeros(self, values: Sequence[Any]) -> list[Tensor]:
-        return vjp_or_zeros(*self._split(values))
-
-    def _vjp(self, values: Sequence[Any]) -> list[Tensor | None]:
-        return vjp(*self._split(values))
+        return in_all_digits(self.run.subject, lambda given: vjp(*self._split(given)))(values)
 
     def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
         subject, sample = self.run.subject, self.run.sample
