@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from opsmith.checking.numerics.directional import represents
 from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.gradient_truth import Backward, share_off
 from opsmith.checking.property import Findings, Property, Skipped
-from opsmith.checking.run import Coverage, Run, covered_runs
+from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.subject import Subject
 from opsmith.judging.answer import Answer, Combination
@@ -31,19 +32,21 @@ def run(subject: Subject) -> Findings:
     elif not subject.linear:
         yield Skipped("it is declared not to be linear in grad_output")
     else:
-        yield from covered_runs(NAME, _run, "there is nothing to differentiate", subject)
+        compared: list[bool] = []
+        yield from each_run(NAME, partial(_run, compared=compared), subject)
+        if not any(compared):
+            yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
 
 NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports what is wrong")
 
 
-def _run(run: Run, coverage: Coverage) -> Findings:
+def _run(run: Run, compared: list[bool]) -> Findings:
+    """Check every input, and add to `compared` for each True if there is something to compare."""
     for argnum in run.argnums:
         found = not_linear(run, argnum)
-        coverage.ran += found is not NOT_COMPARED
-        if isinstance(found, Skipped):
-            coverage.refused[found.reason] = None
-        elif found is not None:
+        compared.append(found is not NOT_COMPARED)
+        if isinstance(found, tuple):
             cause, words, evidence = found
             message = f"the gradient of `{run.sample.labels[argnum]}` {words}"
             if cause == "nonlinear-grad" and run.subject.kind.own_forward:
