@@ -2,6 +2,7 @@
 
 import random
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -213,3 +214,20 @@ def test_assert_correct_raises_the_report() -> None:
         AssertionError, match=r"(?s)session::half: FAILED: gradient.*it is the right one times 1/2"
     ):
         assert_correct(half, samples=samples, only=FAST)
+
+
+class Warns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        warnings.warn("odd", stacklevel=1)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        warnings.warn("odd", stacklevel=1)
+        return 2 * grad
+
+
+def test_what_warns_is_silent_in_a_check(recwarn: pytest.WarningsRecorder) -> None:
+    assert opsmith.check(Warns, samples=[(torch.rand(3),)], effort="quick", only=FAST).passed
+    assert not recwarn

@@ -12,7 +12,8 @@ from torch.autograd import Function
 import opsmith
 from opsmith.checking import Failure
 from opsmith.checking.effort import EFFORTS
-from opsmith.checking.properties.numeric.conventions import CONVENTIONS, by_convention
+from opsmith.checking.properties.numeric import conventions
+from opsmith.checking.properties.numeric.conventions import CONVENTIONS, StraightThrough, by_convention
 from opsmith.checking.subject_kinds import subject_of
 
 
@@ -790,3 +791,19 @@ class SavesAMaskAndIsNearlyRight(SavesAMask):
 def test_a_mask_in_half_precision_explains_no_error() -> None:
     (failure,) = gradient_of(SavesAMaskAndIsNearlyRight, (drawn(3, 4),)).warnings
     assert "saves in" not in failure.message
+
+
+def test_what_rounds_by_keyword_passes_straight_too() -> None:
+    x = drawn(3).requires_grad_()
+    with StraightThrough() as mode:
+        (torch.round(input=x) + torch.round(x, decimals=1)).sum().backward()
+    assert mode.used
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_a_mistake_of_ours_in_a_convention_leaves_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(conventions, "OTHERS")
+    (failure,) = gradient_of(Rounds, (drawn(3, 4), 4)).errors
+    assert "opsmith itself failed to look for a convention that explains it (NameError: " in failure.message
+    assert failure.message.endswith(": please report that")

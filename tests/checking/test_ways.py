@@ -35,7 +35,7 @@ def test_each_output_that_is_wrong_is_one_failure() -> None:
 
 def test_a_gradient_of_a_wrong_result_is_not_reported() -> None:
     (failure,) = compare([way("first", (torch.zeros(3), torch.ones(2)))])
-    assert (failure.input, failure.message) == ("result", "its shape is [3] where [2] is right")
+    assert (failure.input, failure.message) == ("result", "it has the shape [3], where [2] is right")
     assert not [*compare([way("since", (torch.zeros(3), RIGHT[1]), since=1)])]
 
 

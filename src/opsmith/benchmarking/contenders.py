@@ -22,7 +22,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.source_hash import source_hash
 from opsmith.judging.answer import Answer
-from opsmith.judging.compare import exact_difference, metadata_difference
+from opsmith.judging.compare import exact_difference, form_difference
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact, replica
 
@@ -314,10 +314,9 @@ def _right(truth: Tensor | None, ordinary: Tensor | None, largest: int, *, more_
 
 
 def _fault(got: Tensor, expected: Tensor, right: Answer | None) -> str | None:
-    fault = metadata_difference(got, expected, strides=False)
-    if fault is not None:
-        aspect, actual, wanted = fault
-        return f"it has the {aspect} {actual}, and the reference's {wanted}"
+    form = form_difference(got, expected)
+    if form is not None:
+        return f"it has the {form.aspect} {form.got}, and the reference's {form.expected}"
     difference = exact_difference(got, expected) if right is None else judge(got, right).difference
     return None if difference is None else str(difference)
 

@@ -38,7 +38,7 @@ _ENTERED = re.compile(r'^# \d+ "((?:\\.|[^"\\\n])+)" 1((?: \d)*)$', re.MULTILINE
 _FOLDER_MARKER = re.compile(r'^# \d+ "/.*//"\n', re.MULTILINE)
 _MARKED = r'^# \d+ "'
 _BEGINNING = r"""(?:^|[\s=:,"'\0])(?:-[A-Za-z]+)?"""
-"""What stands before a path in line markers; in flags, and in variables of the environment."""
+"""Text before a path in line markers; in flags, and in variables of the environment."""
 _SYSTEM_HEADER = "3"
 _SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
 _MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)

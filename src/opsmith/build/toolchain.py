@@ -220,7 +220,7 @@ _DISK_FAULTS = {
     number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 }
 _DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
-"""What compilers print of a disk that takes no more."""
+"""Texts that compilers print of a disk that takes no more."""
 _MEMORY = "see that there is memory enough, since the system kills what takes too much"
 _FAILURES = {
     ("the C++ compiler died of a signal", _MEMORY): re.compile(

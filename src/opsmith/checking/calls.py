@@ -22,12 +22,11 @@ from opsmith.checking.exceptions import (
     refuse_own,
     stated,
 )
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
+from opsmith.checking.numerics.autodiff import differentiate, differentiate_by_ones, record
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
-from opsmith.checking.side_effects.global_settings import default_dtype, without_warnings
+from opsmith.checking.side_effects.global_settings import default_dtype
 from opsmith.checking.subject import Subject, computed_once
-from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable, NotImplementedGradient
 from opsmith.core.location import where
 from opsmith.core.origins.function_class import AdoptedFunction
@@ -135,7 +134,7 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
 
 
 def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], Any]) -> torch.dtype:
-    with Overlooking(), without_warnings():  # what it raises, other properties report
+    with Overlooking():  # what it raises, other properties report
         argnums = differentiated(subject, sample).argnums
         grads = plain_grad_outputs(subject, sample).in_double()
 
@@ -241,8 +240,7 @@ def _refused(
     def refusal(*argnums: int) -> str | None:
         try:
             leaves, _, results = record(partial(subject.call, sample), sample.at(), argnums)
-            grads = [torch.ones_like(each) if has_gradient(each) else None for each in tensors_in(results)]
-            differentiate(tensors_in(results), [leaves[argnum] for argnum in argnums], grads)
+            differentiate_by_ones(results, [leaves[argnum] for argnum in argnums])
         except Exception as error:
             refuse_own(error)
             return words(error)

@@ -9,7 +9,7 @@ from typing import Literal
 UNKNOWN = "unknown"
 
 Happened = Literal["wrong", "raises", "damage", "minor", "less"]
-"""What a cause says that happened.
+"""Kind of event that a cause stands for.
 
 `wrong`: numbers, shapes, side effects. `raises`: an exception. `damage`: foreign memory, memory that never
 returns, the end of a process. `minor`: digits, and memory that is held longer. `less`: nothing is wrong, and
@@ -30,7 +30,8 @@ class Cause:
         unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
         root: True if it explains every failure of tracing, mapping or copying the operator.
         broad: True if it names no reason, so that an earlier failure with a root cause explains it.
-        happened: What it says that happened.
+        meant: True if a convention of its author may explain it, although numbers do not decide it.
+        happened: Kind of event that it stands for.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Cause:
     unsteady: bool = False
     root: bool = False
     broad: bool = False
+    meant: bool = False
     happened: Happened = "wrong"
 
 
@@ -262,6 +264,7 @@ _TRAITS = {
     "unsteady": "mutates-input mutates-grad-output nondeterministic stale-state",
     "root": "raises mutates-input not-written overwritten version mutates-grad-output mutates-saved "
     "aliases-input nondeterministic stale-state side-effect gradient-count shape dtype layout fake-mismatch",
+    "meant": "nonlinear-grad second-order",
     "broad": f"raises shape fake-mismatch kernel-mismatch {UNKNOWN}",
 }
 """Traits of `Cause`, each with the causes that have it."""
@@ -272,7 +275,7 @@ _HAPPENED: dict[Happened, str] = {
     "minor": "half-written precision approximate held frozen-size",
     "less": "narrow-index not-exercised recompiles",
 }
-"""What a cause says that happened; all others say `wrong`."""
+"""Kinds of events, each with its causes; all others are `wrong`."""
 
 
 def _cause(name: str, meaning: str, decided_by: str) -> Cause:

@@ -54,8 +54,9 @@ from opsmith.core.operator import Operator
 from opsmith.kernels.triton.interpreted_launches import interpreted_launches
 
 
-# Inference mode of the caller would leave nothing to differentiate.
+# Inference mode of the caller would leave nothing to differentiate. What warns would do so hundreds of times.
 @torch.inference_mode(mode=False)
+@without_warnings()
 @interpreted_launches()
 def check(
     operator: Any,
@@ -147,7 +148,7 @@ def check(
     found["forward"] = inputs.reported(found["forward"])
     found = {name: graded(found[name]) for name in schedule.names}
     tried = replace(given, samples=(*given.samples, *inputs.derived.samples))
-    with without_warnings(), few_threads(level):
+    with few_threads(level):
         rooted = mark_accepted(name_roots(list(found.values())), accepted)
         replaying = not limit_s and not schedule.exits() and not schedule.hung()
         outcomes = tuple(with_replays(rooted, tried, run=replaying))
@@ -393,7 +394,7 @@ class Schedule:
                 self.found[name] = self._outcome(PROPERTIES[name], inputs, hung_before)
         if not self._stopped:  # each stands in the property that would run it, left out or not
             unrun = Property("forward", "", partial(unrun_kernels, {**self.found}))
-            for failure in run(unrun, inputs.every, self.limit_s).failures:
+            for failure in run(unrun, inputs.whole, self.limit_s).failures:
                 before = self.found[failure.property]
                 failures = (*before.failures, failure)
                 self.found[failure.property] = replace(before, status="failed", failures=failures)

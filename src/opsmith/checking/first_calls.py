@@ -19,7 +19,7 @@ from torch import Tensor
 from opsmith.build.toolchain import processors
 from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import attribute_exception, error_words, refuse_own, stated, watched_calls
-from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.numerics.autodiff import differentiate_by_ones, record
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
 from opsmith.checking.properties.kernels.sizes import DeadlySizes, deadly_sizes, kernel_sizes
@@ -32,7 +32,6 @@ from opsmith.checking.samples.domain import symmetric_labels
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.canaries import read_outside
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
 from opsmith.core.location import where
@@ -92,7 +91,7 @@ def _tried(subject: Subject) -> Outcome:
     """Return what it raises in float64, as the reason, if it takes float32; and the failure for that."""
     refusal: BaseException | str | None = None
     # A property reports a call that does not return.
-    with without_warnings(), suppress(EndlessCallError), watched_calls():
+    with suppress(EndlessCallError), watched_calls():
         for sample in (each for each in subject.samples if each.inexact):
             refusal = _refusal(subject, sample, torch.float64)
             if refusal is not None and _refusal(subject, sample, torch.float32) is None:
@@ -127,20 +126,14 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
     """Return what a call on a sample and its backward raise in a dtype; None if they run in it."""
     forward = True
     try:
-        with torch.enable_grad():
-            flat = sample.at(dtype)
-            for argnum in sample.inexact:
-                flat[argnum].requires_grad_()
-            leaves = [value for value in flat if has_gradient(value)]
-            every = [each for each in subject.call(sample, flat) if is_inexact(each)]
-            forward = False
-            narrower = [each for each in every if torch.finfo(each.dtype).bits < torch.finfo(dtype).bits]
-            if narrower and launched_kernels():
-                return f"a result is {dtype_name(narrower[0].dtype)} then"
-            results = [each for each in every if has_gradient(each)]
-            if results and not subject.lacks("gradient"):
-                ones = [torch.ones_like(each) for each in results]
-                torch.autograd.grad(results, leaves, ones, allow_unused=True)
+        leaves, _, results = record(partial(subject.call, sample), sample.at(dtype), sample.inexact)
+        forward, bits = False, torch.finfo(dtype).bits
+        dtypes = [each.dtype for each in results if is_inexact(each)]
+        narrower = [each for each in dtypes if torch.finfo(each).bits < bits]
+        if narrower and launched_kernels():
+            return f"a result is {dtype_name(narrower[0])} then"
+        if not subject.lacks("gradient"):
+            differentiate_by_ones(results, [leaves[argnum] for argnum in sample.inexact])
     except BaseException as error:
         refuse_own(error)
         meant = forward or bool(launched_kernels()) or stated(error) or dtype == torch.float32
@@ -187,7 +180,7 @@ def _first_calls(subject: Subject) -> Outcome:
     found: list[Failure] = []
     watchdog = watched_calls()
     try:
-        with without_warnings(), few_threads(subject.effort), torch.no_grad(), watchdog:
+        with few_threads(subject.effort), torch.no_grad(), watchdog:
             for sample in subject.samples:
                 try:
                     if subject.kind.has_reference:
@@ -203,7 +196,7 @@ def _first_calls(subject: Subject) -> Outcome:
 
 def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
     """The subject without the samples that failures name."""
-    named = (shown_sample(str(each.evidence.get("sample", "")), subject.samples) for each in failures)
+    named = (shown_sample(each, subject.samples) for each in failures)
     dropped = {sample.position for sample in named if sample is not None}
     left = tuple(sample for sample in subject.samples if sample.position not in dropped)
     return replace(subject, samples=left, dropped=subject.dropped | dropped)
@@ -236,7 +229,7 @@ class Inputs:
     deadly: DeadlySizes = field(default_factory=partial(DeadlySizes, ()))
 
     @property
-    def every(self) -> Subject:
+    def whole(self) -> Subject:
         """The subject with all inputs."""
         return replace(self.subject, samples=(*self.subject.samples, *self.derived.samples))
 
@@ -247,7 +240,7 @@ class Inputs:
 
     def of(self, known: Property) -> Subject:
         """The subject with the inputs that a property runs on."""
-        subject = self.every if known.inputs == "every" else self.subject
+        subject = self.whole if known.inputs == "every" else self.subject
         if known.inputs == "few":
             subject = sample_subset(subject)
         symmetric = self.symmetric and "differences" in known.traits
@@ -341,7 +334,7 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
         symmetric = frozenset() if deaths else symmetric_labels(safe)
         deadly = deadly_sizes(PROPERTY, subject, derived.samples)
     inputs = Inputs(subject, refused, replace(derived, samples=deadly.survived), symmetric, deaths, deadly)
-    return replace(inputs, refused=(*refused, *_read_outside(inputs.every, limit_s)))
+    return replace(inputs, refused=(*refused, *_read_outside(inputs.whole, limit_s)))
 
 
 def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:

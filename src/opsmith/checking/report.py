@@ -119,7 +119,7 @@ class Failure:
         lines = [self.heading(), *_indented(self.message)]
         if self.where:
             lines.append(f"  where: {self.where}")
-        for depth, name, value in rows(self.evidence):
+        for depth, name, value in evidence_rows(self.evidence):
             lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
             lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
@@ -492,7 +492,7 @@ def shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
-def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str, str]]:
+def evidence_rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str, str]]:
     """Rows of evidence: depth, name, and value as text.
 
     Args:
@@ -502,7 +502,7 @@ def rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[int, str
     for name, value in evidence.items():
         if isinstance(value, Mapping):
             yield depth, str(name), ""
-            yield from rows(value, depth + 1)
+            yield from evidence_rows(value, depth + 1)
         else:
             yield depth, str(name), shown(value)
 

@@ -24,7 +24,7 @@ from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import differ_beyond_rounding, same_bits
-from opsmith.judging.tensors import dense, replica
+from opsmith.judging.tensors import dense
 
 
 @dataclass
@@ -299,23 +299,6 @@ def differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> l
     """Positions of the tensors that differ by more than rounding, of those that both have."""
     pairs = enumerate(zip(one, other, strict=False))
     return [at for at, pair in pairs if differ_beyond_rounding(*pair)]
-
-
-def record_copies(
-    call: Callable[[list[Any]], Any], flat: Sequence[Any], argnums: Sequence[int]
-) -> tuple[list[Any], Any]:
-    """Call a function under autograd on copies of its arguments.
-
-    Args:
-        call: Takes flat arguments.
-        flat: Flat arguments, which stay as they are.
-        argnums: The arguments that require a gradient.
-
-    Returns:
-        The leaves, and what the call returns.
-    """
-    leaves, _, returned = record(call, [replica(value) for value in flat], argnums)
-    return leaves, returned
 
 
 def each_run(

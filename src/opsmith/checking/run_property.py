@@ -128,7 +128,7 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         return [*failures], []
     left, refused = [], []
     for failure in failures:
-        sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+        sample = shown_sample(failure, subject.samples)
         change = None if sample is None else sample.change
         raises = failure.cause == "raises" and "exception" in failure.evidence
         without = None if change is None or not raises else change.without
@@ -157,8 +157,7 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
     for failure in sorted(failures, key=lambda each: GIVEN.index(each.given)):
         cause = "numeric" if CAUSES[failure.cause].numeric else failure.cause
         groups.setdefault((failure.property, failure.input, cause, failure.where), []).append(failure)
-    made = (_of_nothing(_one(group), group, samples) for group in groups.values())
-    return tuple(_of_derived(one, group, samples) for one, group in zip(made, groups.values(), strict=True))
+    return tuple(_seen_on(_one(group), group, samples) for group in groups.values())
 
 
 def _one(every: list[Failure]) -> Failure:
@@ -179,19 +178,18 @@ def _one(every: list[Failure]) -> Failure:
     return _seen(replace(group[0], cause=UNKNOWN, evidence=evidence), group)
 
 
-def _of_nothing(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
-    """The failure, with the cause `empty` if it was seen on tensors without elements alone."""
-    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
-    alone = all(sample is not None and sample.is_empty for sample in seen)
-    if not alone or all(sample.is_empty for sample in samples):
-        return failure
-    message = f"of tensors without elements alone: {failure.message}"
-    return replace(failure, cause="empty", message=message)
+def _seen_on(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
+    """The failure, with the cause `empty` or the derived inputs if these alone show it.
 
-
-def _of_derived(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
-    """The failure, with the derived inputs that show it if runs differ on these alone."""
-    seen = [shown_sample(str(each.evidence.get("sample", "")), samples) for each in group]
+    It is `empty` if it was seen on tensors without elements alone. Properties that compare runs leave out the
+    derived inputs on which alone these differ.
+    """
+    seen = [shown_sample(each, samples) for each in group]
+    if not all(sample.is_empty for sample in samples) and all(
+        sample is not None and sample.is_empty for sample in seen
+    ):
+        message = f"of tensors without elements alone: {failure.message}"
+        failure = replace(failure, cause="empty", message=message)
     derived = dict.fromkeys(each.position for each in seen if each is not None and each.origin)
     alone = all(each is not None and each.origin for each in seen)
     if not alone or not CAUSES[failure.cause].unsteady:

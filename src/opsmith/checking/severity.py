@@ -54,7 +54,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
         return "usual"
     known = PROPERTIES[failure.property].given
     found: set[Given] = {failure.given, known(subject) if callable(known) else known}
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    sample = shown_sample(failure, subject.samples)
     if sample is not None and not (sample.is_emptied and _is_of_backward(failure)):
         found.add(sample.given)
     change = None if sample is None else sample.change

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opsmith.checking.effort import EFFORTS, Effort
 from opsmith.checking.exceptions import Overlooking, WrongFormError, structure_of
+from opsmith.checking.numerics.autodiff import record
 from opsmith.checking.processes.watchdog import beat, begin_call
 from opsmith.checking.report import Failure, SeenCalls
 from opsmith.checking.samples.sample import Sample
@@ -536,9 +537,7 @@ class Subject:
     def called_with_gradients(self, sample: Sample) -> None:
         """Call a class on inputs that require a gradient: its forward may draw only then."""
         if self.specification.origin.kind == "class":
-            with torch.enable_grad():
-                flat = [each.requires_grad_() if is_inexact(each) else each for each in sample.at()]
-                self.called(*sample.arguments(flat))
+            record(lambda flat: self.called(*sample.arguments(flat)), sample.at(), sample.inexact)
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -343,17 +343,17 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
     """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
     calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
     function_class, known = class_of(operator.specification.origin).function_class, None
-    raised: dict[int, Raised] = {}
+    raised: dict[int, ForwardRaisedError] = {}
     while known is not operator.specification:
         known = operator.specification
         for position, call in calls:
             run = partial(_call_with_copies, operator, call)
             found = None if _fits(operator, call) else _attempt(function_class, position, call, run)
-            if found is not None and not isinstance(found.error, errors.ArgumentError):
+            if found is not None and not isinstance(found.__cause__, errors.ArgumentError):
                 raised.setdefault(position, found)
     for position, call in calls:
         if position in raised and not _fits(operator, call):
-            raise ForwardRaisedError(raised[position].failure) from raised[position].error
+            raise raised[position]
 
 
 def _call_of(sample: Any) -> CallArguments | None:
@@ -410,29 +410,21 @@ def _first_run(
     Raises:
         ForwardRaisedError: With what it raises on the first, if it raises on each.
     """
-    raised: list[Raised] = []
+    raised: list[ForwardRaisedError] = []
     for position, values in enumerate(samples):
         own = [copied_object(each, None, None) if tensors_of_object(each) else each for each in values]
         call, run = CallArguments(tuple(values)), partial(returned_by, function_class, own)
         found = _attempt(function_class, position, call, run)
-        if not isinstance(found, Raised):
+        if not isinstance(found, ForwardRaisedError):
             return position, found
         raised.append(found)
-    raise ForwardRaisedError(raised[0].failure) from raised[0].error
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception of a class, and the failure for it."""
-
-    failure: Failure
-    error: BaseException
+    raise raised[0]
 
 
 def _attempt(
     function_class: type[torch.autograd.Function], position: int, call: CallArguments, run: Callable[[], T]
-) -> T | Raised:
-    """Run a class on a sample; return what it gives, or raises.
+) -> T | ForwardRaisedError:
+    """Run a class on a sample; return what it gives, or the error for what it raises.
 
     Raises:
         ForwardRaisedError: If it does not return.
@@ -448,4 +440,6 @@ def _attempt(
         raise ForwardRaisedError(endless("forward", location, error, watchdog)) from error
     except BaseException as error:
         refuse_own(error)
-        return Raised(raised_at("forward", location, error, named), error)
+        found = ForwardRaisedError(raised_at("forward", location, error, named))
+        found.__cause__ = error
+        return found

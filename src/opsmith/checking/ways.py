@@ -27,11 +27,10 @@ from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import (
     Difference,
-    agree_to_share,
     differ_beyond_rounding,
     exact_difference,
     form_difference,
-    metadata_difference,
+    within_rounding,
 )
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact, perturbed, replica
@@ -180,8 +179,8 @@ REPEATS = 2
 
 
 @dataclass
-class RightOutputs:
-    """Outputs of a run that are right, with a bound of their rounding; or the exception of the run.
+class Twin:
+    """A run whose outputs another one must have, with a bound of their rounding; or the exception of the run.
 
     Args:
         function: Gives the outputs for some values.
@@ -252,7 +251,7 @@ class RightOutputs:
             return torch.equal(moved, expected)
         finite = expected.isfinite() & moved.isfinite()
         one, other = (torch.where(finite, each, 0) for each in (moved, expected))
-        return torch.equal(expected.isfinite(), moved.isfinite()) and agree_to_share(one, other, step**0.5)
+        return torch.equal(expected.isfinite(), moved.isfinite()) and within_rounding(one, other, step**0.5)
 
     def _again(self, position: int, step: float = 0.0) -> Tensor | None:
         """The output of one more run, at perturbed values; None if it raises, or has another shape."""
@@ -265,50 +264,8 @@ class RightOutputs:
         return None
 
 
-@dataclass(frozen=True)
-class OutputFault:
-    """OutputFault of one output.
-
-    Args:
-        aspect: `shape`, `dtype`, `device`, `layout` or `stride`; `form` where one of both is None; `value`;
-            of all outputs their `count`; `graph`, where autograd follows one of both alone; `result`, where
-            numbers are drawn.
-        got: The aspect of the output.
-        expected: The right aspect.
-        difference: Difference of the values.
-    """
-
-    aspect: str
-    got: str = ""
-    expected: str = ""
-    difference: Difference | None = None
-
-    @property
-    def cause(self) -> str:
-        """Cause of the fault."""
-        known = {"shape": "shape", "dtype": "dtype", "graph": "missing-gradient"}
-        return known.get(self.aspect, "kernel-mismatch")
-
-    def __str__(self) -> str:
-        if self.difference is not None:
-            return f"{self.difference}"
-        prefix = {"form": "it is", "graph": "it has"}.get(self.aspect, f"it has the {self.aspect}")
-        return f"{prefix} {self.got}, where {self.expected} is right"
-
-    def evidence(self) -> dict[str, Any]:
-        """Evidence for a report."""
-        if self.difference is not None:
-            return self.difference.evidence()
-        return {"got": self.got, "expected": self.expected}
-
-
-def form_fault(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> OutputFault | None:
-    """The fault of an output apart from its values: it is None or not, its shape, its dtype, its device."""
-    if got is None or right is None:
-        actual, wanted = ("None" if each is None else "a tensor" for each in (got, right))
-        return None if got is right else OutputFault("form", actual, wanted)
-    found = metadata_difference(got, right, strides=strides)
-    return None if found is None else OutputFault(*found)
+CAUSES_OF_ASPECTS = {"shape": "shape", "dtype": "dtype", "graph": "missing-gradient"}
+"""Cause for each aspect of an output that differs; of any other, and of values, it is `kernel-mismatch`."""
 
 
 def compare_outputs(
@@ -316,24 +273,24 @@ def compare_outputs(
     words: str,
     outputs: Sequence[TensorName],
     found: Sequence[Tensor | None],
-    fault: Callable[[int, Any], OutputFault | None],
+    fault: Callable[[int, Any], Difference | None],
     wrong: set[str | None],
     **evidence: Any,
 ) -> Iterator[Failure]:
-    """Yield the failure of each output of another form that has a fault.
+    """Yield the failure of each output of another form that differs from the right one.
 
     Args:
         run: The run.
         words: The form, and what an output of it is held to, around `{}` for its name.
         outputs: Names of the outputs.
         found: The outputs.
-        fault: Gives the fault of an output, by its position.
+        fault: Gives the difference of an output, by its position.
         wrong: Names of outputs that are known to be wrong, which are left out; it gets the new ones.
         evidence: Evidence of every failure.
     """
-    faults: list[tuple[TensorName, OutputFault | None]]
+    faults: list[tuple[TensorName, Difference | None]]
     if len(found) != len(outputs):
-        faults = [(outputs[0], OutputFault("count", str(len(found)), str(len(outputs))))]
+        faults = [(outputs[0], Difference((), len(found), len(outputs), aspect="count"))]
     else:
         pairs = enumerate(zip(outputs, found, strict=True))
         faults = [(each, None if each.name in wrong else fault(at, got)) for at, (each, got) in pairs]
@@ -342,7 +299,8 @@ def compare_outputs(
             wrong.add(output.name)
             message = f"{words.format(output)}: {each}"
             shown = {**evidence, **each.evidence()}
-            yield run.failure(output.name, each.cause, message, output.where, shown)
+            cause = CAUSES_OF_ASPECTS.get(each.aspect, "kernel-mismatch")
+            yield run.failure(output.name, cause, message, output.where, shown)
 
 
 Function = Callable[[Any], Sequence[Any]]
@@ -436,14 +394,13 @@ class Examples:
             for position, each in enumerate(stacked)
         ]
 
-    def fault(self, position: int, got: Tensor | None) -> OutputFault | None:
-        """The fault of an output of all examples; None where it is right, to rounding."""
+    def fault(self, position: int, got: Tensor | None) -> Difference | None:
+        """The difference of an output of all examples; None where it is right, to rounding."""
         right = self.expected[position]
-        fault = form_fault(got, right)
-        if fault is not None or got is None or right is None or exact_difference(got, right) is None:
-            return fault
-        difference = self.difference(position, got)
-        return None if difference is None else OutputFault("value", difference=difference)
+        form = form_difference(got, right)
+        if form is not None or got is None or right is None or exact_difference(got, right) is None:
+            return form
+        return self.difference(position, got)
 
     def difference(self, position: int, got: Tensor) -> Difference | None:
         """The worst element of an output; None where rounding explains all, or changes the right shape."""

@@ -93,9 +93,6 @@ def within_rounding(one: Tensor, other: Tensor, share: float | None = None) -> b
     return all_close(one, other, max(known.tiny, bound))
 
 
-agree_to_share = within_rounding
-
-
 def differ_beyond_rounding(one: Tensor | None, other: Tensor | None) -> bool:
     """Return True if two tensors differ by more than rounding; nan equals nan, and None equals None.
 
@@ -180,22 +177,25 @@ class Difference:
         units: Distance in units; None for exact values.
         allowed: Distance in units that the bound allows.
         unit: Name of the unit.
-        form: Description of a difference of whole tensors, where elements cannot be compared.
+        aspect: Aspect of whole tensors that differs, where elements cannot be compared: then `got` and
+            `expected` have its texts. It is one of `form_difference`; of all outputs of a call their `count`;
+            `graph`, where autograd follows one of both alone; or `result`, where numbers are drawn.
     """
 
     index: tuple[int, ...]
-    got: complex | float | int | bool
-    expected: complex | float | int | bool
-    wrong: int
-    total: int
+    got: Any
+    expected: Any
+    wrong: int = 0
+    total: int = 0
     units: float | None = None
     allowed: float | None = None
     unit: str = "rounding units"
-    form: str = ""
+    aspect: str = ""
 
     def __str__(self) -> str:
-        if self.form:
-            return self.form
+        if self.aspect:
+            words = {"form": "it is", "graph": "it has"}.get(self.aspect, f"it has the {self.aspect}")
+            return f"{words} {self.got}, where {self.expected} is right"
         prefix = f"at {list(self.index)} " if self.index else ""
         count = f"; {self.wrong} of {self.total} elements are wrong" if self.total > 1 else ""
         got, expected = distinct_texts(self.got, self.expected)
@@ -203,8 +203,8 @@ class Difference:
 
     def evidence(self) -> dict[str, Any]:
         """Return the difference as evidence of a failure."""
-        if self.form:
-            return {"form": self.form}
+        if self.aspect:
+            return {"got": self.got, "expected": self.expected}
         found: dict[str, Any] = {
             "index": list(self.index),
             "got": self.got,
@@ -258,8 +258,7 @@ def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
         return None
     actual = got.detach()
     if any(each.shape != actual.shape for each in right):
-        form = f"its shape is {list(actual.shape)} where {list(right[0].shape)} is right"
-        return Difference((), actual.numel(), right[0].numel(), actual.numel(), actual.numel(), form=form)
+        return Difference((), str(list(actual.shape)), str(list(right[0].shape)), aspect="shape")
     same = torch.zeros(actual.shape, dtype=torch.bool, device=actual.device)
     for each in right:
         same |= is_same(actual, each.detach().to(actual.device))
@@ -300,33 +299,25 @@ def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
 
 
 def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> Difference | None:
-    """Find the difference of a tensor from the right one that no numbers show; None where there is none."""
-    if got is None or right is None:
-        words = "there is none (None)" if got is None else "there is one where there was none"
-        return None if got is right else _in_words(words)
-    form = metadata_difference(got, right, strides=strides)
-    return None if form is None else _in_words("its {} is {} where {} is right".format(*form))
+    """Find the first difference of a tensor from the right one that no numbers show; None without any.
 
-
-def _in_words(form: str) -> Difference:
-    return Difference((), 0, 0, 0, 0, form=form)
-
-
-def metadata_difference(got: Tensor, expected: Tensor, *, strides: bool) -> tuple[str, str, str] | None:
-    """Find the first difference of two tensors apart from values: its name, and what each tensor has.
-
-    The names are `shape`, `dtype`, `device`, `layout` and `stride`.
+    Its aspect is `form` where one of both is None, else `shape`, `dtype`, `device`, `layout` or `stride`.
     """
-    if got.shape != expected.shape:
-        return "shape", str(list(got.shape)), str(list(expected.shape))
-    if got.dtype != expected.dtype:
-        return "dtype", str(got.dtype), str(expected.dtype)
-    if got.device.type != expected.device.type:
-        return "device", str(got.device), str(expected.device)
-    if got.layout != expected.layout:
-        return "layout", str(got.layout), str(expected.layout)
-    if strides and _relevant_strides(got) != _relevant_strides(expected):
-        return "stride", str(list(got.stride())), str(list(expected.stride()))
+    if got is None or right is None:
+        texts = ["None" if each is None else "a tensor" for each in (got, right)]
+        return None if got is right else Difference((), texts[0], texts[1], aspect="form")
+    pairs = {
+        "shape": (list(got.shape), list(right.shape)),
+        "dtype": (got.dtype, right.dtype),
+        "device": (got.device.type, right.device.type),
+        "layout": (got.layout, right.layout),
+    }
+    found = next((aspect for aspect, (one, other) in pairs.items() if one != other), None)
+    if found is not None:
+        one, other = pairs[found]
+        return Difference((), str(one), str(other), aspect=found)
+    if strides and _relevant_strides(got) != _relevant_strides(right):
+        return Difference((), str(list(got.stride())), str(list(right.stride())), aspect="stride")
     return None
 
 

@@ -306,7 +306,7 @@ def test_a_linear_gradient_neither_ignores_what_comes_in_nor_is_it_nonlinear() -
 def test_the_terms_of_a_sum_add_up() -> None:
     x = random(3, 4)
     paths = GradientPaths(lambda flat: [polynomial(flat[0])], [x], 0, [torch.ones_like(x)])
-    whole = paths.every
+    whole = paths.uncut
     assert whole is not None
     parts = [paths.through(edge) for edge in paths.edges if edge.operation in ("sin", "exp")]
     assert len(parts) == 2

@@ -332,7 +332,7 @@ def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pyt
 
 def test_without_fork_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
-    with pytest.raises(errors.UsageError, match="where processes can be forked"):
+    with pytest.raises(errors.UsageError, match="where processes cannot be forked"):
         opsmith.check(sinking, isolate=True)
 
 
@@ -370,7 +370,7 @@ def test_once_autograd_has_threads_isolation_is_refused() -> None:
 
 def test_once_cuda_was_used_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(errors.UsageError, match="once CUDA has been used"):
+    with pytest.raises(errors.UsageError, match="isolated: CUDA has been used"):
         opsmith.check(sinking, isolate=True)
 
 

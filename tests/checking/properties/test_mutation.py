@@ -339,7 +339,7 @@ def test_elements_are_compared_by_their_bits() -> None:
     found = compare_writes(before, right, got, None)
     assert found.left.tolist() == [False, True, False, False]
     assert found.more.tolist() == [False, False, False, True]
-    assert found.every == 1
+    assert found.changed == 1
     found = compare_writes(before, right, got, torch.tensor([True, False, True, True]))
     assert found.more.tolist() == [True, False, True, True]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
@@ -57,3 +58,25 @@ def test_what_raises_says_for_which_inputs(samples: Any, effort: Any) -> None:
         with pytest.raises(TypeError, match="unsupported operand"):
             exec(failure.replay, {"__name__": "replay"})
     assert (second.property, second.follows) == ("second_order", "gradient")
+
+
+class DoublesBesideX(Function):
+    """Its gradient of `a` is twice the right one where `x` requires one, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(x, a, b)
+        return x * a * b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, a, b = ctx.saved_tensors
+        return grad * a * b, grad * x * b * (2 if ctx.needs_input_grad[0] else 1), grad * x * a
+
+
+def test_the_smallest_choices_of_inputs_are_named() -> None:
+    samples = [tuple(torch.rand(3) for _ in range(3))]
+    report = opsmith.check(DoublesBesideX, samples=samples, only=["gradient"])
+    (failure,) = report.errors
+    wrong, right = "`x` and `a` require a gradient", "`a` alone requires a gradient"
+    assert f"it is wrong when {wrong}, and right when {right}" in failure.message

@@ -94,7 +94,7 @@ def test_a_local_class_is_skipped_with_the_reason() -> None:
 def test_results_that_come_back_with_other_numbers_are_found() -> None:
     (failure, *_) = serialization(Forgetting, (X,)).failures
     assert failure.input == "result"
-    assert failure.message.startswith("`result` comes back from `pickle` with other values: at")
+    assert failure.message.startswith("`result` comes back changed from `pickle`: at")
 
 
 def test_results_that_cannot_be_stored_are_found() -> None:

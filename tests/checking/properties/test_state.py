@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import wrong_state as corpus
 from torch import Tensor
 from torch.autograd import Function
 
@@ -284,3 +285,10 @@ def test_modules_arguments_and_variables_are_put_back() -> None:
     with pytest.raises(KeyError, match="gone"), as_a_script():
         call_plainly(fails, (), {})
     assert ({*sys.modules}, sys.argv, {**os.environ}) == before
+
+
+def test_what_a_mode_alone_makes_raise_keeps_nothing() -> None:
+    checked, samples = corpus.refuses_inference_mode()
+    (failure,) = opsmith.check(checked, samples=samples, effort="quick", only=["state"]).errors
+    assert "alone it goes well. No other call came before: the mode decides. A forward" in failure.message
+    assert "`torch.inference_mode(False)`, and `torch.enable_grad()`" in failure.message

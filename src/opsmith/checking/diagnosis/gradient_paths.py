@@ -78,7 +78,7 @@ class GradientPaths:
         return self._uncut[1][:MOST_EDGES]
 
     @property
-    def every(self) -> Tensor | None:
+    def uncut(self) -> Tensor | None:
         """The gradient with nothing cut, as the sum over all paths."""
         return self._uncut[0]
 
@@ -92,7 +92,7 @@ class GradientPaths:
         """Compute the part of the gradient that flows through an edge."""
         if edge not in self._through:
             left = self.without(edge)
-            self._through[edge] = None if left is None or self.every is None else self.every - left
+            self._through[edge] = None if left is None or self.uncut is None else self.uncut - left
         return self._through[edge]
 
     def leaving_out(self, edge: OperandEdge) -> Tensor | None:

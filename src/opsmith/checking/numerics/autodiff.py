@@ -61,6 +61,12 @@ def differentiate(
     return dense(found)
 
 
+def differentiate_by_ones(results: Sequence[Any], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Compute the gradients of recorded results, as `differentiate` does, for a grad_output of ones."""
+    ones = [torch.ones_like(each) if has_gradient(each) else None for each in results]
+    return differentiate(results, inputs, ones)
+
+
 def vjp_or_zeros(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor]:

@@ -449,7 +449,7 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
     """A replay that shows the cause; None if none is found."""
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+    sample = shown_sample(failure, subject.samples)
     target = target_of(subject)
     if sample is None or target is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opsmith import errors
-from opsmith.checking.report import Failure, Outcome, Report, folded, rows
+from opsmith.checking.report import Failure, Outcome, Report, evidence_rows, folded
 from opsmith.extras import install
 
 try:
@@ -101,7 +101,7 @@ def _panel(failure: Failure) -> RenderableType:
 
 def _evidence(failure: Failure) -> Table:
     lines = Table.grid(padding=(0, 2, 0, 0))
-    for depth, name, value in rows(failure.evidence):
+    for depth, name, value in evidence_rows(failure.evidence):
         lines.add_row(Text(f"{'  ' * depth}{name}", style="dim"), Text(value))
     return lines
 

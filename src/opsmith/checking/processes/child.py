@@ -100,6 +100,24 @@ class Child:
             self.process = 0
 
 
+def refuse_fork(problem: str, argument: str, hint: str) -> None:
+    """Raise an error where no process can be forked, or a forked one could not compute.
+
+    Args:
+        problem: The error in a sentence.
+        argument: The argument of the user that asks for a child.
+        hint: What to do instead.
+
+    Raises:
+        UsageError: On a system without fork, or once an accelerator has been used.
+    """
+    why = None if hasattr(os, "fork") else f"the platform is {sys.platform}, where processes cannot be forked"
+    if why is None and torch.cuda.is_initialized():
+        why = "CUDA has been used, and a forked process cannot use it again"
+    if why is not None:
+        raise errors.UsageError(f"{problem}: {why}", argument=argument, hint=hint)
+
+
 def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
     """Describe the exit of a process that ran a kernel, with the signal or the status as evidence."""
     if not os.WIFSIGNALED(status):

@@ -28,7 +28,13 @@ from typing import Any, BinaryIO
 import torch
 
 from opsmith import errors
-from opsmith.checking.processes.child import Child, backward_refusal, describe_exit, packed
+from opsmith.checking.processes.child import (
+    Child,
+    backward_refusal,
+    describe_exit,
+    packed,
+    refuse_fork,
+)
 from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
@@ -114,25 +120,12 @@ def limit_of(isolate: bool | float) -> float:
 
 
 def refuse_isolation() -> None:
-    """Raise an error where a child process cannot be forked, or could not compute.
-
-    Raises:
-        UsageError: On a system without fork, or once an accelerator has been used.
-    """
-    if not hasattr(os, "fork"):
-        raise errors.UsageError(
-            "a check can only be isolated where processes can be forked",
-            argument="isolate",
-            got=f"the platform {sys.platform}",
-            hint="leave `isolate` out, or check on Linux or macOS",
-        )
-    if torch.cuda.is_initialized():
-        raise errors.UsageError(
-            "a check cannot be isolated once CUDA has been used: a forked process cannot use it again",
-            argument="isolate",
-            hint="leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the "
-            "process. For the kernels of the CPU, check in a process that does not touch CUDA",
-        )
+    """Raise an error where a child process cannot be forked, or could not compute, as `refuse_fork` does."""
+    hint = (
+        "leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the process. For "
+        "kernels of the CPU, check in a process that does not touch CUDA"
+    )
+    refuse_fork("a check cannot be isolated", "isolate", hint)
 
 
 def run_isolated(

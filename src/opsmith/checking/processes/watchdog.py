@@ -139,24 +139,14 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Return a region after whose seconds no further call begins in this thread: what is slow has an end.
 
     Args:
-        seconds: The limit, which does not stop a call.
+        seconds: The limit, which does not stop a call; infinity where another one may be over.
     """
     before = _pulse.end, _pulse.thread
-    _pulse.end, _pulse.thread = min(_pulse.end, time.monotonic() + seconds), threading.get_ident()
+    _pulse.end, _pulse.thread = time.monotonic() + seconds, threading.get_ident()
     try:
         yield
     finally:
         _pulse.end, _pulse.thread = before
-
-
-@contextmanager
-def no_time_limit() -> Iterator[None]:
-    """Return a region in which calls begin although the seconds of `time_limit` are over."""
-    before, _pulse.end = _pulse.end, math.inf
-    try:
-        yield
-    finally:
-        _pulse.end = before
 
 
 class Watchdog:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -22,7 +21,13 @@ from typing import NoReturn
 import torch
 
 from opsmith import errors
-from opsmith.checking.processes.child import Child, backward_refusal, describe_exit, packed
+from opsmith.checking.processes.child import (
+    Child,
+    backward_refusal,
+    describe_exit,
+    packed,
+    refuse_fork,
+)
 from opsmith.checking.processes.watchdog import POLL_S
 from opsmith.checking.report import Report
 
@@ -71,23 +76,6 @@ class _Worker:
     task: int | None = None
 
 
-def refuse_workers() -> None:
-    """Raise an error where operators cannot be checked in several processes.
-
-    Raises:
-        UsageError: On a system without fork, once an accelerator has been used, or once autograd has threads.
-    """
-    if not hasattr(os, "fork"):
-        reason, hint = f"the platform {sys.platform}, where processes cannot be forked", "leave `-j` out"
-    elif torch.cuda.is_initialized():
-        reason = "CUDA has been used, and a forked process cannot use it again"
-        hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
-    else:
-        return
-    problem = "operators cannot be checked in several processes here"
-    raise errors.UsageError(problem, argument="-j", got=reason, hint=hint)
-
-
 def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered | None]:
     """Run tasks in several processes, and yield their progress and their answers as they come.
 
@@ -98,9 +86,10 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
         count: Number of processes.
 
     Raises:
-        UsageError: As `refuse_workers`.
+        UsageError: As `refuse_fork`.
     """
-    refuse_workers()
+    hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
+    refuse_fork("operators cannot be checked in several processes here", "-j", hint)
     left, workers = deque(range(len(tasks))), []
     try:
         for _ in range(min(count, len(tasks))):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.samples.forms import FEWEST, forms_of
+from opsmith.checking.samples.forms import FEWEST, Form, forms_of
 from opsmith.checking.samples.sample import Sample, SizeLocation, Symbol
 from opsmith.checking.subject import Subject, computed_once
 from opsmith.core.cached_property import cached_property
@@ -241,12 +241,9 @@ def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]
     """The flat arguments of an input that was derived from a sample, with each rule and form restored."""
     given = dict(zip(sample.labels, sample.flat, strict=True))
     changed = dict(zip(sample.labels, flat, strict=True))
-    for rule in rules_of(subject):
-        rule.restore(given, changed)
-    for form in forms_of(subject):
-        had, now = given.get(form.label), changed.get(form.label)
-        if isinstance(had, Tensor) and isinstance(now, Tensor) and now is not had:
-            changed[form.label] = form.restored(had, now)
+    kept: tuple[Rule | Form, ...] = (*rules_of(subject), *forms_of(subject))
+    for each in kept:
+        each.restore(given, changed)
     return list(changed.values())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,12 @@ class Form:
     label: str
     restored: Callable[[Tensor, Tensor], Tensor]
     broken: str = ""
+
+    def restore(self, given: Mapping[str, Any], changed: dict[str, Any]) -> None:
+        """Restore the form in arguments that were changed, as a rule does."""
+        had, now = given.get(self.label), changed.get(self.label)
+        if isinstance(had, Tensor) and isinstance(now, Tensor) and now is not had:
+            changed[self.label] = self.restored(had, now)
 
 
 def forms_of(subject: Subject) -> tuple[Form, ...]:

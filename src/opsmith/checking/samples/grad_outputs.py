@@ -63,11 +63,6 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
     return [*alone, GradOutputs(PLAIN, tuple(every))]
 
 
-def contiguous_grad_outputs(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> GradOutputs:
-    """Return contiguous grad_outputs for all results."""
-    return grad_outputs_to_try(subject, sample, results)[-1]
-
-
 @computed_once
 def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
     """Return contiguous grad_outputs for all results that a sample gives in float64; known after a first run.
@@ -76,7 +71,7 @@ def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
     """
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())
-    return contiguous_grad_outputs(subject, sample, results)
+    return grad_outputs_to_try(subject, sample, results)[-1]
 
 
 def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[bool]:

@@ -10,7 +10,7 @@ import copy
 import threading
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -41,21 +41,17 @@ def tensors_of_object(value: Any) -> dict[str, Tensor]:
         >>> list(tensors_of_object(torch.nn.BatchNorm1d(2)))
         ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
     """
-    if isinstance(value, Tensor):
-        return {}
-    found = [(path or "a tensor", each) for path, each in _within(value) if isinstance(each, Tensor)]
+    return {} if isinstance(value, Tensor) else _named_tensors(_within(value))
+
+
+def _named_tensors(within: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+    found = [(path or "a tensor", each) for path, each in within if isinstance(each, Tensor)]
     times, several = Counter[str](), Counter(path for path, _ in found)
     named: dict[str, Tensor] = {}
     for path, each in found:
         named[f"{path}[{times[path]}]" if several[path] > 1 else path] = each
         times[path] += 1
     return named
-
-
-def modules_of_object(value: Any) -> list[torch.nn.Module]:
-    """Return the modules that an object of the author's is or holds, those within modules too."""
-    found = [each for _, each in _within(value) if isinstance(each, torch.nn.Module)]
-    return list(dict.fromkeys(inner for each in found for inner in each.modules()))
 
 
 def _within(value: Any) -> Iterator[tuple[str, Any]]:
@@ -71,6 +67,7 @@ def _within(value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(each, torch.nn.Module):
             named = [*each.named_parameters(), *each.named_buffers()]
             left.extendleft(reversed([(_joined(path, name), tensor) for name, tensor in named]))
+            left.extend((_joined(path, name), inner) for name, inner in each.named_children())
         elif not isinstance(each, Tensor):
             reached = [inner for inner in uses(each) if inner.step not in _OUTSIDE]
             left.extend(
@@ -179,14 +176,15 @@ class ObjectState:
             saved: Records a tensor; by default every one, and none of an object that is too large.
             besides: The ids of tensors that are no state of it.
         """
-        held = tensors_of_object(value)
+        within = [*_within(value)]
+        held = _named_tensors(within)
         tensors = {name: tensor for name, tensor in held.items() if id(tensor) not in besides}
         if saved is None and sum(each.numel() for each in tensors.values()) > LARGE:
             tensors = {}
         states = {name: (saved or TensorState.of)(each) for name, each in tensors.items()}
-        training = tuple((each, each.training) for each in modules_of_object(value))
-        contents = ((each, (dict if isinstance(each, dict) else list)(each)) for each in _containers(value))
-        return cls(value, states, training, tuple(contents))
+        training = tuple((each, each.training) for _, each in within if isinstance(each, torch.nn.Module))
+        containers = (held for _, each in within for held in _containers(each))
+        return cls(value, states, training, tuple((each, each.copy()) for each in containers))
 
     @property
     def statistics(self) -> frozenset[int]:
@@ -223,22 +221,17 @@ class ObjectState:
                 held.update(before) if isinstance(held, dict) else held.extend(before)
         for state in self.tensors.values():
             state.restore()
-        for module, training in self.training:
-            if module.training != training:
-                module.training = training
         return self.value
 
 
 def _containers(value: Any) -> Iterator[dict[Any, Any] | list[Any]]:
-    """Yield the namespace of each of the author's objects within an object, and the lists and dicts in it."""
-    for _, each in _within(value):
-        if isinstance(each, torch.nn.Module):
-            for own in (vars(inner) for inner in each.modules()):
-                yield from (own, *(held for held in own.values() if isinstance(held, dict | list)))
-        elif isinstance(each, dict | list):
-            yield each
-        elif hasattr(each, "__dict__") and not isinstance(each, Tensor | types.FunctionType):
-            yield vars(each)
+    """Yield a dict or list; of an object its namespace, and of a module the dicts and lists in that."""
+    if isinstance(value, dict | list):
+        yield value
+    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | types.FunctionType):
+        yield vars(value)
+        if isinstance(value, torch.nn.Module):
+            yield from (each for each in vars(value).values() if isinstance(each, dict | list))
 
 
 def _holds_the_same(one: Any, other: Any) -> bool:
@@ -341,8 +334,8 @@ class ObjectArguments(dict[int, Any]):
         return frozenset(each.argnum for each in self._every)
 
     @property
-    def rows(self) -> frozenset[int]:
-        """Positions of the arguments that are rows of an object's parameters."""
+    def flattened(self) -> frozenset[int]:
+        """Positions of the arguments that are all parameters of an object, one after another."""
         return frozenset(each.argnum for each in self._every if each.part is not None)
 
     @property
@@ -407,18 +400,18 @@ class HeldArgument(NamedTuple):
         argnum: Position of the argument.
         apart: True if it is a leaf of its own with the argument's memory, as its `detach()` or a parameter.
         part: The elements of the argument that are its numbers, where that is all parameters in a row.
-        every: Number of elements that the argument then has.
+        total: Number of elements that the argument then has.
     """
 
     tensor: Tensor
     argnum: int
     apart: bool
     part: slice | None = None
-    every: int = 0
+    total: int = 0
 
     def fits(self, flat: Sequence[Any]) -> bool:
         """Return True if the argument has elements for it."""
-        return self.part is None or flat[self.argnum].numel() == self.every
+        return self.part is None or flat[self.argnum].numel() == self.total
 
     def of(self, flat: Sequence[Any]) -> Tensor:
         """Return the tensor that stands for it among other arguments."""
@@ -440,10 +433,14 @@ def held_arguments(tensors: Collection[Tensor], flat: Sequence[Any]) -> list[Hel
         for tensor, one, other in found
         if (place := other if one is None else one) is not None
     ]
-    return held or _in_a_row([each for each in tensors if isinstance(each, torch.nn.Parameter)], values)
+    return held or _one_after_another(
+        [each for each in tensors if isinstance(each, torch.nn.Parameter)], values
+    )
 
 
-def _in_a_row(parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]) -> list[HeldArgument]:
+def _one_after_another(
+    parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]
+) -> list[HeldArgument]:
     """The parameters of an object as parts of an argument that has their numbers, one after another."""
     ends = [*accumulate((each.numel() for each in parameters), initial=0)]
     if len({(each.dtype, each.device) for each in parameters}) != 1 or not ends[-1]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opsmith.checking.processes.fork import announce
-from opsmith.checking.report import Given
+from opsmith.checking.report import Failure, Given
 from opsmith.checking.samples.object_arguments import ObjectArguments, copied_object
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import CallArguments, tensors_in
@@ -297,8 +297,9 @@ def _shown(value: Any) -> str:
     return "" if isinstance(value, torch.Generator) else f"={value!r}"
 
 
-def shown_sample(text: str, samples: Iterable[Sample]) -> Sample | None:
-    """Return the sample that a text of evidence begins with; None where it names none of these."""
+def shown_sample(failure: Failure, samples: Iterable[Sample]) -> Sample | None:
+    """Return the sample that the evidence of a failure names; None where it names none of these."""
+    text = str(failure.evidence.get("sample", ""))
     return next((each for each in samples if text.startswith(str(each))), None)
 
 

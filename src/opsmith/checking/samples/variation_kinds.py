@@ -296,9 +296,9 @@ def _reads_last(subject: Subject, sample: Sample, places: Sequence[SizeLocation]
         if place.argnum in sample.inexact:
             value = changed.setdefault(place.argnum, sample.flat[place.argnum].clone())
             value.select(place.index, -1).fill_(torch.nan)
-    chosen = any(isinstance(value, Tensor) and value.dtype in WHOLE for value in sample.flat)
-    whole = asked(subject, sample, {})
-    return chosen or not changed or not are_same(whole, asked(subject, sample, changed))
+    if not changed or any(isinstance(value, Tensor) and value.dtype in WHOLE for value in sample.flat):
+        return True
+    return not are_same(asked(subject, sample, {}), asked(subject, sample, changed))
 
 
 KINDS: tuple[VariationKind, ...] = (

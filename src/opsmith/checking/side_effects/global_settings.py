@@ -166,7 +166,7 @@ class ImportChanges:
 
 
 import_changes: ContextVar[ImportChanges | None] = ContextVar("import_changes", default=None)
-"""What the import of the checked file has changed; the command sets it, which imports the file."""
+"""Changes by the import of the checked file; the command sets them, which imports the file."""
 
 
 def settings(every: Iterable[Setting] = SETTINGS) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, differing
 from opsmith.checking.side_effects.canaries import BYTES, fill_freed_memory
-from opsmith.checking.side_effects.global_settings import random_states_restored, without_warnings
+from opsmith.checking.side_effects.global_settings import random_states_restored
 from opsmith.checking.subject import SteadyRuns, Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
@@ -73,7 +73,7 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
 
 def are_steady(subject: Subject) -> bool:
     """True if all runs are the same under the conditions of a subject, tried on its first samples."""
-    with random_states_restored(), without_warnings(), Overlooking():
+    with random_states_restored(), Overlooking():
         few = subject.samples[:SAMPLES]
         return all(_is_steady(run) for each in few for run in Run.of(subject, each))
     return False

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.diagnosis.detectors.region import Mask, describe_elements
 from opsmith.checking.diagnosis.observation import Detection, Evidence, Observation
+from opsmith.checking.numerics.directional import represents
 from opsmith.judging.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
@@ -46,7 +47,7 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
         largest = max(pair.relative_error for pair in evidence.pairs)
         if largest > min(64 * eps, LARGEST):
             continue
-        if evidence.everywhere(lambda pair, dtype=dtype: _of(pair, dtype)) and _telling(evidence, dtype):  # type: ignore[misc]
+        if all(represents(dtype, pair.got) for pair in evidence.pairs) and _telling(evidence, dtype):
             words = f"it consists of {name} numbers, so it was computed in {name}"
         elif largest >= eps / 64 and evidence.everywhere(_spread) and _rough(evidence, eps):
             words = (
@@ -57,11 +58,6 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
             continue
         yield Detection("precision", words, {"error": largest, f"eps of {name}": eps})
         return
-
-
-def _of(pair: Observation, dtype: torch.dtype) -> bool:
-    parts = torch.view_as_real(pair.got) if pair.got.is_complex() else pair.got
-    return torch.equal(parts.to(dtype).to(parts.dtype), parts)
 
 
 def _telling(evidence: Evidence, dtype: torch.dtype) -> bool:

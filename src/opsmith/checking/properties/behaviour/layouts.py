@@ -26,7 +26,7 @@ from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_w
 from opsmith.checking.samples.memory_layouts import CHUNK, Layout, layouts_for, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.checking.ways import Fault, Outputs, RightOutputs, Way, compare
+from opsmith.checking.ways import Fault, Outputs, Twin, Way, compare
 from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import Kernel, choose
 from opsmith.judging.compare import exact_difference
@@ -102,13 +102,13 @@ class LayoutCase(Run):
         return self.contiguous[len(self.sample.flat) :]
 
     @cached_property
-    def twin(self) -> RightOutputs:
+    def twin(self) -> Twin:
         """The outputs for contiguous tensors."""
         return self.right(self.contiguous)
 
-    def right(self, values: list[Any]) -> RightOutputs:
+    def right(self, values: list[Any]) -> Twin:
         """The outputs for contiguous arguments and grad_outputs."""
-        return RightOutputs(self.outputs, values, len(self.grads), self.subject)
+        return Twin(self.outputs, values, len(self.grads), self.subject)
 
     def outputs(self, values: Sequence[Any]) -> Outputs:
         """The results and gradients of a call, for arguments and grad_outputs in their own layouts."""
@@ -252,7 +252,7 @@ class LayoutCase(Run):
             where = kernel.where if kernel else self.subject.specification.where
             about += f" by the kernel for {kernel.device}" if kernel else ""
         # A write goes wrong where numbers share memory.
-        shares = layout.repeats or (difference is not None and not difference.form)
+        shares = layout.repeats or (difference is not None and not difference.aspect)
         cause = (self._written if shares else None) or "layout"
         if cause != "layout":
             written = "grad_output" if cause == "mutates-grad-output" else f"`{label}`"

@@ -19,7 +19,6 @@ from opsmith.checking.side_effects.global_settings import (
     seed_torch,
     torch_state,
     torch_state_restored,
-    without_warnings,
 )
 from opsmith.checking.subject import Subject, drawing_operations
 from opsmith.core.call_arguments import tensors_in
@@ -89,7 +88,7 @@ def _undeclared(run: Run, draws: list[str]) -> Failure:
 
 def _of_a_class(run: Run) -> Failure | Note:
     """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
-    with torch_state_restored(), without_warnings():
+    with torch_state_restored():
         call = run.call()
         after_forward = torch_state()
         call.backward()

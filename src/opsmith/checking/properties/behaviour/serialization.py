@@ -21,7 +21,7 @@ from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.subject import Subject
 from opsmith.judging.attribution import calls_operator
-from opsmith.judging.compare import differ_beyond_rounding, exact_difference, metadata_difference
+from opsmith.judging.compare import differ_beyond_rounding, exact_difference, form_difference
 
 NAME = "serialization"
 
@@ -118,7 +118,7 @@ def _same(subject: Subject, again: Any, what: str) -> Findings:
                 continue
             steady = subject.specification.rounds_alike
             differ = exact_difference(got, right) if steady else differ_beyond_rounding(got, right)
-            if metadata_difference(got, right, strides=True) or differ:
+            if form_difference(got, right, strides=True) or differ:
                 message = f"what comes back from {what} gives another `{result.name}`"
                 yield run.failure(None, "stale-state", message)
 
@@ -141,11 +141,9 @@ def _results(run: Run) -> Findings:
                 yield run.failure(name, "raises", words)
             continue
         lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
-        fault = metadata_difference(again, value, strides=not lazy)
-        difference = None if fault else exact_difference(again, value)
-        if fault or difference:
-            reason = f"the {fault[0]} {fault[1]}, not {fault[2]}" if fault else f"other values: {difference}"
-            yield run.failure(name, "unknown", f"`{name}` comes back from {how} with {reason}")
+        difference = form_difference(again, value, strides=not lazy) or exact_difference(again, value)
+        if difference is not None:
+            yield run.failure(name, "unknown", f"`{name}` comes back changed from {how}: {difference}")
 
 
 def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:

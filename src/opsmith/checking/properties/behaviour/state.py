@@ -133,6 +133,11 @@ def _draws(calls: InterleavedCalls) -> bool:
 
 KEPT_HINT = "What a call needs belongs on its own context, or among its arguments"
 
+MODE_HINT = (
+    "No other call came before: the mode decides. A forward that differentiates inside needs clones that are "
+    "made under `torch.inference_mode(False)`, and `torch.enable_grad()`"
+)
+
 CALLER_HINT = (
     "It looks at who calls: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs as "
     "an argument"
@@ -150,6 +155,7 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     by = f" It keeps something in {holders}." if holders else ""
     evidence = {"kept in": holders} if holders else {}
     if isinstance(given, Raised):
+        hint = MODE_HINT if interleaved.alone else hint
         message = f"{called} raises {given}; {alone} it goes well.{by} {hint}"
         yield run.failure(None, "raises" if interleaved.alone else stale, message, evidence=evidence)
         return

@@ -448,8 +448,8 @@ class WriteCase(LayoutCase):
                 words = (
                     f"a call writes nothing into `{label}`, and the reference does: write into its own "
                     "memory, as `.copy_(...)` does"
-                    if count == written.every
-                    else f"a call leaves {count} of the {written.every} elements of `{label}` as they were "
+                    if count == written.changed
+                    else f"a call leaves {count} of the {written.changed} elements of `{label}` as they were "
                     f"that the reference writes{at}: write all of them"
                 )
                 yield self._wrong(label, "not-written", words)
@@ -506,12 +506,12 @@ class Written:
     Args:
         left: Mask of the elements that it left as they were, where the reference writes.
         more: Mask of the elements that it wrote, where the reference leaves them as they are.
-        every: Number of the elements that the reference changes.
+        changed: Number of the elements that the reference changes.
     """
 
     left: Tensor
     more: Tensor
-    every: int
+    changed: int
 
 
 def compare_writes(before: Tensor, right: Tensor, got: Tensor, untouched: Tensor | None) -> Written:

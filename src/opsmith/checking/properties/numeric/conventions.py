@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.diagnosis.diagnose import CONSTANT
-from opsmith.checking.exceptions import Overlooking
+from opsmith.checking.exceptions import Overlooking, error_words
 from opsmith.checking.numerics.autodiff import Results
 from opsmith.checking.numerics.directional import DirectionalFunction, coordinates
-from opsmith.checking.processes.watchdog import no_time_limit
+from opsmith.checking.processes.watchdog import time_limit
 from opsmith.checking.properties.numeric.gradient_truth import (
     SAME,
     THOUSANDTH,
@@ -40,10 +40,9 @@ from opsmith.checking.samples.forms import symmetric_inputs
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.side_effects.canaries import form_of
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
-from opsmith.judging.attribution import calls_operator
+from opsmith.judging.attribution import calls_operator, is_own
 from opsmith.judging.compare import all_finite, largest_magnitude, same_bits
 from opsmith.judging.tensors import is_inexact
 
@@ -52,13 +51,7 @@ NAME = "gradient"
 
 @dataclass(frozen=True, eq=False)
 class ShownGradient(Run):
-    """A gradient of a class by one input, on the sample on which a failure shows it.
-
-    Args:
-        rights: The right gradients by the input, on each sample that it was differentiated by.
-    """
-
-    rights: Sequence[RightGradient] = ()
+    """A gradient of a class by one input, on the sample on which a failure shows it."""
 
     @property
     def argnum(self) -> int:
@@ -110,7 +103,7 @@ class ShownGradient(Run):
         """The gradient where the input is made symmetric first; None if not every sample has it so."""
         meant = {self.sample.labels[self.argnum]} & symmetric_inputs(self.subject)
         subject = replace(self.subject, symmetric=self.subject.symmetric | meant)
-        return replace(self, subject=subject, rights=()) if meant else None
+        return replace(self, subject=subject) if meant else None
 
 
 class Convention(NamedTuple):
@@ -129,30 +122,28 @@ class Convention(NamedTuple):
     of_numbers: bool = False
 
 
-def by_convention(failure: Failure, subject: Subject, rights: Sequence[RightGradient] = ()) -> Failure:
-    """The failure of a class, in the circumstance of the first convention that its gradient follows.
-
-    Args:
-        failure: The failure.
-        subject: The subject of the check.
-        rights: The right gradients by the input, on each sample that it was differentiated by; by default
-            the one on the sample of the failure.
-    """
-    sample = shown_sample(str(failure.evidence.get("sample", "")), subject.samples)
+def by_convention(failure: Failure, subject: Subject) -> Failure:
+    """The failure of a class, in the circumstance of the first convention that its gradient follows."""
+    sample = shown_sample(failure, subject.samples)
     numeric = CAUSES[failure.cause].numeric
-    if sample is None or not subject.kind.own_forward or failure.input not in sample.labels:
-        return failure
-    if not numeric and failure.cause not in ("nonlinear-grad", "second-order"):
+    explained = numeric or CAUSES[failure.cause].meant
+    if sample is None or not subject.kind.own_forward or failure.input not in sample.labels or not explained:
         return failure
     argnum = sample.labels.index(failure.input)
-    gradient = ShownGradient(subject, sample, NAME, by=(argnum,), rights=rights)
+    gradient = ShownGradient(subject, sample, NAME, by=(argnum,))
     needed = [ShownGradient.is_sound, *([ShownGradient.is_shown] if numeric else [])]
     if {"float32", "float64"} <= {*failure.dtypes}:
         needed.append(partial(ShownGradient.is_alike_in, dtype=torch.float32))
     tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
-    with no_time_limit():  # what is wrong is known
-        sound = all(_holds(each, gradient) for each in needed)
-        found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+    try:
+        with time_limit(math.inf):  # what is wrong is known
+            sound = all(_holds(each, gradient) for each in needed)
+            found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+    except Exception as error:
+        if not is_own(error):
+            raise
+        words = f"opsmith itself failed to look for a convention that explains it ({error_words(error)})"
+        return replace(failure, message=f"{failure.message}; {words}: please report that")
     if found is None:
         return failure
     words = "" if found.words in failure.message else f"; {found.words}"
@@ -160,7 +151,7 @@ def by_convention(failure: Failure, subject: Subject, rights: Sequence[RightGrad
 
 
 def _holds(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
-    with Overlooking(), without_warnings():
+    with Overlooking():
         return holds(gradient)
     return False
 
@@ -185,12 +176,8 @@ OTHERS = (-1.0, 16.0, -16.0)
 
 def is_of_a_step(gradient: ShownGradient) -> bool:
     """True if the right gradient is zero, of a step function or of an argument that no result reads."""
-    rights = gradient.rights or [gradient.right]
-    places = [(right.among.sample, right.argnum) for right in rights]
-    if not all(right.is_zero for right in rights):
-        return False
-    steps = any(_is_step_function(gradient.subject, *place) for place in places)
-    return steps or any(_stands_in(gradient.subject, *place) for place in places)
+    place = gradient.subject, gradient.sample, gradient.argnum
+    return gradient.right.is_zero and (_is_step_function(*place) or _stands_in(*place))
 
 
 def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
@@ -239,14 +226,14 @@ class StraightThrough(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute a function, or one that rounds with another gradient."""
-        name = getattr(function, "__name__", "")
-        if name.removesuffix("_") not in ROUNDING or not args or not is_inexact(args[0]):
+        name, given = getattr(function, "__name__", ""), dict(kwargs or {})
+        x = args[0] if args else given.pop("input", None)
+        if name.removesuffix("_") not in ROUNDING or not is_inexact(x):
             return function(*args, **(kwargs or {}))
-        x, *more = args
         self.used |= x.requires_grad  # by the input that is differentiated, alone
         if not self.rounds:
             return x
-        rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *more, **(kwargs or {}))
+        rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *args[1:], **given)
         passed = rounded + (x - x.detach())
         return x.copy_(passed) if name.endswith("_") else passed
 

@@ -1,6 +1,6 @@
 """Inputs of a sample that have a gradient to check, and parameters that a call reaches through an object.
 
-Whether a parameter of an object, such as a module, is frozen or not: all else is the same.
+If a parameter of an object, such as a module, is frozen, all else is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opsmith.checking.calls import Differentiated, differentiated, rule_location
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import has_gradient
+from opsmith.checking.numerics.autodiff import has_gradient, record
 from opsmith.checking.property import Findings, Note
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
@@ -75,10 +75,9 @@ def not_exercised(property: str, subject: Subject, what: str) -> Findings:
 def nothing_to_differentiate(subject: Subject) -> bool:
     """True if no result requires a gradient in any sample, though every floating input does."""
     for sample in subject.samples:
-        flat = [value.requires_grad_() if is_inexact(value) else value for value in sample.in_double()]
-        with torch.enable_grad():
-            if any(map(has_gradient, tensors_in(subject.call(sample, flat)))):
-                return False
+        results = record(partial(subject.call, sample), sample.in_double(), sample.inexact)[2]
+        if any(map(has_gradient, tensors_in(results))):
+            return False
     return True
 
 
@@ -93,7 +92,7 @@ MOST = 8
 HINT = "; what a call gives must not depend on them: read `requires_grad` of each before differentiating"
 
 Needs = dict[tuple[int, str], bool]
-"""Whether a parameter requires a gradient, by position of its object and its name there."""
+"""True for each parameter that requires a gradient, by position of its object and its name there."""
 
 
 def frozen_parameters(property: str, subject: Subject) -> Findings:
@@ -108,9 +107,9 @@ def frozen_parameters(property: str, subject: Subject) -> Findings:
 
 
 def _check(run: Run) -> Findings:
-    rows = run.sample.objects.rows  # their gradients are those of the parameters, frozen or not
+    flattened = run.sample.objects.flattened  # their gradients are those of the parameters, frozen or not
     for subset in [*reversed([*differentiated(run.subject, run.sample).subsets()]), ()]:
-        argnums = tuple(argnum for argnum in subset if argnum not in rows)
+        argnums = tuple(argnum for argnum in subset if argnum not in flattened)
         failure = next(compare(_ways(replace(run, place=run.subject.devices[0], by=argnums))), None)
         if failure is not None:
             yield failure

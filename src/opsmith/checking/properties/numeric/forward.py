@@ -21,11 +21,10 @@ from opsmith.checking.properties.kernels.unverified import runs_in
 from opsmith.checking.property import Findings, Note, Property
 from opsmith.checking.run import Case, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name, lacks_dtype
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject, missing_device
 from opsmith.core.kernels import Kernel, Rejected, choose
 from opsmith.judging.answer import Computation
-from opsmith.judging.compare import metadata_difference
+from opsmith.judging.compare import form_difference
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import is_inexact
 from opsmith.judging.working_precision import working_precision
@@ -58,12 +57,11 @@ def compare_results(
                 words = f"returns {actual} tensor for `{name}`, and the reference returns {wanted} tensor"
                 yield case.failure(name, "kernel-mismatch", f"{what} {words}", where)
             continue
-        fault = metadata_difference(got, expected, strides=False)
-        if fault is not None:
-            aspect, actual, wanted = fault
-            message = f"{what} returns `{name}` with the {aspect} {actual}, and the reference with {wanted}"
-            cause = aspect if aspect in CAUSES else "kernel-mismatch"
-            yield case.failure(name, cause, message, where, {"got": actual, "expected": wanted})
+        form = form_difference(got, expected)
+        if form is not None:
+            words = f"`{name}` with the {form.aspect} {form.got}, and the reference with {form.expected}"
+            cause = form.aspect if form.aspect in CAUSES else "kernel-mismatch"
+            yield case.failure(name, cause, f"{what} returns {words}", where, form.evidence())
             continue
         verdict = judge(got, answer)
         if verdict.difference is None:
@@ -105,7 +103,7 @@ def _rounds_to_float32(subject: Subject) -> bool:
     """True if it computes results in float32 for the first sample in float64, and is not declared to."""
     sample = next((each for each in subject.samples if each.inexact and not each.origin), None)
     if sample is not None and not subject.single_precision:
-        with Overlooking(), without_warnings(), torch.no_grad():  # what it raises is reported
+        with Overlooking(), torch.no_grad():  # what it raises is reported
             call, flat = partial(subject.call, sample), sample.in_double()
             return working_precision(call, flat, subject.generator()) == torch.float32
     return False

@@ -187,7 +187,7 @@ def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weig
 def _fits_float32(got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
     """True if a weighed sum of tangents is off by no more than rounding to float32."""
     size = float(_terms(got, weights).abs().sum())
-    return abs(off.got - off.expected) <= 2 * torch.finfo(torch.float32).eps * size
+    return bool(abs(off.got - off.expected) <= 2 * torch.finfo(torch.float32).eps * size)
 
 
 def _alone(tangents: Tangents) -> list[Failure]:

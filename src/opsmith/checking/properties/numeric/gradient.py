@@ -17,7 +17,7 @@ from opsmith.checking.diagnosis.observation import Observer
 from opsmith.checking.exceptions import Overlooking, named_by, refuse_own, stated
 from opsmith.checking.numerics.low_precision import low_precision_operand
 from opsmith.checking.output.replay import gradient_replay
-from opsmith.checking.processes.watchdog import OutOfTimeError, no_time_limit
+from opsmith.checking.processes.watchdog import OutOfTimeError, time_limit
 from opsmith.checking.properties.behaviour.state import result_by_need
 from opsmith.checking.properties.numeric.conventions import by_convention
 from opsmith.checking.properties.numeric.differentiable import (
@@ -69,7 +69,6 @@ class GradientCoverage:
         decided: True if the right gradient was known in at least one element of one sample.
         wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
         right: For each input the author's samples on which its gradient is right.
-        rights: For each input the right gradients of the samples.
     """
 
     confirmed: bool = True
@@ -77,7 +76,6 @@ class GradientCoverage:
     decided: bool = False
     wrong: set[str] = field(default_factory=set)
     right: dict[str, list[str]] = field(default_factory=dict)
-    rights: dict[str, list[RightGradient]] = field(default_factory=dict)
 
 
 def run(subject: Subject) -> Findings:
@@ -154,8 +152,7 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
     if failure.input in seen.right:
         evidence = {**failure.evidence, "right on": ", ".join(seen.right[failure.input])}
         failure = replace(failure, evidence=evidence)
-    failure = by_convention(failure, subject, seen.rights.get(failure.input or "", ()))
-    return where_set(where_tied(failure, subject), subject)
+    return where_set(where_tied(by_convention(failure, subject), subject), subject)
 
 
 DISTINCT = (
@@ -191,8 +188,6 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         return
     tried = grad_outputs_to_try(subject, sample, results)
     plain = [rights.one(argnum, tried[-1]) for argnum in inputs.argnums]
-    for right in plain:
-        seen.rights.setdefault(right.label, []).append(right)
     if not sample.origin:
         yield from _about_reference(rights, plain)
         seen.confirmed &= all(right.trusted for right in plain)
@@ -442,7 +437,7 @@ def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
         found = _diagnosis(shown, attempts)
     except OutOfTimeError:  # what is wrong is known
         found = Diagnosis(UNKNOWN, "no time was left to look for the cause")
-    with no_time_limit():
+    with time_limit(math.inf):
         return _described(wrong, shown, found)
 
 
@@ -625,7 +620,9 @@ def _is_right_in_float64(attempt: Attempt) -> bool:
     return compared and not attempt.wrong and not attempt.subject.narrow
 
 
-def _needing(sample: Sample, subsets: Sequence[tuple[int, ...]]) -> str:
+def _needing(sample: Sample, choices: Sequence[tuple[int, ...]]) -> str:
+    """The smallest choices of inputs, in words: those that contain them are as many as 2 to their number."""
+    subsets = [each for each in choices if not any({*other} < {*each} for other in choices)]
     words = [" and ".join(f"`{sample.labels[argnum]}`" for argnum in subset) for subset in subsets]
     alone = [
         f"{word} alone" if len(subset) == 1 else word for word, subset in zip(words, subsets, strict=True)

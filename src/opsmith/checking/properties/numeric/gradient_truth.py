@@ -22,20 +22,27 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in, in_all_digits
 from opsmith.checking.causes import CAUSES, UNKNOWN
 from opsmith.checking.exceptions import Overlooking
-from opsmith.checking.numerics.autodiff import Results, differentiate, has_gradient, record, vjp, vjp_or_zeros
+from opsmith.checking.numerics.autodiff import (
+    Results,
+    differentiate_by_ones,
+    has_gradient,
+    record,
+    vjp,
+    vjp_or_zeros,
+)
 from opsmith.checking.numerics.directional import DirectionalFunction
 from opsmith.checking.numerics.finite_differences import NumericalGradient, agrees_along, numerical_gradient
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run
+from opsmith.checking.samples.batches import all_finite
 from opsmith.checking.samples.domain import are_same
 from opsmith.checking.samples.grad_outputs import GradOutputs, plain_grad_outputs
 from opsmith.checking.samples.sample import Sample, shown_sample
 from opsmith.checking.samples.variation_kinds import is_number
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.answer import Answer, Computation
-from opsmith.judging.compare import Difference, all_finite, is_close, largest_magnitude, same_bits
+from opsmith.judging.compare import Difference, is_close, largest_magnitude, same_bits
 from opsmith.judging.constants import half_of_digits
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU, is_inexact
@@ -61,17 +68,11 @@ class Backward:
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
         """The gradients; zeros where autograd has none."""
-        return in_all_digits(self.run.subject, self._zeros)(values)
+        return in_all_digits(self.run.subject, lambda given: vjp_or_zeros(*self._split(given)))(values)
 
     def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
         """The gradients; None where autograd has none."""
-        return in_all_digits(self.run.subject, self._vjp)(values)
-
-    def _zeros(self, values: Sequence[Any]) -> list[Tensor]:
-        return vjp_or_zeros(*self._split(values))
-
-    def _vjp(self, values: Sequence[Any]) -> list[Tensor | None]:
-        return vjp(*self._split(values))
+        return in_all_digits(self.run.subject, lambda given: vjp(*self._split(given)))(values)
 
     def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
         subject, sample = self.run.subject, self.run.sample
@@ -138,8 +139,7 @@ class RightGradients(Run):
     def has_finite_results(self) -> bool:
         """True if every number of every result is finite."""
         with torch.no_grad():
-            results = self.plain(self.sample.in_double())
-        return all(all_finite(each) for each in results if is_inexact(each))
+            return all_finite(self.plain(self.sample.in_double()))
 
     def usual_size(self, position: int) -> float:
         """The size that gradients by an input have on the author's samples, or results over the input."""
@@ -147,7 +147,7 @@ class RightGradients(Run):
         for sample in (self.sample, *subject.samples):
             argnum = sample.labels.index(label) if label in sample.labels else -1
             if argnum in sample.inexact and (sample is self.sample or not sample.origin):
-                with Overlooking(), without_warnings():  # what a reference raises, other properties report
+                with Overlooking():  # what a reference raises, other properties report
                     size = partial(_size_of_gradient, subject, sample, argnum)
                     found.append(subject.once(f"size of the gradient by {label}", sample, size))
         return max(size for size in found if math.isfinite(size))
@@ -159,14 +159,10 @@ def _is_recorded(subject: Subject, sample: Sample, argnums: tuple[int, ...]) -> 
     plain = in_all_digits(subject, subject.plain(sample))
     if not subject.kind.own_forward:
         return any(map(has_gradient, record(plain, sample.in_double(), argnums)[2]))
-    # torch runs a class's forward without grad mode: it may call `.numpy()`, or work in place.
-    with torch.no_grad():
-        results = plain(sample.in_double())
-    grads = [torch.ones_like(result) if is_inexact(result) else None for result in results]
-    with Overlooking():
-        leaves, _, again = record(plain, sample.in_double(), argnums)
-        differentiate(again, [leaves[argnum] for argnum in argnums], grads)
-        return any(map(has_gradient, again))
+    with Overlooking():  # torch runs a class's forward without grad mode: it may call `.numpy()`
+        leaves, _, results = record(plain, sample.in_double(), argnums)
+        differentiate_by_ones(results, [leaves[argnum] for argnum in argnums])
+        return any(map(has_gradient, results))
     return False
 
 
@@ -400,7 +396,7 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
     Args:
         moved: Label of the input that was changed; by default those that differ from the author's sample.
     """
-    sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
+    sample = shown_sample(finding, subject.samples)
     if not CAUSES[finding.cause].numeric or sample is None:
         return finding
     concerned = {finding.input, moved}
@@ -423,7 +419,7 @@ def where_set(finding: Failure, subject: Subject, moved: str | None = None) -> F
     Args:
         moved: Label of the input that was changed; by default a number that the author's sample has not.
     """
-    sample = shown_sample(str(finding.evidence.get("sample", "")), subject.samples)
+    sample = shown_sample(finding, subject.samples)
     if sample is None or not CAUSES[finding.cause].numeric or finding.input not in sample.labels:
         return finding
     found = [moved] if moved is not None else _other_numbers(sample)
@@ -451,7 +447,7 @@ def _is_setting(subject: Subject, sample: Sample, label: str) -> bool:
     others = [sample.change.of.flat[argnum]] if sample.change is not None else []
     if isinstance(own, Tensor):
         others = [torch.full_like(own, number) for number in (0.0, 1.0, -1.0)]
-    with torch.no_grad(), Overlooking(), without_warnings():
+    with torch.no_grad(), Overlooking():
         results = [
             [each.clone() for each in subject.call(sample, [*given[:argnum], value, *given[argnum + 1 :]])]
             for value in (own, *others)
@@ -490,7 +486,7 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
 
 def _wrong(subject: Subject, sample: Sample) -> set[str]:
     """Labels of the inputs whose gradient is wrong for a sample, or cannot be compared."""
-    with Overlooking(), without_warnings():
+    with Overlooking():
         rights, grads = RightGradients(subject, sample), plain_grad_outputs(subject, sample)
         found = Backward(rights)(grads.beside(sample)(torch.float64, CPU))
         rated = [rights.one(at, grads) for at in rights.argnums]

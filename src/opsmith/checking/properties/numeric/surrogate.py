@@ -24,7 +24,7 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, case_name
 from opsmith.checking.samples.grad_outputs import plain_grad_outputs
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import of_own_apply, through_apply
-from opsmith.judging.compare import metadata_difference
+from opsmith.judging.compare import form_difference
 from opsmith.judging.judge import judge
 from opsmith.judging.tensors import CPU
 
@@ -74,12 +74,11 @@ def _forms(run: Run) -> Findings:
             if got is None:
                 yield _failure(run, argnum, "missing-gradient", "there is none (None)", {})
                 break
-            fault = metadata_difference(got, run.sample.at(dtype, device)[argnum], strides=False)
-            if fault is not None:
-                aspect, actual, right = fault
-                what = f"it has the {aspect} {actual}, and the input {right}"
-                cause = aspect if aspect in CAUSES else UNKNOWN
-                yield _failure(run, argnum, cause, what, {"got": actual, "expected": right})
+            form = form_difference(got, run.sample.at(dtype, device)[argnum])
+            if form is not None:
+                what = f"it has the {form.aspect} {form.got}, and the input {form.expected}"
+                cause = form.aspect if form.aspect in CAUSES else UNKNOWN
+                yield _failure(run, argnum, cause, what, form.evidence())
                 break
 
 

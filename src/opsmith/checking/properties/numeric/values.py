@@ -47,7 +47,6 @@ from opsmith.checking.samples.special_values import (
     placements,
     value_groups,
 )
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.judging.answer import Answer, Computation, Half, in_double_on_cpu, unknown
 from opsmith.judging.attribution import calls_operator
@@ -104,20 +103,20 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
     subject, sample, found = plain.subject, plain.sample, list[float]()
     with Overlooking():  # what it rejects, or cannot differentiate, other properties report
         found = _boundaries(plain) if plain.argnum in plain.argnums else []
-    for dtype in dtypes:
-        # What computes in float32 has the range of it.
-        ranged = computed_in(subject, sample) if dtype == torch.float64 else dtype
-        for group in value_groups(ranged, found):
-            call = replace(plain, group=group, dtype=dtype)
-            every = placements(sample.flat[plain.argnum], group, subject.generator())
-            yield from filter(None, map(call.placed, every))
-    own = [form for form in plain.forms if form.label == plain.label and form.broken]
-    for form, dtype in product(own, dtypes):
-        kept = [each for each in plain.forms if each is not form]
+    # What computes in float32 has the range of it.
+    ranges = {each: computed_in(subject, sample) if each == torch.float64 else each for each in dtypes}
+    calls = [
+        replace(plain, group=group, dtype=dtype)
+        for dtype in dtypes
+        for group in value_groups(ranges[dtype], found)
+    ]
+    for form, dtype in product((form for form in plain.forms if form.label == plain.label), dtypes):
         group = replace(ZEROS, strained=True, broken=f", {form.broken}")
-        call = replace(plain, dtype=dtype, forms=kept, group=group)
-        every = placements(sample.flat[plain.argnum], ZEROS, subject.generator())
-        yield from filter(None, map(call.placed, every))
+        kept = [each for each in plain.forms if each is not form]
+        calls += [replace(plain, group=group, dtype=dtype, forms=kept)] if form.broken else []
+    for call in calls:
+        placed = placements(sample.flat[plain.argnum], call.group, subject.generator())
+        yield from filter(None, map(call.placed, placed))
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
@@ -142,7 +141,7 @@ def _boundaries(plain: SpecialCall) -> list[float]:
 def _check_call(call: SpecialCall) -> Findings:
     subject, given = call.subject, call.flat()
     try:
-        with torch.no_grad(), without_warnings():
+        with torch.no_grad():
             got = subject.call(call.sample, given)
     except errors.MutationError as error:
         yield call.raised(error, call.label)
@@ -170,7 +169,7 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
         if same_bits(given[argnum], call.kept[argnum]):
             continue
         ordinary = sample.at(call.dtype, CPU)
-        with torch.no_grad(), without_warnings():
+        with torch.no_grad():
             subject.call(sample, ordinary)
         if not same_bits(ordinary[argnum], sample.at(call.dtype, CPU)[argnum]):
             return
@@ -188,7 +187,7 @@ def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
     A kernel that is more exact than the reference is right, as where that overflows on the way, in the sum of
     squares of a norm. Where the reference rejects the arguments, or those beside them, nothing is known.
     """
-    with Overlooking(), torch.no_grad(), without_warnings():
+    with Overlooking(), torch.no_grad():
         for position, (actual, answer) in enumerate(zip(got, _right_results(call), strict=True)):
             value, ordinary = answer.value, answer.ordinary
             if value is None or ordinary is None or not is_inexact(value) or not is_inexact(actual):
@@ -252,11 +251,11 @@ def _gradients(call: SpecialCall) -> Findings:
     """Hold gradients to autograd through the reference, and where they differ, to finite differences."""
     found: list[Tensor | None] = []
     rights: Sequence[Answer] = ()
-    with Overlooking(), without_warnings():  # the property `gradient` reports what a backward raises
+    with Overlooking():  # the property `gradient` reports what a backward raises
         found = Backward(call).or_none([*call.flat(), *call.grads])
     if not call.digits and all(each is None or all_finite(each) for each in found):
         return
-    with Overlooking(), without_warnings():  # as where the reference has no gradient there
+    with Overlooking():  # as where the reference has no gradient there
         rights = _right_gradients(call)
     for at, (argnum, gradient) in enumerate(zip(call.argnums, found, strict=False)):
         got = torch.zeros_like(call.kept[argnum]) if gradient is None else gradient
@@ -298,21 +297,19 @@ def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None)
 def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -> Findings:
     """Judge by finite differences: at a kink, any value between the one-sided derivatives is right."""
     subject, sample = call.subject, call.sample
-    with without_warnings():
-        suspects = _suspects(call, argnum, got, right)
+    suspects = _suspects(call, argnum, got, right)
     if not suspects:
         return
     label = sample.labels[argnum]
     double = 2 if got.is_complex() else 1
-    with without_warnings():
-        numbers = numerical_gradient(
-            in_all_digits(subject, partial(subject.call, sample) if right is None else subject.plain(sample)),
-            in_double_on_cpu(call.kept),
-            argnum,
-            in_double_on_cpu(call.grads),
-            generator=subject.generator(),
-            only=[double * at + axis for at in suspects for axis in range(double)],
-        )
+    numbers = numerical_gradient(
+        in_all_digits(subject, partial(subject.call, sample) if right is None else subject.plain(sample)),
+        in_double_on_cpu(call.kept),
+        argnum,
+        in_double_on_cpu(call.grads),
+        generator=subject.generator(),
+        only=[double * at + axis for at in suspects for axis in range(double)],
+    )
     wrong, expected = numbers.wrong(got), numbers.values
     decided = numbers.known.isfinite()
     if right is not None:
@@ -388,7 +385,7 @@ def _divides_by_zero(call: SpecialCall) -> bool:
     """True if the forward divides by zero at the special values, unawares, and not at the ordinary ones."""
     found = []
     for flat in (call.flat(), call.sample.at(call.dtype, CPU)):
-        with Overlooking(), without_warnings(), torch.no_grad(), Divisions() as mode:
+        with Overlooking(), torch.no_grad(), Divisions() as mode:
             call.subject.call(call.sample, flat)
         found.append(mode.by_zero and not mode.handled)
     return found == [True, False]

@@ -20,8 +20,8 @@ from opsmith.checking.report import Failure
 from opsmith.checking.run import Coverage, LiveCall, Run, TensorName, covered_runs
 from opsmith.checking.samples.cases import dtype_name
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
-from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
-from opsmith.judging.compare import exact_difference
+from opsmith.checking.ways import CAUSES_OF_ASPECTS, Examples, compare_outputs
+from opsmith.judging.compare import Difference, exact_difference, form_difference
 from opsmith.judging.tensors import replica
 
 NAME = "autocast"
@@ -70,15 +70,15 @@ class Casting(Run):
     ) -> Iterator[Failure]:
         """Hold outputs to right ones, to the digits of autocast's dtype."""
 
-        def fault(position: int, got: Any) -> OutputFault | None:
+        def fault(position: int, got: Any) -> Difference | None:
             if not isinstance(got, Tensor) or not got.is_floating_point():
                 return None
             difference = attempt(partial(right.difference, position, got))
-            if isinstance(difference, Raised):
-                left = "the numbers under autocast were left out, for it does not run in float64"
-                self.refuse(f"{left}: {first_line(difference.error)}")
-                return None
-            return None if difference is None else OutputFault("value", difference=difference)
+            if not isinstance(difference, Raised):
+                return difference
+            left = "the numbers under autocast were left out, for it does not run in float64"
+            self.refuse(f"{left}: {first_line(difference.error)}")
+            return None
 
         form = f"{words} {{}} is further off than rounding to {dtype_name(self.lower)} explains"
         yield from compare_outputs(self, form, outputs, found, fault, set())
@@ -145,11 +145,11 @@ def _results(casting: Casting, results: Sequence[Any]) -> Findings:
     outputs = casting.names(subject.specification.where)[: len(results)]
     if promised is not None and not isinstance(promised, Raised):
         for position, (output, got, right) in enumerate(zip(outputs, results, promised, strict=True)):
-            fault = None if got is None else form_fault(got, right)
+            fault = None if got is None else form_difference(got, right)
             if fault is not None:
                 words = f"under autocast {output} has the {fault.aspect} {fault.got}, and autocast="
                 message = f"{words}{subject.specification.autocast!r} promises {fault.expected}"
-                cause = fault.aspect if fault.aspect in ("shape", "dtype") else "dtype"
+                cause = CAUSES_OF_ASPECTS.get(fault.aspect, "dtype")
                 yield casting.failure(output.name, cause, message, output.where, fault.evidence())
             if got is None or fault is not None or exact_difference(got, right) is None:
                 left[position] = None

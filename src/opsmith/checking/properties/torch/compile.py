@@ -18,20 +18,21 @@ from torch.autograd import forward_ad
 
 from opsmith import errors
 from opsmith.checking.exceptions import Raised, attempt
-from opsmith.checking.numerics.autodiff import differentiate, has_gradient
+from opsmith.checking.numerics.autodiff import differentiate, has_gradient, record
 from opsmith.checking.promises import of_tools
 from opsmith.checking.property import Finding, Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.report import Failure
-from opsmith.checking.run import CallValues, Run, record_copies
+from opsmith.checking.run import CallValues, Run
 from opsmith.checking.samples.grad_outputs import random_grad_outputs
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
-from opsmith.checking.ways import Examples, OutputFault, compare_outputs, form_fault
+from opsmith.checking.ways import Examples, compare_outputs
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.collector import importing_without_garbage_collection
 from opsmith.core.tensors import nested_tensors
+from opsmith.judging.compare import Difference, form_difference
 from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_message
 
 COMPILING, EXPORTING = "compile", "export"
@@ -126,7 +127,7 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
         return step([call.arguments(flat) for call, flat in fresh])
 
     with calls[0].subject.seeded():
-        leaves, returned = record_copies(every, [value for call in calls for value in call.flat()], argnums)
+        leaves, _, returned = record(every, [value for call in calls for value in call.flat()], argnums)
     results = [call.results_in(each) for call, each in zip(calls, returned, strict=True)]
     if any(len(each) != len(call.grads) for call, each in zip(calls, results, strict=True)):
         return [*map(CallValues, results)]
@@ -248,15 +249,15 @@ class Tracing:
 
     def _fault(
         self, call: PlainCall, traced: CallValues, notes: list[Note], position: int, got: Any
-    ) -> OutputFault | None:
-        """The fault of a result: of its form alone if it is drawn, or that autograd does not follow it."""
+    ) -> Difference | None:
+        """The difference of a result: of its form alone if it is drawn; or autograd does not follow it."""
         right = call.recorded[position]
-        fault = form_fault(got, right) if self.subject.draws else call.results.fault(position, got)
+        fault = form_difference(got, right) if self.subject.draws else call.results.fault(position, got)
         if fault is not None or not traced.gradients or has_gradient(got) == has_gradient(right):
             return fault
         words = GRAPH[has_gradient(got)], GRAPH[has_gradient(right)]
         if not has_gradient(got) and self.subject.torch_operator is not None:
-            return OutputFault("graph", *words)
+            return Difference((), *words, aspect="graph")
         name = self.subject.results(call.sample)[position].name
         notes.append(Note(f"{self.done}, `{name}` has {words[0]}; without, it has {words[1]}"))
         return None
@@ -301,17 +302,19 @@ def compiled(subject: Subject) -> Findings:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     backends = ("aot_eager", "inductor") if subject.effort.exhaustive else ("aot_eager",)
-    ways = [Compilation(subject, backend, dynamic) for backend in backends for dynamic in (False, True)]
-    calls = yield from ways[0].calls("torch does not compile a call with one")
+    compilations = [
+        Compilation(subject, backend, dynamic) for backend in backends for dynamic in (False, True)
+    ]
+    calls = yield from compilations[0].calls("torch does not compile a call with one")
     if not calls:
         yield Skipped("no sample can be compiled")
         return
-    for compilation in ways:
+    for compilation in compilations:
         found = [*compilation.compare(_resizable(calls) if compilation.dynamic else calls)]
         yield from found
         if any(isinstance(each, Failure) for each in found):
             return  # other backends would report the same
-    if not any(compilation.ran for compilation in ways):
+    if not any(compilation.ran for compilation in compilations):
         yield Skipped("nothing of it could be compiled")
 
 

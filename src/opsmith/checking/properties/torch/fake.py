@@ -19,9 +19,9 @@ from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.subject import Subject
-from opsmith.checking.ways import OutputFault, form_fault
 from opsmith.core.location import where
 from opsmith.core.source import file_tree
+from opsmith.judging.compare import Difference, form_difference
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.torch_messages import NO_ACCELERATOR, NO_SIZES_ON_META, has_message
 
@@ -157,17 +157,18 @@ def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
 
 def _fault(
     fake: Tensor | None, real: Tensor | None, sizes: Sequence[int | None], *, on_meta: bool
-) -> OutputFault | None:
-    """The fault of a fake result; sizes that depend on data are None, may be any, and strides follow them."""
+) -> Difference | None:
+    """The difference of a fake result; sizes that depend on data are None, and may be any."""
     if fake is None or real is None:
-        return form_fault(fake, real)
+        return form_difference(fake, real)
     if not _fits(sizes, real):
-        return OutputFault("shape", str([*sizes]).replace("None", "any"), str([*real.shape]))
+        shape = str([*sizes]).replace("None", "any")
+        return Difference((), shape, str([*real.shape]), aspect="shape")
     if None not in sizes:
-        return form_fault(fake, real.to("meta") if on_meta else real, strides=True)
+        return form_difference(fake, real.to("meta") if on_meta else real, strides=True)
     if fake.device.type != real.device.type:
-        return OutputFault("device", str(fake.device), str(real.device))
-    return form_fault(torch.empty(real.shape, dtype=fake.dtype, device="meta"), real.to("meta"))
+        return Difference((), str(fake.device), str(real.device), aspect="device")
+    return form_difference(torch.empty(real.shape, dtype=fake.dtype, device="meta"), real.to("meta"))
 
 
 def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
@@ -188,7 +189,7 @@ def _by_torch(run: Run, position: int, real: Any) -> bool:
     if has_own_fake(run.subject):
         return False
     alone = run.subject.plain(run.sample)(run.flat())[position]
-    return form_fault(alone, real, strides=True) is None
+    return form_difference(alone, real, strides=True) is None
 
 
 def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:

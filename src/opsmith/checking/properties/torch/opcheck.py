@@ -15,7 +15,6 @@ from opsmith.checking.properties.torch.compile import chain
 from opsmith.checking.properties.torch.fake import has_own_fake
 from opsmith.checking.property import Findings, Note, Property, Skipped, of_exception
 from opsmith.checking.run import Run, each_run
-from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.judging.compare import SavedBits
 from opsmith.torch_library.torch_messages import LOOKS_AT_DATA, OPCHECK_DIFFERS, has_message
@@ -120,7 +119,7 @@ def _opcheck(run: Run, test: str) -> BaseException | None:
         flat[argnum].requires_grad_()
     subject.note_call(values := run.sample.flattening.pack(flat))
     args, kwargs = run.sample.flattening.schema.dispatched(values)
-    with subject.seeded(), without_warnings():
+    with subject.seeded():
         found: dict[str, Any] = torch.library.opcheck(
             subject.torch_operator, tuple(args), kwargs, test_utils=test, raise_exception=False
         )

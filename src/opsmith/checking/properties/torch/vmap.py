@@ -25,12 +25,12 @@ from opsmith.checking.samples.batches import all_finite, batch_of, batched, work
 from opsmith.checking.samples.grad_outputs import random_grad_outputs, results_with_gradient
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject, drawing_operations
-from opsmith.checking.ways import Examples, Function, OutputFault, compare_outputs, form_fault, reference_of
+from opsmith.checking.ways import Examples, Function, compare_outputs, reference_of
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.shapes import ELEMENTWISE, leads
 from opsmith.core.specification import Specification
-from opsmith.judging.compare import exact_difference, within_rounding
+from opsmith.judging.compare import Difference, exact_difference, form_difference, within_rounding
 from opsmith.judging.constants import allowed_roundings, unit_roundoff
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library import capabilities
@@ -79,7 +79,7 @@ class BatchDims:
         return map_over(function, batch, self.dims, self.out_dim)
 
 
-def ways(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
+def batch_choices(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
     """Choices of batched arguments and dimensions: all arguments, each alone; first, last, mixed dimensions.
 
     Args:
@@ -211,7 +211,7 @@ def _mapped(run: Run, coverage: Coverage) -> Findings:
         return
     every = subject.rank(sample) < subject.effort.transform_samples
     mapped = MappedSample(replace(run, dtype=working_dtype(subject, sample)), coverage)
-    chosen = [*ways(sample, every=every)]
+    chosen = [*batch_choices(sample, every=every)]
     if subject.draws or drawing_operations(subject, sample):
         yield from mapped.drawing(chosen[0])
         return
@@ -264,7 +264,7 @@ class MappedSample:
         """Map the sample in one way, and compare every result with the loop's."""
         loop = self.loop(batch_dims)
 
-        def fault(position: int, got: Tensor | None) -> OutputFault | None:
+        def fault(position: int, got: Tensor | None) -> Difference | None:
             found = loop.fault(position, got)
             if found is None or not self._wrong_for_slices(batch_dims, position):
                 return found
@@ -358,7 +358,7 @@ class MappedSample:
         if self.reference is None or found is None or isinstance(found, Raised):
             return False  # of what is refused, no form is lost
         pairs = zip(found, self.reference([*flat]), strict=True)
-        return any(form_fault(got, _repeated(one, 0)) is not None for got, one in pairs)
+        return any(form_difference(got, _repeated(one, 0)) is not None for got, one in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
         """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
@@ -376,7 +376,7 @@ class MappedSample:
         batch_dims: BatchDims,
         words: str,
         ask: Callable[[], Sequence[Tensor | None]],
-        fault: Callable[[int, Any], OutputFault | None],
+        fault: Callable[[int, Any], Difference | None],
         outputs: Sequence[TensorName] = (),
         wrong: set[str | None] | None = None,
     ) -> Findings:
@@ -447,11 +447,11 @@ def _repeated(result: Tensor | None, count: int) -> Tensor | None:
 
 def _fault_of_equal(
     results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
-) -> OutputFault | None:
-    """The fault of a batch of equal examples: of its form, or where they differ and must be the same."""
-    fault = form_fault(got, _repeated(results[position], count))
+) -> Difference | None:
+    """The difference of a batch of equal examples: of its form, or where they differ and must be the same."""
+    fault = form_difference(got, _repeated(results[position], count))
     if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
-        return OutputFault("result", "another one for equal examples", "the same one")
+        return Difference((), "another one for equal examples", "the same one", aspect="result")
     return fault
 
 
