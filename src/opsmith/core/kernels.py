@@ -43,15 +43,8 @@ class Launch:
     constants: Mapping[str, LaunchValue] = field(default_factory=dict, kw_only=True)
 
 
-COMPILER_OPTIONS = ("flags", "include_dirs", "libraries")
-"""Options of a kernel in C++ for the compiler and the linker."""
-CUDA_SOURCES = ("cuda", "cuda_file")
 CUDA_LAUNCH = ("grid", "block", "shared", "constants")
-"""Options of one launch of a kernel in CUDA C++."""
-CUDA_LAUNCH_OPTIONS = (*CUDA_LAUNCH, "launches", "initial", "scratch", "max_spills", "max_registers")
-"""Options that only a kernel in CUDA C++ has."""
-TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
-"""Options of the launch of a kernel in Triton."""
+"""Fields of `Launch` beside the kernel."""
 
 
 NONDETERMINISTIC = (
@@ -96,6 +89,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     Attributes:
         operator: The operator that the kernel computes.
         source: The source, as it was last read.
+        key: Key of the language; empty for a kernel that no author wrote, as the emulation of one.
         language: Name of the language, for messages.
         pure: True if it is known to write into no argument but those that are declared so, and to return new
             tensors.
@@ -107,6 +101,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         required: True if it is an error that it can neither be loaded nor built.
     """
 
+    key: ClassVar[str] = ""
     language: ClassVar[str]
     pure = False
     traced: Callable[..., Any] | None = None

@@ -45,7 +45,7 @@ class CppKernel(BuiltKernel[CppSource]):
         origin: Words for where the library came from; empty before it is loaded.
     """
 
-    language = "C++"
+    key, language = "cpp", "C++"
     pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
     _loaded: DispatchedKernel | None = None
 

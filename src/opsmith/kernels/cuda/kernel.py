@@ -49,7 +49,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
         copied: Number of copies for their layout, of each argument and of the results.
     """
 
-    language = "CUDA"
+    key, language = "cuda", "CUDA"
     _steps: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def __init__(

@@ -73,7 +73,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
         copied: Number of copies for their layout, of each argument and result.
     """
 
-    language = "Triton"
+    key, language = "triton", "Triton"
 
     def __init__(
         self,

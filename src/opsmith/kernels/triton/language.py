@@ -1,0 +1,42 @@
+"""Triton as a language of kernels: what `op.kernel("cuda", triton=...)` takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opsmith.kernels.languages import Declaration
+
+if TYPE_CHECKING:
+    from opsmith.kernels.triton.kernel import TritonKernel
+
+
+class TritonLanguage:
+    """Triton, for GPUs; `check` interprets its kernels on the CPU."""
+
+    key, name, devices = "triton", "Triton", ("cuda",)
+    options = ("grid", "constants", "layouts", "deterministic")
+
+    def kernel(self, declaration: Declaration) -> TritonKernel:
+        """Make a kernel from a function, which Triton compiles when it is first launched."""
+        from opsmith.kernels.triton.kernel import DTYPES, TritonKernel  # what checks has no kernel in it
+        from opsmith.kernels.triton.source import POINTED, triton_source
+
+        options = declaration.options
+        hint = "write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`"
+        declaration.require_one("grid", ("grid",), hint)
+        dtypes = declaration.ordered_dtypes(POINTED)
+        return TritonKernel(
+            declaration.operator,
+            triton_source(declaration.source),
+            grid=options["grid"],
+            constants=options.get("constants") or {},
+            layouts=options.get("layouts") or {},
+            dtypes=frozenset(DTYPES if dtypes is None else dtypes),
+            strict=declaration.strict,
+            copies_back=declaration.copies_back,
+            deterministic=declaration.deterministic,
+            declared=declaration.declared,
+        )
+
+
+LANGUAGE = TritonLanguage()

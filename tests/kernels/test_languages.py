@@ -1,0 +1,196 @@
+"""Languages of other packages: how they are found, and what is said where one is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opsmith
+from opsmith import errors
+from opsmith.kernels import languages
+
+TOY = """
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith.core.kernels import BuiltKernel
+
+
+@dataclass(frozen=True)
+class ToySource:
+    function: Any
+    text: str = "text"
+    where: str = "toy.py:1"
+
+    @property
+    def entry(self) -> str:
+        return self.function.__name__
+
+
+class ToyKernel(BuiltKernel[ToySource]):
+    key, language = "toy", "Toy"
+
+    def __init__(self, declaration: Any) -> None:
+        source = ToySource(declaration.source)
+        super().__init__(declaration.operator, lambda: source, strict=declaration.strict)
+        self.scale = declaration.options.get("scale", 1)
+
+    dtypes = None
+
+    def _forget(self) -> None: ...
+
+    def refusal(self, values: Sequence[Any]) -> None: ...
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        return ()
+
+    def __call__(self, *args: Any) -> Any:
+        return self.source.function(*args) * self.scale
+
+
+class ToyLanguage:
+    key, name, devices, options = "toy", "Toy", ("cpu", "cuda"), ("scale",)
+
+    def kernel(self, declaration: Any) -> ToyKernel:
+        return ToyKernel(declaration)
+
+
+LANGUAGE = ToyLanguage()
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Function that installs a package with an entry point, and the text of its module."""
+
+    def installed(package: str, text: str, key: str = "toy", value: str = "") -> None:
+        module = package.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(text)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        entry = value or f"{module}:LANGUAGE"
+        (info / "entry_points.txt").write_text(f"[{languages.GROUP}]\n{key} = {entry}\n")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {*sys.modules}
+    yield installed
+    languages._loaded.pop("toy", None)
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def declared(name: str) -> Any:
+    @opsmith.operator(f"languages::{name}")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    return twice
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+def refused(name: str, device: str = "cpu", **options: Any) -> errors.OpsmithError:
+    """The error of a declaration, which says what it is about."""
+    with pytest.raises(errors.OpsmithError) as caught:
+        declared(name).kernel(device, **options)
+    error = caught.value
+    assert error.operator == f"languages::{name}"
+    assert all((error.argument, error.expected, error.got, error.hint)), str(error)
+    return error
+
+
+def test_a_package_brings_a_language(install: Install) -> None:
+    install("toy-kernels", TOY)
+    operator = declared("brought").kernel("cpu", toy=double, scale=3)
+    assert operator(torch.ones(2)).tolist() == [6, 6]
+    assert "toy.py:1" in operator.explain(torch.ones(2)).forward
+    assert "toy" in languages.installed_keys()
+
+
+def test_a_language_of_opsmith_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    declared("own").kernel("cpu", cpp="void own() {}")
+
+
+def test_the_package_is_missing() -> None:
+    error = refused("missing", "cuda", helion=double)
+    assert error.problem == "no installed package has a kernel language for `helion=`"
+    assert (error.argument, error.got) == ("helion", "`helion=`")
+    assert "an entry point `helion` in the group `opsmith.languages`" in str(error.hint)
+
+
+def test_an_unknown_option(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("unknown", toy=double, scal=3)
+    assert error.problem == "a kernel in Toy is given unknown options"
+    assert (error.argument, error.hint) == ("scal", "did you mean `scale=`?")
+    error = refused("of_another", toy=double, grid=3)
+    assert error.hint == "leave it out; it is for `cuda=` and `triton=`"
+    error = refused("in_a_file", toy_file="double.toy")
+    assert error.problem == "no installed package has a kernel language for `toy_file=`"
+
+
+def test_two_sources(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("two", "cuda", cuda="", toy=double, grid=1)
+    assert (error.problem, error.got) == ("a kernel has one source", "`cuda=` and `toy=`")
+
+
+def test_a_device_that_the_language_does_not_support(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("elsewhere", "mps", toy=double)
+    assert error.problem == "a kernel in Toy is declared for `mps`"
+    assert error.expected == "`cpu` or `cuda`, where kernels in it run"
+    assert error.hint == "write `op.kernel('cpu', toy=...)`"
+
+
+def test_a_package_that_cannot_be_imported(install: Install) -> None:
+    install("toy-kernels", "import no_such_module")
+    error = refused("broken", toy=double)
+    assert isinstance(error, errors.ModuleImportError)
+    assert error.problem == "the package of the kernel language `toy` cannot be imported"
+    assert error.got == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        error.hint
+        == "import `toy_kernels` in Python for the whole traceback; reinstall or update toy-kernels"
+    )
+
+
+def test_an_entry_point_that_names_something_else(install: Install) -> None:
+    install("toy-kernels", "LANGUAGE = 3")
+    error = refused("something", toy=double)
+    assert error.problem == "the entry point of the kernel language `toy` names something else"
+    assert error.got == (
+        "toy-kernels (`toy_kernels:LANGUAGE`), which lacks `key`, `name`, `devices`, `options`, `kernel`"
+    )
+
+
+def test_a_language_with_another_key(install: Install) -> None:
+    install("toy-kernels", TOY.replace('"toy", "Toy"', '"game", "Toy"'))
+    assert refused("game", toy=double).got == "toy-kernels (`toy_kernels:LANGUAGE`), which has the key `game`"
+
+
+def test_two_packages_bring_the_same_language(install: Install) -> None:
+    install("toy-kernels", TOY)
+    install("other-toys", TOY)
+    error = refused("twice", toy=double)
+    assert error.problem == "2 installed packages bring the kernel language `toy`"
+    assert {*str(error.got).split(" and ")} == {
+        "toy-kernels (`toy_kernels:LANGUAGE`)",
+        "other-toys (`other_toys:LANGUAGE`)",
+    }
+    assert error.hint == "uninstall all of them but one"
