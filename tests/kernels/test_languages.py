@@ -12,6 +12,7 @@ import torch
 
 import opsmith
 from opsmith import errors
+from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.kernels import languages
 
 TOY = """
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels.on_cpu import CpuRun, OnCpu
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,21 @@ class ToyKernel(BuiltKernel[ToySource]):
         return self.source.function(*args) * self.scale
 
 
+class ToyOnCpu(OnCpu):
+    promise = "kernels in Toy give what the reference gives"
+    parts = "programs"
+
+    def build(self, calls: Any) -> None: ...
+
+    def prepare(self, call: Any) -> int:
+        return 1
+
+    def launch(self, calls: Any) -> list[list[CpuRun]]:
+        return [[CpuRun("the kernel in Toy", self.kernel)] for _ in calls]
+
+
 class ToyLanguage:
-    key, name, devices, options = "toy", "Toy", ("cpu", "cuda"), ("scale",)
+    key, name, devices, options, on_cpu = "toy", "Toy", ("cpu", "cuda"), ("scale",), ToyOnCpu
 
     def kernel(self, declaration: Any) -> ToyKernel:
         return ToyKernel(declaration)
@@ -86,6 +101,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     before = {*sys.modules}
     yield installed
     languages._loaded.pop("toy", None)
+    if PROPERTIES.pop("toy", None) is not None:
+        USUAL.remove("toy")
     for name in {*sys.modules} - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -119,6 +136,28 @@ def test_a_package_brings_a_language(install: Install) -> None:
     assert operator(torch.ones(2)).tolist() == [6, 6]
     assert "toy.py:1" in operator.explain(torch.ones(2)).forward
     assert "toy" in languages.installed_keys()
+
+
+@pytest.mark.parametrize(("scale", "passed"), [(1, True), (3, False)])
+def test_check_runs_its_kernels_on_the_cpu(install: Install, scale: int, passed: bool) -> None:
+    install("toy-kernels", TOY)
+    operator = declared(f"checked_{scale}").kernel("cuda", toy=double, scale=scale)
+    operator.samples(lambda make: [(make(3),), (make(2, 5),)])
+    report = opsmith.check(operator, only=["toy"], effort="quick")
+    assert report.passed_as_asked == passed
+    [outcome] = [each for each in report.outcomes if each.property == "toy"]
+    if passed:
+        assert outcome.notes[0].startswith("run on the CPU, not on a GPU: ")
+    else:
+        assert {(each.property, each.where) for each in outcome.failures} == {("toy", "toy.py:1")}
+
+
+def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
+    install("toy-kernels", TOY)
+    operator = declared("unnamed")
+    operator.samples(lambda make: [(make(3),)])
+    report = opsmith.check(operator, only=["toy"], effort="quick")
+    assert report.outcomes[-1].reason == "it has no kernel in Toy"
 
 
 def test_a_language_of_opsmith_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +214,8 @@ def test_an_entry_point_that_names_something_else(install: Install) -> None:
     error = refused("something", toy=double)
     assert error.problem == "the entry point of the kernel language `toy` names something else"
     assert error.got == (
-        "toy-kernels (`toy_kernels:LANGUAGE`), which lacks `key`, `name`, `devices`, `options`, `kernel`"
+        "toy-kernels (`toy_kernels:LANGUAGE`), "
+        "which lacks `key`, `name`, `devices`, `options`, `on_cpu`, `kernel`"
     )
 
 

@@ -39,7 +39,7 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
+from opsmith.kernels.launches_on_cpu import launched_kernels, runs_launches
 
 PROPERTY = "forward"
 """Property that reports what a call raises."""
@@ -73,7 +73,7 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     """
     if subject.kind.has_reference or not subject.samples or not subject.samples[0].inexact:
         return subject
-    if not interprets_launches() and not _is_single(subject.samples[0]):
+    if not runs_launches() and not _is_single(subject.samples[0]):
         return subject
     tried = in_child_process(PROPERTY, subject, limit_s, partial(_tried, subject))
     if not tried.reason:
@@ -272,10 +272,10 @@ class Inputs:
 
     def precision_remarks(self) -> Iterator[str]:
         """Yield remarks for the report on kernels in Triton, and on samples that were narrowed."""
-        kernels, subject = ", ".join(f"`{name}`" for name in launched_kernels()), self.subject
-        if kernels:
-            yield f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}"
-        if subject.narrow and (kernels or subject.refused_float64):
+        launched, subject = launched_kernels(), self.subject
+        for words, names in launched.items():
+            yield f"{words}: {', '.join(f'`{name}`' for name in names)}"
+        if subject.narrow and (launched or subject.refused_float64):
             yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
 
     def reported(self, outcome: Outcome) -> Outcome:

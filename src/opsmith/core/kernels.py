@@ -215,6 +215,14 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """
         self.required = True
 
+    def load(self) -> None:
+        """Load or build it now, if that needs neither a device nor a call.
+
+        Raises:
+            CompileError, KernelSignatureError: If the source is wrong.
+            ToolchainError: If it can neither be loaded nor built.
+        """
+
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where what computes a call came from; empty before it is there.
 

@@ -17,6 +17,7 @@ import torch
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
+from opsmith.kernels.on_cpu import OnCpu
 
 GROUP = "opsmith.languages"
 """Group of entry points, as `helion = "opsmith_helion:LANGUAGE"`."""
@@ -128,6 +129,8 @@ class Language(Protocol):
         options: Options of a kernel, beside the key and those that all languages have: `dtypes`, `strict` and
             `copies`. `deterministic` is one of them if kernels may round otherwise from run to run, and the
             key with `_file` if a file may hold the source.
+        on_cpu: Class that runs its kernels on the CPU, for `check`; None if they run there as they are, or
+            cannot, and are then unverified where there is no such device.
     """
 
     @property
@@ -141,6 +144,9 @@ class Language(Protocol):
 
     @property
     def options(self) -> Collection[str]: ...
+
+    @property
+    def on_cpu(self) -> type[OnCpu] | None: ...
 
     def kernel(self, declaration: Declaration) -> BuiltKernel[Any]:
         """Make a kernel; it is compiled when it is first needed."""
@@ -170,6 +176,11 @@ def language(key: str) -> Language | None:
 def own_languages() -> list[Language]:
     """Return opsmith's own languages."""
     return [found for found in map(language, OWN) if found is not None]
+
+
+def loaded_languages() -> list[Language]:
+    """Return the languages that have been named in this process."""
+    return [*_loaded.values()]
 
 
 def installed_keys() -> tuple[str, ...]:
@@ -223,7 +234,9 @@ def _of_a_package(key: str) -> Language | None:
             hint=f"import `{points[0].module}` in Python for the whole traceback; reinstall or update "
             f"{packages[0].partition(' (')[0]}",
         ) from error
-    lacking = [name for name in ("key", "name", "devices", "options", "kernel") if not hasattr(found, name)]
+    lacking = [
+        name for name in ("key", "name", "devices", "options", "on_cpu", "kernel") if not hasattr(found, name)
+    ]
     if lacking or found.key != key:
         raise errors.UsageError(
             f"the entry point of the kernel language `{key}` names something else",

@@ -18,9 +18,10 @@ from opsmith import errors
 from opsmith.kernels.cuda.emulation import launch
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
+from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.on_cpu import NOTE, SKIPPED
 
 
 def copied(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
-from opsmith.checking.properties.kernels.on_cpu import ON_CPU
+from opsmith.checking.properties.kernels.on_cpu import on_cpu_property
 from opsmith.checking.properties.kernels.resources import RESOURCES
 from opsmith.checking.properties.kernels.sanitized import SANITIZED
 from opsmith.checking.properties.numeric.forward import FORWARD
@@ -27,6 +27,7 @@ from opsmith.checking.properties.torch.fake import FAKE
 from opsmith.checking.properties.torch.opcheck import OPCHECK
 from opsmith.checking.properties.torch.vmap import BATCHED_GRADIENTS, BATCHING, VMAP
 from opsmith.checking.property import Property
+from opsmith.kernels.languages import Language, observe_languages, own_languages
 
 __all__ = ["GROUPS", "PROPERTIES", "USUAL"]
 
@@ -40,7 +41,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
-        *ON_CPU,
+        *filter(None, map(on_cpu_property, own_languages())),
         VALUES,
         FORWARD_MODE,
         SECOND_ORDER,
@@ -68,5 +69,16 @@ PROPERTIES: dict[str, Property] = {
 GROUPS = {"integration": tuple(name for name, each in PROPERTIES.items() if "integration" in each.traits)}
 """Names that stand for several properties in `only` and `skip`."""
 
-USUAL = tuple(name for name, known in PROPERTIES.items() if "on-request" not in known.traits)
+USUAL = [name for name, known in PROPERTIES.items() if "on-request" not in known.traits]
 """Names of the properties that run where none is named."""
+
+
+def _add(language: Language) -> None:
+    """Add the property of a language, which a package may bring at any time."""
+    known = on_cpu_property(language)
+    if known is not None and known.name not in PROPERTIES:
+        PROPERTIES[known.name] = known
+        USUAL.append(known.name)
+
+
+observe_languages(_add)

@@ -17,6 +17,7 @@ class CppLanguage:
 
     key, name, devices = "cpp", "C++", ("cpu",)
     options = ("cpp_file", "entry", *COMPILER)
+    on_cpu = None
 
     def kernel(self, declaration: Declaration) -> CppKernel:
         """Make a kernel; its source is read now, and at each `reload`."""

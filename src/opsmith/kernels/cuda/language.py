@@ -13,6 +13,7 @@ from opsmith.kernels.cpp.source import no_template
 from opsmith.kernels.languages import Declaration
 
 if TYPE_CHECKING:
+    from opsmith.kernels.cuda.emulation.on_cpu import Emulated
     from opsmith.kernels.cuda.kernel import CudaKernel
     from opsmith.kernels.cuda.source import CudaSource
 
@@ -32,6 +33,13 @@ class CudaLanguage:
         "max_spills",
         "max_registers",
     )
+
+    @property
+    def on_cpu(self) -> type[Emulated]:
+        """The emulation."""
+        from opsmith.kernels.cuda.emulation.on_cpu import Emulated  # a declaration needs none
+
+        return Emulated
 
     def kernel(self, declaration: Declaration) -> CudaKernel:
         """Make a kernel; its source is read now, and at each `reload`."""

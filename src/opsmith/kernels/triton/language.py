@@ -8,6 +8,7 @@ from opsmith.kernels.languages import Declaration
 
 if TYPE_CHECKING:
     from opsmith.kernels.triton.kernel import TritonKernel
+    from opsmith.kernels.triton.on_cpu import Interpreted
 
 
 class TritonLanguage:
@@ -15,6 +16,13 @@ class TritonLanguage:
 
     key, name, devices = "triton", "Triton", ("cuda",)
     options = ("grid", "constants", "layouts", "deterministic")
+
+    @property
+    def on_cpu(self) -> type[Interpreted]:
+        """Triton's interpreter."""
+        from opsmith.kernels.triton.on_cpu import Interpreted  # a declaration needs none
+
+        return Interpreted
 
     def kernel(self, declaration: Declaration) -> TritonKernel:
         """Make a kernel from a function, which Triton compiles when it is first launched."""

@@ -19,10 +19,10 @@ from opsmith.core.tensors import resolved
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
-from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.gpu_usage import SampleValues
+from opsmith.kernels.on_cpu import NOTE
 
 USES = {1: "reads", 2: "writes", 3: "atomics"}
 """Uses of memory, as in launch_record.h."""
