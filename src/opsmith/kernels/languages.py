@@ -6,17 +6,19 @@ A language is one object in one folder, here or in another package, which names 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from os import PathLike
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
+from opsmith.kernels.common.gpu_usage import GpuUsage
 from opsmith.kernels.on_cpu import OnCpu
 
 GROUP = "opsmith.languages"
@@ -118,7 +120,7 @@ class Declaration:
             )
 
 
-class Language(Protocol):
+class Language(ABC):
     """Language of kernels.
 
     Attributes:
@@ -129,27 +131,29 @@ class Language(Protocol):
         options: Options of a kernel, beside the key and those that all languages have: `dtypes`, `strict` and
             `copies`. `deterministic` is one of them if kernels may round otherwise from run to run, and the
             key with `_file` if a file may hold the source.
-        on_cpu: Class that runs its kernels on the CPU, for `check`; None if they run there as they are, or
-            cannot, and are then unverified where there is no such device.
     """
 
-    @property
-    def key(self) -> str: ...
+    key: ClassVar[str]
+    name: ClassVar[str]
+    devices: ClassVar[Sequence[str]]
+    options: ClassVar[Sequence[str]] = ()
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def devices(self) -> Collection[str]: ...
-
-    @property
-    def options(self) -> Collection[str]: ...
-
-    @property
-    def on_cpu(self) -> type[OnCpu] | None: ...
-
+    @abstractmethod
     def kernel(self, declaration: Declaration) -> BuiltKernel[Any]:
         """Make a kernel; it is compiled when it is first needed."""
+
+    @property
+    def on_cpu(self) -> type[OnCpu] | None:
+        """Class that runs its kernels on the CPU, for `check`.
+
+        None if they run there as they are, or cannot: those are unverified where their device is missing.
+        """
+        return None
+
+    @property
+    def gpu_usage(self) -> GpuUsage | None:
+        """Compiler for GPUs that need not be there; None if it has none."""
+        return None
 
 
 _loaded: dict[str, Language] = {}
@@ -208,6 +212,17 @@ def kernels_in(kernels: Iterable[Kernel], wanted: Language) -> list[BuiltKernel[
     return [each for each in given if isinstance(each, BuiltKernel) and each.key == wanted.key]
 
 
+def with_gpu_usage(kernels: Iterable[Kernel]) -> list[tuple[BuiltKernel[Any], GpuUsage]]:
+    """Return the kernels that are compiled for GPUs which need not be there, with the compiler of each."""
+    found = []
+    for kernel in dict.fromkeys(each.given for each in kernels):
+        known = language_of(kernel)
+        usage = None if known is None else known.gpu_usage
+        if isinstance(kernel, BuiltKernel) and usage is not None:
+            found.append((kernel, usage))
+    return found
+
+
 def _of_a_package(key: str) -> Language | None:
     from importlib.metadata import entry_points  # a declaration in a language of opsmith's needs none
 
@@ -234,18 +249,14 @@ def _of_a_package(key: str) -> Language | None:
             hint=f"import `{points[0].module}` in Python for the whole traceback; reinstall or update "
             f"{packages[0].partition(' (')[0]}",
         ) from error
-    lacking = [
-        name for name in ("key", "name", "devices", "options", "on_cpu", "kernel") if not hasattr(found, name)
-    ]
-    if lacking or found.key != key:
+    if not isinstance(found, Language) or found.key != key:
         raise errors.UsageError(
             f"the entry point of the kernel language `{key}` names something else",
             argument=key,
-            expected=f"an object with the key `{key}`, as `opsmith.kernels.languages.Language` describes it",
-            got=f"{packages[0]}, which lacks {', '.join(f'`{name}`' for name in lacking)}"
-            if lacking
+            expected=f"an `opsmith.kernels.languages.Language` with the key `{key}`",
+            got=f"{packages[0]}, which is {found!r}"
+            if not isinstance(found, Language)
             else f"{packages[0]}, which has the key `{found.key}`",
             hint="name the object in the entry point, as `opsmith_helion:LANGUAGE`, or update its package",
         )
-    loaded: Language = found
-    return loaded
+    return found

@@ -6,18 +6,17 @@ from opsmith.build.compiler_options import NO_OPTIONS, compiler_options
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource, cpp_source, no_template
-from opsmith.kernels.languages import Declaration
+from opsmith.kernels.languages import Declaration, Language
 
 COMPILER = ("flags", "include_dirs", "libraries")
 """Options for the compiler and the linker."""
 
 
-class CppLanguage:
+class CppLanguage(Language):
     """C++, for the CPU."""
 
     key, name, devices = "cpp", "C++", ("cpu",)
     options = ("cpp_file", "entry", *COMPILER)
-    on_cpu = None
 
     def kernel(self, declaration: Declaration) -> CppKernel:
         """Make a kernel; its source is read now, and at each `reload`."""

@@ -461,6 +461,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return self._choices.obtain(specification, signature, choose)
 
 
+def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
+    """Return the kernels in CUDA C++ of an operator, in the order in which they are tried."""
+    kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
+    return [each for each in kernels if isinstance(each, CudaKernel)]
+
+
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
     """Return the value of every argument: torch leaves out defaults at the end."""
     rest = specification.schema.arguments[len(values) :]

@@ -10,15 +10,16 @@ from opsmith import errors
 from opsmith.core.kernels import CUDA_LAUNCH
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.source import no_template
-from opsmith.kernels.languages import Declaration
+from opsmith.kernels.languages import Declaration, Language
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.emulation.on_cpu import Emulated
     from opsmith.kernels.cuda.kernel import CudaKernel
     from opsmith.kernels.cuda.source import CudaSource
+    from opsmith.kernels.cuda.usage import CudaUsage
 
 
-class CudaLanguage:
+class CudaLanguage(Language):
     """CUDA C++, for NVIDIA's GPUs."""
 
     key, name, devices = "cuda", "CUDA C++", ("cuda",)
@@ -40,6 +41,13 @@ class CudaLanguage:
         from opsmith.kernels.cuda.emulation.on_cpu import Emulated  # a declaration needs none
 
         return Emulated
+
+    @property
+    def gpu_usage(self) -> CudaUsage:
+        """NVRTC, and the emulation for accesses to memory."""
+        from opsmith.kernels.cuda.usage import CudaUsage
+
+        return CudaUsage()
 
     def kernel(self, declaration: Declaration) -> CudaKernel:
         """Make a kernel; its source is read now, and at each `reload`."""

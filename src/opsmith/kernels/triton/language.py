@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opsmith.kernels.languages import Declaration
+from opsmith.kernels.languages import Declaration, Language
 
 if TYPE_CHECKING:
     from opsmith.kernels.triton.kernel import TritonKernel
     from opsmith.kernels.triton.on_cpu import Interpreted
+    from opsmith.kernels.triton.usage import TritonUsage
 
 
-class TritonLanguage:
+class TritonLanguage(Language):
     """Triton, for GPUs; `check` interprets its kernels on the CPU."""
 
     key, name, devices = "triton", "Triton", ("cuda",)
@@ -23,6 +24,13 @@ class TritonLanguage:
         from opsmith.kernels.triton.on_cpu import Interpreted  # a declaration needs none
 
         return Interpreted
+
+    @property
+    def gpu_usage(self) -> TritonUsage:
+        """Triton's compiler."""
+        from opsmith.kernels.triton.usage import TritonUsage
+
+        return TritonUsage()
 
     def kernel(self, declaration: Declaration) -> TritonKernel:
         """Make a kernel from a function, which Triton compiles when it is first launched."""
