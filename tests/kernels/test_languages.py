@@ -13,6 +13,7 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.checking.properties import PROPERTIES, USUAL
+from opsmith.cli.inventory import inventory
 from opsmith.kernels import languages
 
 TOY = """
@@ -159,6 +160,24 @@ def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
     operator.samples(lambda make: [(make(3),)])
     report = opsmith.check(operator, only=["toy"], effort="quick")
     assert report.outcomes[-1].reason == "it has no kernel in Toy"
+
+
+def test_doctor_lists_what_languages_need(install: Install) -> None:
+    text = """    def parts(self):
+        yield Part("Toy compiler", "toy-kernels", "kernels in Toy", "pip install toy-kernels")
+"""
+    install(
+        "toy-kernels",
+        TOY.replace("\n    def kernel(", f"\n{text}\n    def kernel(").replace(
+            "import Language", "import Language, Part"
+        ),
+    )
+    install("broken-kernels", "import no_such_module", key="broken")
+    found = {each.name: each for each in inventory()}
+    assert found["Toy compiler"].found == "1.0"
+    assert found["broken"].found is None
+    assert found["broken"].hint.startswith("the package of the kernel language `broken` cannot be imported")
+    assert [*found].index("NVRTC") + 1 == [*found].index("Triton")
 
 
 def test_a_language_of_opsmith_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,22 @@ A language is one object in one folder, here or in another package, which names 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from os import PathLike
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
-from opsmith.kernels.common.gpu_usage import GpuUsage
-from opsmith.kernels.on_cpu import OnCpu
+
+if TYPE_CHECKING:  # a declaration needs none of them
+    from opsmith.kernels.common.ahead import Ahead
+    from opsmith.kernels.common.gpu_usage import GpuUsage
+    from opsmith.kernels.on_cpu import OnCpu
 
 GROUP = "opsmith.languages"
 """Group of entry points, as `helion = "opsmith_helion:LANGUAGE"`."""
@@ -39,6 +42,25 @@ class PlacedSource(Protocol):
     @property
     def path(self) -> str:
         """File of the text; in angle brackets if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Package that kernels of a language need.
+
+    Attributes:
+        name: Name for messages.
+        package: Name of the distribution.
+        serves: Features that need it.
+        hint: Command that installs it.
+        library: Library of the system that serves as well; empty for none.
+    """
+
+    name: str
+    package: str
+    serves: str
+    hint: str
+    library: str = ""
 
 
 P = TypeVar("P", bound=PlacedSource)
@@ -155,6 +177,15 @@ class Language(ABC):
         """Compiler for GPUs that need not be there; None if it has none."""
         return None
 
+    def parts(self) -> Iterator[Part]:
+        """Yield the packages that its kernels need, for `opsmith doctor`."""
+        yield from ()
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """Builds its kernels into packages; None if they ship as source."""
+        return None
+
 
 _loaded: dict[str, Language] = {}
 _observers: list[Callable[[Language], None]] = []
@@ -204,12 +235,6 @@ def observe_languages(observe: Callable[[Language], None]) -> None:
 def language_of(kernel: Any) -> Language | None:
     """Return the language of a kernel; None for a function in Python."""
     return language(kernel.key) if isinstance(kernel, BuiltKernel) and kernel.key else None
-
-
-def kernels_in(kernels: Iterable[Kernel], wanted: Language) -> list[BuiltKernel[Any]]:
-    """Return the kernels in a language, as authors gave them, in the order in which they are tried."""
-    given = dict.fromkeys(each.given for each in kernels)
-    return [each for each in given if isinstance(each, BuiltKernel) and each.key == wanted.key]
 
 
 def with_gpu_usage(kernels: Iterable[Kernel]) -> list[tuple[BuiltKernel[Any], GpuUsage]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from opsmith.build.compiler_options import NO_OPTIONS, compiler_options
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource, cpp_source, no_template
 from opsmith.kernels.languages import Declaration, Language
+
+if TYPE_CHECKING:
+    from opsmith.kernels.cpp.ahead import CppAhead
 
 COMPILER = ("flags", "include_dirs", "libraries")
 """Options for the compiler and the linker."""
@@ -46,6 +51,13 @@ class CppLanguage(Language):
             copies_back=declaration.copies_back,
             declared=declared,
         )
+
+    @property
+    def ahead(self) -> CppAhead:
+        """Builds libraries."""
+        from opsmith.kernels.cpp.ahead import CppAhead  # a declaration needs none
+
+        return CppAhead()
 
 
 LANGUAGE = CppLanguage()

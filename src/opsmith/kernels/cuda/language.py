@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from opsmith import errors
 from opsmith.core.kernels import CUDA_LAUNCH
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.source import no_template
-from opsmith.kernels.languages import Declaration, Language
+from opsmith.kernels.languages import Declaration, Language, Part
 
 if TYPE_CHECKING:
+    from opsmith.kernels.cuda.ahead import CudaAhead
     from opsmith.kernels.cuda.emulation.on_cpu import Emulated
     from opsmith.kernels.cuda.kernel import CudaKernel
     from opsmith.kernels.cuda.source import CudaSource
@@ -48,6 +51,13 @@ class CudaLanguage(Language):
         from opsmith.kernels.cuda.usage import CudaUsage
 
         return CudaUsage()
+
+    @property
+    def ahead(self) -> CudaAhead:
+        """Builds images."""
+        from opsmith.kernels.cuda.ahead import CudaAhead
+
+        return CudaAhead()
 
     def kernel(self, declaration: Declaration) -> CudaKernel:
         """Make a kernel; its source is read now, and at each `reload`."""
@@ -91,6 +101,13 @@ class CudaLanguage(Language):
             deterministic=declaration.deterministic,
             declared=declared,
         )
+
+    def parts(self) -> Iterator[Part]:
+        """Yield NVRTC, for the version of CUDA that torch is built for."""
+        major = (torch.version.cuda or "13").split(".")[0]
+        package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
+        serves = "CUDA kernels, and `opsmith compile` without a GPU"
+        yield Part("NVRTC", package, serves, f"pip install {package}", library="nvrtc")
 
 
 LANGUAGE = CudaLanguage()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from opsmith.kernels.languages import Declaration, Language
+from opsmith.extras import install
+from opsmith.kernels.languages import Declaration, Language, Part
 
 if TYPE_CHECKING:
     from opsmith.kernels.triton.kernel import TritonKernel
@@ -53,6 +55,10 @@ class TritonLanguage(Language):
             deterministic=declaration.deterministic,
             declared=declaration.declared,
         )
+
+    def parts(self) -> Iterator[Part]:
+        """Yield Triton."""
+        yield Part("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton"))
 
 
 LANGUAGE = TritonLanguage()
