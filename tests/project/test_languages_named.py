@@ -18,18 +18,17 @@ DEVICES = {"cuda"}
 REGISTRY = "kernels/languages.py"
 BUILDS_ON = {("cuda", "cpp")}
 """Folders that import from another one: CUDA C++ is C++, and host code is compiled for its emulation."""
-RUNTIME = "the runtime of libraries without Python, in C++"
+RUNTIME = "libraries without Python, whose runtime is in C++"
 PUBLIC = "a public function, command or property for one language"
-OPEN = "to do"
+CRASH = "the line of a crash in a process: other languages for the CPU have none"
+FILLED = "the setting by which new memory of kernels in C++ is filled"
 STILL = {
     "__init__.py": PUBLIC,
-    "checking/first_calls.py": OPEN,
-    "checking/processes/fork.py": OPEN,
+    "checking/processes/fork.py": CRASH,
     "checking/processes/sanitizer_child.py": PUBLIC,
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,
-    "checking/properties/kernels/sizes.py": OPEN,
-    "checking/side_effects/canaries.py": OPEN,
+    "checking/side_effects/canaries.py": FILLED,
     "exporting/library.py": RUNTIME,
     "kernels/ort/library.py": RUNTIME,
     "kernels/ort/nodes.py": RUNTIME,
@@ -37,7 +36,7 @@ STILL = {
     "kernels/serving/expressions.py": RUNTIME,
     "kernels/serving/library.py": RUNTIME,
     "kernels/serving/tables.py": RUNTIME,
-    "kernels/triton/kernel.py": OPEN,
+    "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
     "shipping/served_cuda.py": RUNTIME,
     "shipping/torch_library.py": RUNTIME,
     "testing/emulation.py": PUBLIC,

@@ -35,10 +35,10 @@ from opsmith.checking.side_effects.canaries import read_outside
 from opsmith.checking.side_effects.global_settings import without_warnings
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.judging.tensors import CPU, is_inexact
-from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.launches_on_cpu import launched_kernels, runs_launches
 
 PROPERTY = "forward"
@@ -149,8 +149,8 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
 
 
 def compile_kernels(subject: Subject) -> None:
-    """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them."""
-    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
+    """Compile the kernels for the CPU at once, as derived inputs are tried on all of them."""
+    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, BuiltKernel)]
     if len(kernels) > 1:
         with ThreadPoolExecutor(processors()) as threads:
             # A thread has no context of its own: that of the check says which built kernels are used.

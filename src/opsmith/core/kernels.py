@@ -152,6 +152,11 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         """True if it is known to take what it writes in place in any layout."""
         return False
 
+    @property
+    def computes_sizes(self) -> bool:
+        """True if the kernel computes the sizes of its results itself, which the reference does not see."""
+        return False
+
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the dispatcher's calls of the operator, if the kernel can be called without Python.
 
@@ -222,6 +227,9 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             CompileError, KernelSignatureError: If the source is wrong.
             ToolchainError: If it can neither be loaded nor built.
         """
+
+    def compile_ahead(self) -> None:
+        """Compile it before the first call, which gets the error if that fails."""
 
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where what computes a call came from; empty before it is there.
