@@ -202,10 +202,31 @@ def language(key: str) -> Language | None:
         found = import_module(OWN[key]).LANGUAGE if key in OWN else _of_a_package(key)
         if found is None:
             return None
-        _loaded[key] = found
-        for observe in _observers:
-            observe(found)
+        _load(found)
     return _loaded[key]
+
+
+def _load(found: Language) -> None:
+    _loaded[found.key] = found
+    for observe in _observers:
+        observe(found)
+
+
+def add_language(found: Language) -> None:
+    """Add a language in this process, as a notebook does; a package names it in its entry points instead.
+
+    Raises:
+        UsageError: If its key is that of a language of opsmith's own.
+    """
+    if found.key in OWN:
+        raise errors.UsageError(
+            f"opsmith has a kernel language `{found.key}` of its own",
+            argument="key",
+            expected=f"another key than {', '.join(f'`{key}`' for key in OWN)}",
+            got=repr(found.key),
+            hint="give the language another key",
+        )
+    _load(found)
 
 
 def own_languages() -> list[Language]:

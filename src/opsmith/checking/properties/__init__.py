@@ -76,9 +76,10 @@ USUAL = [name for name, known in PROPERTIES.items() if "on-request" not in known
 def _add(language: Language) -> None:
     """Add the property of a language, which a package may bring at any time."""
     known = on_cpu_property(language)
-    if known is not None and known.name not in PROPERTIES:
+    if known is not None:
+        if known.name not in PROPERTIES:
+            USUAL.append(known.name)
         PROPERTIES[known.name] = known
-        USUAL.append(known.name)
 
 
 observe_languages(_add)
