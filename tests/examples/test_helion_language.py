@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import importlib.util
 import sys
 import tomllib
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import importable
 from torch import Tensor
 
 import opsmith
@@ -79,10 +79,10 @@ def example(
         f"[{languages.GROUP}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with importable(FOLDER):
-        import rms_norm  # type: ignore[import-not-found, unused-ignore]
-
-        yield rms_norm
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module("rms_norm")
+    for name in ("rms_norm", "opsmith_helion"):
+        sys.modules.pop(name, None)
     languages._loaded.pop("helion", None)
     PROPERTIES.pop("helion", None)
     USUAL[:] = [name for name in USUAL if name != "helion"]

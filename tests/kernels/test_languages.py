@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +161,35 @@ def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
     operator.samples(lambda make: [(make(3),)])
     report = opsmith.check(operator, only=["toy"], effort="quick")
     assert report.outcomes[-1].reason == "it has no kernel in Toy"
+
+
+def loaded(install: Install, **names: str) -> Any:
+    """The toy language, with another key."""
+    install("toy-kernels", TOY.replace('"toy", "Toy"', f'"{names["key"]}", "Toy"', 2))
+    return importlib.import_module("toy_kernels").LANGUAGE
+
+
+def test_a_language_of_one_process(install: Install) -> None:
+    languages.add_language(loaded(install, key="toy"))
+    assert declared("of_process").kernel("cpu", toy=double)(torch.ones(2)).tolist() == [2, 2]
+    assert "toy" in USUAL
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("triton", "opsmith has a kernel language `triton` of its own"),
+        ("forward", "the kernel language `forward` has the name of a property of `check`"),
+    ],
+)
+def test_a_key_that_is_taken(install: Install, key: str, problem: str) -> None:
+    before = PROPERTIES[key]
+    with pytest.raises(errors.UsageError) as caught:
+        languages.add_language(loaded(install, key=key))
+    assert caught.value.problem == problem
+    assert all((caught.value.argument, caught.value.expected, caught.value.got, caught.value.hint))
+    assert PROPERTIES[key] is before
+    assert languages.language("forward") is None
 
 
 def test_doctor_lists_what_languages_need(install: Install) -> None:

@@ -24,7 +24,7 @@ OPERATORS = {
     "weight gradient": involution_weight_gradient,
 }
 KERNELS: dict[str, CudaKernel] = {
-    name: cuda_kernels(operator)[0]  # type: ignore[arg-type]
+    name: cuda_kernels(operator.specification)[0]  # type: ignore[arg-type]
     for name, operator in OPERATORS.items()
 }
 UNITS = {torch.float64: 64.0, torch.float32: 32.0, torch.float16: 2.0, torch.bfloat16: 2.0}

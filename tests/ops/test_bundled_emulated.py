@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emu
 @cache
 def emulation(operator: opsmith.Operator[..., Any]) -> KernelEmulation:
     """The kernel, with the instances for all dtypes in one library."""
-    (kernel,) = cuda_kernels(operator)
+    (kernel,) = cuda_kernels(operator.specification)
     found = KernelEmulation(kernel)
     found.build([given for dtype in REAL for given in calls(operator, dtype, contiguous)])
     return found

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -36,14 +36,6 @@ FILE = "_file"
 """Suffix of the option that gives a source in a file, behind the key of a language."""
 
 
-class PlacedSource(Protocol):
-    """Source with the path of its text."""
-
-    @property
-    def path(self) -> str:
-        """File of the text; in angle brackets if it is unknown."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Package that kernels of a language need.
@@ -61,9 +53,6 @@ class Part:
     serves: str
     hint: str
     library: str = ""
-
-
-P = TypeVar("P", bound=PlacedSource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +87,10 @@ class Declaration:
     line: int
     language: Language
 
-    def placed(self, source: P) -> P:
-        """Return a source, with the place of its declaration if no file has its text."""
-        if self.declared is None or not source.path.startswith("<"):
-            return source
-        placed: P = replace(source, given=f"{self.declared}:{self.line}")  # type: ignore[type-var]
-        return placed
+    @property
+    def place(self) -> str | None:
+        """`file:line` of the call."""
+        return None if self.declared is None else f"{self.declared}:{self.line}"
 
     def ordered_dtypes(self, known: Collection[torch.dtype]) -> tuple[torch.dtype, ...] | None:
         """Return the dtypes in the order of `known`; None for the default ones.
@@ -124,19 +111,13 @@ class Declaration:
             )
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
 
-    def require_one(self, what: str, names: Sequence[str], hint: str) -> None:
-        """Refuse a kernel without any of some options.
-
-        Args:
-            what: Words for what it lacks.
-            names: Names of the options.
-            hint: Example of one.
-        """
-        if all(self.options.get(name) is None for name in names):
+    def require_grid(self, hint: str, *others: str) -> None:
+        """Refuse a kernel without a grid, and without other options that stand for one."""
+        if all(self.options.get(name) is None for name in ("grid", *others)):
             raise errors.UsageError(
-                f"a kernel in {self.language.name} has no {what}",
-                argument=names[0],
-                expected=" or ".join(f"`{name}=`" for name in names),
+                f"a kernel in {self.language.name} has no grid",
+                argument="grid",
+                expected=" or ".join(f"`{name}=`" for name in ("grid", *others)),
                 got=", ".join(f"`{name}=`" for name in self.options) or "the source alone",
                 hint=hint,
             )
@@ -207,9 +188,9 @@ def language(key: str) -> Language | None:
 
 
 def _load(found: Language) -> None:
-    _loaded[found.key] = found
     for observe in _observers:
         observe(found)
+    _loaded[found.key] = found
 
 
 def add_language(found: Language) -> None:

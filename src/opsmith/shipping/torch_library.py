@@ -22,11 +22,12 @@ from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.linked_library import KernelObject
 from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
+from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
-from opsmith.shipping.served_cuda import cuda_kernels, cuda_refusal, in_another_language, served_cuda
+from opsmith.shipping.served_cuda import cuda_refusal, in_another_language, served_cuda
 from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest

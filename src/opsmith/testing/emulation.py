@@ -87,7 +87,7 @@ def _attached() -> Iterator[None]:
 
 def _attach(operator: Operator[..., Any]) -> None:
     """Let the kernels in CUDA C++ of an operator take its calls on the CPU first."""
-    wanted = cuda_kernels(operator)
+    wanted = cuda_kernels(operator.specification)
     kernels = operator.specification.kernels
     if [each.emulated for each in _emulated(kernels)] != wanted:
         emulated = (Kernel("cpu", EmulatedKernel(each)) for each in wanted)

@@ -27,12 +27,12 @@ def bundled_operators() -> list[opsmith.Operator[..., Any]]:
     for module in pkgutil.walk_packages(opsmith.ops.__path__, "opsmith.ops."):
         importlib.import_module(module.name)
     every = opsmith.declared_operators()
-    return [each for each in every if each.name.startswith("opsmith::") and cuda_kernels(each)]
+    return [each for each in every if each.name.startswith("opsmith::") and cuda_kernels(each.specification)]
 
 
 def bundled_calls(operator: opsmith.Operator[..., Any]) -> Iterator[tuple[torch.dtype, list[Any]]]:
     """The samples of an operator in each dtype that its kernel takes."""
-    (kernel, *_) = cuda_kernels(operator)
+    (kernel, *_) = cuda_kernels(operator.specification)
     for dtype in kernel.dtypes or (torch.float32,):
         for values in sample_values(operator, dtype):
             yield dtype, values

@@ -208,7 +208,7 @@ __global__ void {name}(Contiguous<const {of_x}> x, Contiguous<{of_y}> y) {{
 
 
 def lines_of(operator: Any, x: Tensor) -> tuple[LineAccess, ...]:
-    (kernel,) = cuda_kernels(operator)
+    (kernel,) = cuda_kernels(operator.specification)
     (found,) = kernel_access(kernel, lambda dtype: [[x]])
     assert found.calls == 1
     return found.lines

@@ -78,7 +78,7 @@ __global__ void raise_(View<T, 1> x, double by) {
 def test_the_comparison_of_bundled_operators(name: str) -> None:
     """Hidden results, an argument that is returned, and a kernel of several launches."""
     (operator,) = (each for each in BUNDLED if each.name == name)
-    kernels, (cuda, *_) = operator.specification.kernels, cuda_kernels(operator)
+    kernels, (cuda, *_) = operator.specification.kernels, cuda_kernels(operator.specification)
     machine = cuda.machine
     on_cpu(operator)
     forget(dry=False)

@@ -194,7 +194,7 @@ __global__ void jumping(Contiguous<const float> x, Contiguous<float> y) {
 }
 """
     operator = declared("jumping", text, double)
-    (kernel,) = cuda_kernels(operator)
+    (kernel,) = cuda_kernels(operator.specification)
     emulation = KernelEmulation(kernel)
     x = torch.arange(4.0)
     calls = [emulation.prepare([each]) for each in (x, x - 1, x + 1)]

@@ -41,7 +41,7 @@ class CppLanguage(Language):
             )
             if dtypes is not None and not source.template:
                 raise no_template(source, "C++", "void")
-            return declaration.placed(source)
+            return source.placed(declaration.place)
 
         return CppKernel(
             operator,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
@@ -57,6 +57,10 @@ class CppSource:
     folder: str | None = None
     options: CompilerOptions = NO_OPTIONS
     given: str | None = None
+
+    def placed(self, place: str | None) -> Self:
+        """Return the source, with the place of its declaration if no file has its text."""
+        return self if place is None or not self.path.startswith("<") else replace(self, given=place)
 
     @property
     def where(self) -> str:

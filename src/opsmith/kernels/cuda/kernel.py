@@ -461,9 +461,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
         return self._choices.obtain(specification, signature, choose)
 
 
-def cuda_kernels(operator: Operator[..., Any]) -> list[CudaKernel]:
+def cuda_kernels(specification: Specification) -> list[CudaKernel]:
     """Return the kernels in CUDA C++ of an operator, in the order in which they are tried."""
-    kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
+    kernels = dict.fromkeys(each.given for each in specification.kernels)
     return [each for each in kernels if isinstance(each, CudaKernel)]
 
 

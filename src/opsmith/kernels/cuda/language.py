@@ -67,7 +67,7 @@ class CudaLanguage(Language):
 
         operator, declared, options = declaration.operator, declaration.declared, declaration.options
         hint = "write for example `grid='ceil(result.numel / 256)', block=256`"
-        declaration.require_one("grid", ("grid", "launches"), hint)
+        declaration.require_grid(hint, "launches")
         _check_several(options)
         dtypes = declaration.ordered_dtypes(CPP_TYPES)
         rules = kernel_rules(
@@ -89,7 +89,8 @@ class CudaLanguage(Language):
                 raise no_template(source, "CUDA", "__global__ void")
             for each, launch in zip(launched, rules.launches, strict=True):
                 _check_constants(each, launch.constants)
-            return replace(declaration.placed(source), others=tuple(map(declaration.placed, source.others)))
+            others = tuple(each.placed(declaration.place) for each in source.others)
+            return replace(source.placed(declaration.place), others=others)
 
         return CudaKernel(
             operator,

@@ -20,48 +20,6 @@ from opsmith.kernels.cuda.nvrtc import find_nvrtc
 from opsmith.kernels.cuda.plan import CudaChoice
 
 
-class CudaUsage(GpuUsage):
-    """Resources by NVRTC, and accesses to memory by the emulation."""
-
-    has_limits, models_access = True, True
-
-    def usage(
-        self,
-        kernel: CudaKernel,
-        architectures: Sequence[str] = ARCHITECTURES,
-        calls: SampleValues | None = None,
-    ) -> Iterator[KernelUsage]:
-        """Yield the resources of each instance; see `cuda_usage`."""
-        return cuda_usage(kernel, architectures, calls)
-
-    def refuse_unknown(self, architectures: Sequence[str]) -> None:
-        """Refuse architectures that NVRTC does not know."""
-        known = known_architectures()
-        unknown = [each for each in architectures if each.rstrip("af") not in known]
-        if unknown:
-            version = ".".join(map(str, find_nvrtc().version))
-            raise errors.UsageError(
-                f"NVRTC of CUDA {version} does not compile for `{unknown[0]}`",
-                argument="--arch",
-                expected=", ".join(known),
-                got=unknown[0],
-                hint="write one of these, as `--arch sm_90`; a newer NVRTC knows more: "
-                "`pip install -U nvidia-cuda-nvrtc`",
-            )
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the version of NVRTC."""
-        return {"nvrtc": ".".join(map(str, find_nvrtc().version))}
-
-    def accesses(
-        self, kernel: CudaKernel, calls: SampleValues, dtypes: Sequence[torch.dtype] = ()
-    ) -> list[KernelAccess]:
-        """Return the access model of a kernel; see `kernel_access`."""
-        from opsmith.kernels.cuda.emulation.access_model import kernel_access  # few commands need it
-
-        return kernel_access(kernel, calls, dtypes)
-
-
 def cuda_usage(
     kernel: CudaKernel,
     architectures: Sequence[str] = ARCHITECTURES,
@@ -171,3 +129,38 @@ def _larger(first: Geometry | None, second: Geometry | None) -> Geometry | None:
     """Return the launch whose blocks have more threads, and then more shared memory."""
     both = [each for each in (first, second) if each is not None]
     return max(both, key=lambda each: (each.threads, each.shared), default=None)
+
+
+class CudaUsage(GpuUsage):
+    """Resources by NVRTC, and accesses to memory by the emulation."""
+
+    has_limits, models_access = True, True
+
+    usage = staticmethod(cuda_usage)
+
+    def refuse_unknown(self, architectures: Sequence[str]) -> None:
+        """Refuse architectures that NVRTC does not know."""
+        known = known_architectures()
+        unknown = [each for each in architectures if each.rstrip("af") not in known]
+        if unknown:
+            version = ".".join(map(str, find_nvrtc().version))
+            raise errors.UsageError(
+                f"NVRTC of CUDA {version} does not compile for `{unknown[0]}`",
+                argument="--arch",
+                expected=", ".join(known),
+                got=unknown[0],
+                hint="write one of these, as `--arch sm_90`; a newer NVRTC knows more: "
+                "`pip install -U nvidia-cuda-nvrtc`",
+            )
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the version of NVRTC."""
+        return {"nvrtc": ".".join(map(str, find_nvrtc().version))}
+
+    def accesses(
+        self, kernel: CudaKernel, calls: SampleValues, dtypes: Sequence[torch.dtype] = ()
+    ) -> list[KernelAccess]:
+        """Return the access model of a kernel; see `kernel_access`."""
+        from opsmith.kernels.cuda.emulation.access_model import kernel_access  # few commands need it
+
+        return kernel_access(kernel, calls, dtypes)

@@ -41,7 +41,7 @@ class TritonLanguage(Language):
 
         options = declaration.options
         hint = "write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`"
-        declaration.require_one("grid", ("grid",), hint)
+        declaration.require_grid(hint)
         dtypes = declaration.ordered_dtypes(POINTED)
         return TritonKernel(
             declaration.operator,

@@ -18,23 +18,9 @@ from opsmith.kernels.triton.compiler import Specialization, compile_specializati
 from opsmith.kernels.triton.kernel import TritonKernel
 
 
-class TritonUsage(GpuUsage):
-    """Resources by Triton's compiler."""
-
-    def usage(
-        self,
-        kernel: TritonKernel,
-        architectures: Sequence[str] = ARCHITECTURES,
-        calls: SampleValues | None = None,
-    ) -> Iterator[KernelUsage]:
-        """Yield the resources of each specialization; see `triton_usage`."""
-        return triton_usage(kernel, architectures)
-
-    def refuse_unknown(self, architectures: Sequence[str]) -> None:
-        """Leave it to Triton, which refuses unknown architectures itself."""
-
-
-def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES) -> Iterator[KernelUsage]:
+def triton_usage(
+    kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTURES, calls: SampleValues | None = None
+) -> Iterator[KernelUsage]:
     """Compile a Triton kernel for each specialization of the operator's samples. No GPU is needed.
 
     Floating-point tensors have each dtype that the kernel takes. Every configuration of `triton.autotune` is
@@ -43,6 +29,7 @@ def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTU
     Args:
         kernel: The kernel.
         architectures: As `sm_80`, `sm_90`.
+        calls: Returns argument values in a dtype; by default those of the operator's samples.
 
     Returns:
         Resources that each uses.
@@ -53,7 +40,7 @@ def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTU
         UsageError: If Triton does not compile for an architecture.
         CompileError: If Triton refuses the kernel.
     """
-    wanted = specializations(kernel)
+    wanted = specializations(kernel, calls)
     for architecture in architectures:
         for each in wanted:
             cubin = compile_specialization(kernel.source, kernel.operator.name, each, architecture)
@@ -72,16 +59,20 @@ def triton_usage(kernel: TritonKernel, architectures: Sequence[str] = ARCHITECTU
             )
 
 
-def specializations(kernel: TritonKernel) -> list[Specialization]:
+def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> list[Specialization]:
     """Return the specializations of the operator's samples, in every dtype that the kernel takes.
 
     Floating-point tensors of a sample are cast to each of these dtypes.
+
+    Args:
+        kernel: The kernel.
+        calls: See `triton_usage`.
 
     Raises:
         MissingSamplesError: If the operator has no samples, or none that the kernel takes.
     """
     specification = kernel.operator.specification
-    if specification.samples is None:
+    if calls is None and specification.samples is None:
         raise kernel.error(
             errors.MissingSamplesError,
             "there are no samples to compile its kernel for",
@@ -92,7 +83,7 @@ def specializations(kernel: TritonKernel) -> list[Specialization]:
     reasons: list[str] = []
     floating = sorted((dtype for dtype in kernel.dtypes if dtype.is_floating_point), key=str)
     for dtype in floating or [torch.float32]:
-        for given in sample_values(kernel.operator, dtype):
+        for given in calls(dtype) if calls else sample_values(kernel.operator, dtype):
             pairs = zip(specification.schema.arguments, given, strict=True)
             restored = [argument.kind.restore(value) for argument, value in pairs]
             values = map_tensors(partial(_cast_on_meta, dtype), restored)
@@ -130,3 +121,12 @@ def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, S
         each = specialization_of(kernel.source, arguments)
         found[repr(each)] = each
     return found
+
+
+class TritonUsage(GpuUsage):
+    """Resources by Triton's compiler."""
+
+    usage = staticmethod(triton_usage)
+
+    def refuse_unknown(self, architectures: Sequence[str]) -> None:
+        """Leave it to Triton, which refuses unknown architectures itself."""

@@ -50,7 +50,7 @@ def kernel_access(
         >>> from opsmith.kernels.common.sample_values import sample_values
         >>> from opsmith.kernels.cuda.kernel import cuda_kernels
         >>> from opsmith.ops import involution
-        >>> (kernel,) = cuda_kernels(involution)
+        >>> (kernel,) = cuda_kernels(involution.specification)
         >>> (found,) = kernel_access(kernel, partial(sample_values, involution), [torch.float32])
         >>> found.dtype, found.lines[0].ratio >= found.lines[-1].ratio >= 1
         ('float32', True)

@@ -290,7 +290,7 @@ def emulate(
             got=repr(operator),
             hint='declare it: `@opsmith.operator("ns::name")`',
         )
-    kernels = cuda_kernels(operator)
+    kernels = cuda_kernels(operator.specification)
     if not kernels:
         raise errors.UsageError(
             "it has no kernel in CUDA C++ to emulate",
