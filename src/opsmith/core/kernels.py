@@ -43,7 +43,7 @@ class Launch:
     constants: Mapping[str, LaunchValue] = field(default_factory=dict, kw_only=True)
 
 
-CUDA_LAUNCH = ("grid", "block", "shared", "constants")
+LAUNCH_OPTIONS = ("grid", "block", "shared", "constants")
 """Fields of `Launch` beside the kernel."""
 
 

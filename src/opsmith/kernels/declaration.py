@@ -117,8 +117,8 @@ def _source_of(
             got=", ".join(f"`{name}=`" for name in new),
             hint=f"did you mean `{close[0]}=`?"
             if close
-            else f"install the package that brings the language: it has an entry point `{new[0]}` in the "
-            f"group `{GROUP}`",
+            else f"install the package that brings the language: it has an entry point "
+            f"`{new[0].removesuffix(FILE)}` in the group `{GROUP}`",
         )
     shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
     others = [f"`{name}=`" for name in (*options, *(["strict"] if strict else []))]

@@ -158,14 +158,14 @@ class Language(ABC):
         """Compiler for GPUs that need not be there; None if it has none."""
         return None
 
-    def parts(self) -> Iterator[Part]:
-        """Yield the packages that its kernels need, for `opsmith doctor`."""
-        yield from ()
-
     @property
     def ahead(self) -> Ahead | None:
         """Builds its kernels into packages; None if they ship as source."""
         return None
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the packages that its kernels need, for `opsmith doctor`."""
+        yield from ()
 
 
 _loaded: dict[str, Language] = {}

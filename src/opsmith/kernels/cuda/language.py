@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.core.kernels import CUDA_LAUNCH
+from opsmith.core.kernels import LAUNCH_OPTIONS
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.source import no_template
 from opsmith.kernels.languages import Declaration, Language, Part
@@ -29,7 +29,7 @@ class CudaLanguage(Language):
     options = (
         "cuda_file",
         "entry",
-        *CUDA_LAUNCH,
+        *LAUNCH_OPTIONS,
         "launches",
         "initial",
         "scratch",
@@ -116,7 +116,7 @@ LANGUAGE = CudaLanguage()
 
 def _check_several(options: Mapping[str, Any]) -> None:
     """Refuse options of one launch beside several."""
-    named = [name for name in ("entry", *CUDA_LAUNCH) if name in options]
+    named = [name for name in ("entry", *LAUNCH_OPTIONS) if name in options]
     if "launches" in options and named:
         raise errors.UsageError(
             "a CUDA kernel with `launches=` has the options of one launch",
