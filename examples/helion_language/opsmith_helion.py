@@ -61,7 +61,6 @@ class HelionKernel(BuiltKernel[HelionSource]):
             lambda: source,  # a function in Python is read again by declaring it again
             strict=declaration.strict,
             deterministic=declaration.deterministic,
-            declared=declaration.declared,
         )
         self._dtypes = declaration.ordered_dtypes(DTYPES) or DTYPES
         found, wanted = list(inspect.signature(source.given.fn).parameters), list(self._schema.names)

@@ -13,9 +13,12 @@ import torch
 
 import opsmith
 from opsmith import errors
+from opsmith.build.processor import levels
 from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.cli.inventory import inventory
 from opsmith.kernels import languages
+from opsmith.pages.kernels import kernels_of
+from opsmith.shipping import build_package
 
 TOY = """
 from collections.abc import Sequence
@@ -83,6 +86,45 @@ class ToyLanguage(Language):
 
 LANGUAGE = ToyLanguage()
 """
+
+COMPILED = """
+from opsmith.build.manifest import BuiltFile
+from opsmith.build.processor import levels, machine
+from opsmith.kernels.common.ahead import Ahead, Built
+from opsmith.kernels.common.gpu_resources import KernelUsage, Resources
+from opsmith.kernels.common.gpu_usage import GpuUsage
+
+
+class ToyUsage(GpuUsage):
+    def usage(self, kernel, architectures=("sm_80",), calls=None):
+        for each in architectures:
+            yield KernelUsage.of(
+                kernel.operator.name, kernel.source, Resources(8), instance="", architecture=each,
+                dynamic_shared=0, threads=None, occupancy=None, faults=(),
+            )
+
+    def refuse_unknown(self, architectures): ...
+
+
+class ToyAhead(Ahead):
+    def refuse(self, kernels, targets): ...
+
+    def build(self, kernel, target, root, folder):
+        described = BuiltFile(
+            operator=kernel.operator.name, language="Toy", digest=kernel.digest(), abi=1, target=target,
+            machine=machine(), features=levels()[target],
+        )
+        return Built(described, b"toy", "toy")
+
+
+class CompiledToy(ToyLanguage):
+    gpu_usage = ToyUsage()
+    ahead = ToyAhead()
+
+
+LANGUAGE = CompiledToy()
+"""
+"""What a language adds that is compiled without a call."""
 
 Install = Callable[..., None]
 
@@ -161,6 +203,50 @@ def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
     operator.samples(lambda make: [(make(3),)])
     report = opsmith.check(operator, only=["toy"], effort="quick")
     assert report.outcomes[-1].reason == "it has no kernel in Toy"
+
+
+def test_compile_and_pages_show_what_a_language_compiles(install: Install) -> None:
+    install("toy-kernels", TOY + COMPILED)
+    operator = declared("compiled").kernel("cuda", toy=double)
+    listed = kernels_of(operator, ["sm_80", "sm_90"])
+    assert [(each.operator, each.architecture, each.registers) for each in listed.usage] == [
+        ("languages::compiled", "sm_80", 8),
+        ("languages::compiled", "sm_90", 8),
+    ]
+    assert [(each.language, each.entry) for each in listed.listed] == [("Toy", "double")]
+
+
+PACKAGE = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator("toy_package::twice")
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+twice.kernel("cpu", toy=lambda x: x + x)
+"""
+
+
+@pytest.mark.skipif(not levels(), reason="no level of this machine's processors is known")
+@pytest.mark.parametrize("more", ["", COMPILED], ids=["as source", "built"])
+def test_a_package_ships_kernels_of_a_language(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setenv("OPSMITH_NO_CALLS_BUILD", "1")
+    install("toy-kernels", TOY + more)
+    folder = tmp_path / f"toy_package_{len(more)}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PACKAGE.replace("toy_package", folder.name))
+    level = next(iter(levels()))
+    made = build_package(folder.name, cpu=level, cuda="none")
+    kernels = [each for each in made.rows if each.language == "Toy"]
+    assert [(each.operator, each.target) for each in kernels] == [
+        (f"{folder.name}::twice", level if more else "source")
+    ]
+    [file] = [each for each in made.files if each.language == "Toy"] if more else [None]
+    if file is not None:
+        assert (made.output / file.file).read_bytes() == b"toy"
 
 
 def loaded(install: Install, **names: str) -> Any:

@@ -84,9 +84,9 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             Otherwise the kernel does not take such a call.
         deterministic: False if it rounds otherwise from run to run. It then takes no call while torch must be
             deterministic.
-        declared: File that declares it, in whose package it may lie built.
 
     Attributes:
+        declared: File that declares it, in whose package it may lie built; None if it is unknown.
         operator: The operator that the kernel computes.
         source: The source, as it was last read.
         key: Key of the language; empty for a kernel that no author wrote, as the emulation of one.
@@ -103,6 +103,7 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
 
     key: ClassVar[str] = ""
     language: ClassVar[str]
+    declared: str | None = None
     pure = False
     traced: Callable[..., Any] | None = None
     by_context: ClassVar[bool] = False
@@ -117,12 +118,10 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
-        declared: str | None = None,
     ) -> None:
         self.operator = operator
         self.source = read()
         self.strict, self.copies_back, self.deterministic = strict, copies_back, deterministic
-        self.declared = declared
         self.__name__ = operator.specification.short_name
         self._read = read
         self._lock = lock_of(self, "_lock")

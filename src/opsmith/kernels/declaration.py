@@ -69,7 +69,7 @@ def build_kernel(
             hint=f"write `op.kernel({first!r}, {given}=...)`",
         )
     in_file = given != chosen.key
-    return chosen.kernel(
+    kernel = chosen.kernel(
         Declaration(
             operator,
             device,
@@ -85,6 +85,8 @@ def build_kernel(
             language=chosen,
         )
     )
+    kernel.declared = declared
+    return kernel
 
 
 def _source_of(

@@ -38,7 +38,6 @@ class CppKernel(BuiltKernel[CppSource]):
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
         copies_back: See `BuiltKernel`.
-        declared: See `BuiltKernel`.
         out_of: The kernel whose library it shares, if it is that of an operator's out form.
 
     Attributes:
@@ -57,10 +56,9 @@ class CppKernel(BuiltKernel[CppSource]):
         *,
         strict: bool,
         copies_back: bool = False,
-        declared: str | None = None,
         out_of: CppKernel | None = None,
     ) -> None:
-        super().__init__(operator, read, strict=strict, copies_back=copies_back, declared=declared)
+        super().__init__(operator, read, strict=strict, copies_back=copies_back)
         self._dtypes, self._out_of = dtypes, out_of
         self._calls = self._without_plan, self._failed  # the same objects for each library
         self.manner = "" if self.source.options is NO_OPTIONS else str(self.source.options)

@@ -49,7 +49,6 @@ class CppLanguage(Language):
             dtypes,
             strict=declaration.strict,
             copies_back=declaration.copies_back,
-            declared=declared,
         )
 
     @property

@@ -43,7 +43,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
-        declared: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
@@ -62,7 +61,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
-        declared: str | None = None,
     ) -> None:
         super().__init__(
             operator,
@@ -70,7 +68,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
             strict=strict,
             copies_back=copies_back,
             deterministic=deterministic,
-            declared=declared,
         )
         self._dtypes = dtypes
         self.rules = rules

@@ -100,7 +100,6 @@ class CudaLanguage(Language):
             strict=declaration.strict,
             copies_back=declaration.copies_back,
             deterministic=declaration.deterministic,
-            declared=declared,
         )
 
     def parts(self) -> Iterator[Part]:

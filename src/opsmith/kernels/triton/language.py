@@ -53,7 +53,6 @@ class TritonLanguage(Language):
             strict=declaration.strict,
             copies_back=declaration.copies_back,
             deterministic=declaration.deterministic,
-            declared=declaration.declared,
         )
 
     def parts(self) -> Iterator[Part]:
