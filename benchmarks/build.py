@@ -19,7 +19,7 @@ from pathlib import Path
 
 OPSMITH = """
 import json, sys, time
-import torch, opsmith, opsmith.kernels.declaration
+import torch, opsmith, opsmith.kernels.declaration, opsmith.kernels.cpp.language
 from torch import Tensor
 
 @opsmith.operator("build_time::affine")

@@ -162,7 +162,7 @@ def test_a_build_for_no_target_leaves_the_earlier_one(
         2,
         "no target is left for the kernels of `scaled_package`",
         "argument: --cpu",
-        "expected: a target for its kernels in C++ or CUDA",
+        "expected: a target for its kernels in C++ or CUDA C++",
         "got: none\n",
         "hint: name targets as `--cpu x86-64-v3` or `--cuda sm_90`, or ship the sources alone",
     )
@@ -340,7 +340,7 @@ def test_a_verified_build_does_not_call_verified_what_ran_on_no_sample(
         verification = json.loads(done.stdout)["verification"]
         assert verification["verified"] == verification["differences"] == []
         (unverified,) = verification["unverified"]
-        assert unverified.startswith(f"{space}::{name} for CUDA, on the CPU: ")
+        assert unverified.startswith(f"{space}::{name} in CUDA C++, run on the CPU: ")
         assert reason in unverified
         monkeypatch.setenv("CXX", "no-such-compiler")
 

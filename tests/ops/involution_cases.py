@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.ops.involution.operators import (
     involution,
     involution_input_gradient,
@@ -25,7 +24,7 @@ OPERATORS = {
     "weight gradient": involution_weight_gradient,
 }
 KERNELS: dict[str, CudaKernel] = {
-    name: gpu_kernels(operator, CudaKernel)[0]  # type: ignore[arg-type]
+    name: cuda_kernels(operator.specification)[0]  # type: ignore[arg-type]
     for name, operator in OPERATORS.items()
 }
 UNITS = {torch.float64: 64.0, torch.float32: 32.0, torch.float16: 2.0, torch.bfloat16: 2.0}

@@ -17,8 +17,7 @@ import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import ORDERS, Order
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.ops import adamw_, add_rms_norm_, rms_norm, rope_, rope_table, write_kv_cache
 from opsmith.ops.rms_norm import rms_norm_backward
 
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emu
 @cache
 def emulation(operator: opsmith.Operator[..., Any]) -> KernelEmulation:
     """The kernel, with the instances for all dtypes in one library."""
-    (kernel,) = gpu_kernels(operator, CudaKernel)
+    (kernel,) = cuda_kernels(operator.specification)
     found = KernelEmulation(kernel)
     found.build([given for dtype in REAL for given in calls(operator, dtype, contiguous)])
     return found

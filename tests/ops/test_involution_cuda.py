@@ -31,7 +31,7 @@ from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.emulation.access_model import kernel_access
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.gpu_usage import cuda_usage
+from opsmith.kernels.cuda.usage import cuda_usage
 from opsmith.ops.involution import tiles
 
 pytestmark = [

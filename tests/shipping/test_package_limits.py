@@ -23,11 +23,13 @@ from opsmith.build.compiler_options import compiler_options
 from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
 from opsmith.build.toolchain import find_toolchain
 from opsmith.cli.verification import Verification, verified
+from opsmith.kernels.common.ahead import shipped_headers
+from opsmith.kernels.cpp.ahead import refuse_folders
 from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.cuda.ahead import shipped_cuda_headers
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.shipping import BuildTargets, SourcePackage, staged_build
 from opsmith.shipping.package_build import remove_abandoned
-from opsmith.shipping.package_limits import refuse_folders, shipped_cuda_headers, shipped_headers
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
 

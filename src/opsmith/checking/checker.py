@@ -51,13 +51,14 @@ from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, sub
 from opsmith.core.call_arguments import shown
 from opsmith.core.effort_level import Level
 from opsmith.core.operator import Operator
-from opsmith.kernels.triton.interpreted_launches import interpreted_launches
+from opsmith.kernels.languages import language
+from opsmith.kernels.launches_on_cpu import launches_on_cpu
 
 
 # Inference mode of the caller would leave nothing to differentiate. What warns would do so hundreds of times.
 @torch.inference_mode(mode=False)
 @without_warnings()
-@interpreted_launches()
+@launches_on_cpu()
 def check(
     operator: Any,
     *,
@@ -245,6 +246,8 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     given = _names(names)
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
+    if unknown and all(map(language, unknown)):  # of packages that no kernel has named yet
+        unknown = sorted(found - set(PROPERTIES))
     if unknown:
         every = [*PROPERTIES, *GROUPS]
         close = difflib.get_close_matches(unknown[0], every, n=1)

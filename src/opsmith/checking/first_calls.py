@@ -34,11 +34,11 @@ from opsmith.checking.samples.variations import Variations, variations
 from opsmith.checking.side_effects.canaries import read_outside
 from opsmith.checking.subject import Subject
 from opsmith.checking.subject_kinds import ForwardRaisedError, GivenSamples, subject_of
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import where
 from opsmith.core.operator import Operator
 from opsmith.judging.tensors import CPU, is_inexact
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.triton.interpreted_launches import interprets_launches, launched_kernels
+from opsmith.kernels.launches_on_cpu import launched_kernels, runs_launches
 
 PROPERTY = "forward"
 """Property that reports what a call raises."""
@@ -72,7 +72,7 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
     """
     if subject.kind.has_reference or not subject.samples or not subject.samples[0].inexact:
         return subject
-    if not interprets_launches() and not _is_single(subject.samples[0]):
+    if not runs_launches() and not _is_single(subject.samples[0]):
         return subject
     tried = in_child_process(PROPERTY, subject, limit_s, partial(_tried, subject))
     if not tried.reason:
@@ -142,8 +142,8 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
 
 
 def compile_kernels(subject: Subject) -> None:
-    """Compile the kernels in C++ for the CPU at once, as derived inputs are tried on all of them."""
-    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
+    """Compile the kernels for the CPU at once, as derived inputs are tried on all of them."""
+    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, BuiltKernel)]
     if len(kernels) > 1:
         with ThreadPoolExecutor(processors()) as threads:
             # A thread has no context of its own: that of the check says which built kernels are used.
@@ -265,10 +265,10 @@ class Inputs:
 
     def precision_remarks(self) -> Iterator[str]:
         """Yield remarks for the report on kernels in Triton, and on samples that were narrowed."""
-        kernels, subject = ", ".join(f"`{name}`" for name in launched_kernels()), self.subject
-        if kernels:
-            yield f"kernels in Triton ran in Triton's interpreter on the CPU, not on a GPU: {kernels}"
-        if subject.narrow and (kernels or subject.refused_float64):
+        launched, subject = launched_kernels(), self.subject
+        for words, names in launched.items():
+            yield f"{words}: {', '.join(f'`{name}`' for name in names)}"
+        if subject.narrow and (launched or subject.refused_float64):
             yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
 
     def reported(self, outcome: Outcome) -> Outcome:

@@ -24,7 +24,7 @@ from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
 from opsmith.checking.report import UNVERIFIED, Failure, Given
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel, Kernel
-from opsmith.kernels.triton.interpreted_launches import launched_kernels
+from opsmith.kernels.launches_on_cpu import launched_kernels
 from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
 

@@ -16,7 +16,6 @@ from opsmith.checking.effort import Effort
 from opsmith.checking.exceptions import refuse_own, watched_calls
 from opsmith.checking.processes.fork import run_isolated
 from opsmith.checking.processes.watchdog import EndlessCallError
-from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.property import Note, Property, Skipped, endless, missing_here, raised
 from opsmith.checking.report import GIVEN, Failure, Outcome, Status, ordered
 from opsmith.checking.samples.sample import Sample, shown_sample
@@ -55,8 +54,8 @@ def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callabl
     if not limit_s:
         return begin()
     specification = subject.specification
-    kernels = kernels_in_cpp(specification)
-    positions = range(len(specification.kernels))
+    kernels = specification.kernels
+    positions = range(len(kernels))
     return run_isolated(
         name, begin, where=specification.where, limit_s=limit_s, kernels=kernels, positions=positions
     )

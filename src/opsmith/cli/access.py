@@ -12,12 +12,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from opsmith import errors
-from opsmith.cli.compile import RejectedKernel
+from opsmith.cli.compile import GpuKernel, RejectedKernel
 from opsmith.cli.guard import complain, waiting
-from opsmith.core.operator import Operator
-from opsmith.kernels.cuda.emulation.access_model import KernelAccess, LineAccess, kernel_access
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import sample_values
+from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
+from opsmith.kernels.common.sample_values import sample_values
 
 MODEL = "a model of a GPU, from runs on the CPU: no caches, no time"
 DOUBTFUL = 1.5
@@ -86,8 +84,8 @@ def _figures(found: LineAccess) -> Text:
     )
 
 
-def access_of(kernels: Sequence[tuple[Operator[..., Any], CudaKernel]]) -> AccessAnswer:
-    """Run kernels in CUDA C++ on the CPU on their operators' samples, and count the requests of warps.
+def access_of(kernels: Sequence[GpuKernel]) -> AccessAnswer:
+    """Run kernels on the CPU on their operators' samples, and count the requests of warps.
 
     Raises:
         ToolchainError: If there is no compiler of C++.
@@ -95,10 +93,10 @@ def access_of(kernels: Sequence[tuple[Operator[..., Any], CudaKernel]]) -> Acces
     found: list[KernelAccess] = []
     refused: list[RejectedKernel] = []
     faulty = False
-    for operator, kernel in kernels:
+    for operator, kernel, usage in kernels:
         with waiting(f"running {escape(operator.name)} on the CPU"):
             try:
-                found += kernel_access(kernel, partial(sample_values, operator))
+                found += usage.accesses(kernel, partial(sample_values, operator))
             except errors.ToolchainError:
                 raise
             except errors.OpsmithError as error:

@@ -13,13 +13,13 @@ from rich.console import Console
 from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.cli.options import AsJson
 from opsmith.cli.output import answering, columns
+from opsmith.kernels.languages import own_languages
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
 
 KINDS = {
-    "cpp": "kernel in C++",
-    "cuda": "kernel in CUDA C++",
+    **{each.key: f"kernel in {each.name}" for each in own_languages()},
     "cuda description": "resources of a kernel in CUDA C++",
     "cuda emulation": "kernel in CUDA C++, for the CPU",
     "cuda emulation header": "header of kernels in CUDA C++ on the CPU, compiled ahead",
@@ -32,7 +32,6 @@ KINDS = {
     "torch library": "library that serves operators without Python",
     "torch library part": "registration and calls of operators that are served without Python",
     "trace": "library that finds the line of a crash",
-    "triton": "kernel in Triton",
 }
 
 

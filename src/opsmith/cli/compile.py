@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -14,17 +15,19 @@ from opsmith import errors
 from opsmith.cli.guard import FAILED, UNUSABLE, complain, waiting
 from opsmith.cli.options import AsJson, Traceback
 from opsmith.cli.output import Output, answering, columns
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
-from opsmith.kernels.cuda.compiler import known_architectures
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.cuda.nvrtc import find_nvrtc
-from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels, triton_usage
-from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.kernels.common.gpu_usage import GpuUsage
+from opsmith.kernels.languages import with_gpu_usage
 from opsmith.targets import Target
 
 SCHEMA = 1
 """Version of the JSON output; it rises when a key is renamed, removed or changes its meaning."""
+
+
+GpuKernel = tuple[Operator[..., Any], BuiltKernel[Any], GpuUsage]
+"""Kernel of an operator, with the compiler of its language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,17 @@ def compile(
         if access:
             _model_access(printer, targets, architectures, as_json=as_json)
         kernels = _kernels(targets)
-        by_nvrtc = any(isinstance(kernel, CudaKernel) for _, kernel in kernels)
-        chosen = _architectures(architectures, by_nvrtc=by_nvrtc)
+        chosen = tuple(dict.fromkeys(architectures or ARCHITECTURES))
+        compilers = {type(usage): usage for _, _, usage in kernels}.values()
+        for compiler in compilers:
+            compiler.refuse_unknown(chosen)
         used: list[KernelUsage] = []
         refused: list[RejectedKernel] = []
         judged = False  # True once a compiler has seen a kernel
-        for operator, kernel in kernels:
+        for operator, kernel, usage in kernels:
             with waiting(f"compiling {escape(operator.name)}"):
                 try:
-                    if isinstance(kernel, CudaKernel):
-                        used += cuda_usage(kernel, chosen)
-                    else:
-                        used += triton_usage(kernel, chosen)
+                    used += usage.usage(kernel, chosen)
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
@@ -115,7 +117,8 @@ def compile(
                     refused.append(RejectedKernel(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:
-            answer = _to_dict(used, refused, chosen, by_nvrtc=by_nvrtc)
+            versions = {name: version for each in compilers for name, version in each.versions().items()}
+            answer = _to_dict(used, refused, chosen, versions)
             printer.write_json(answer)
         else:
             _show(printer.console(), used, refused)
@@ -136,10 +139,10 @@ def _model_access(
             got="both",
             hint="leave one of them out",
         )
-    kernels = _kernels(targets, (CudaKernel,))
+    kernels = _kernels(targets, with_access=True)
     from opsmith.cli.access import access_of  # few commands need the emulation
 
-    answer = access_of([(operator, kernel) for operator, kernel in kernels if isinstance(kernel, CudaKernel)])
+    answer = access_of(kernels)
     if as_json:
         printer.write_json({"schema": SCHEMA, "access": answer.to_dict()})
     else:
@@ -150,44 +153,23 @@ def _model_access(
     raise typer.Exit(FAILED if answer.refused else 0)
 
 
-def _architectures(named: list[str] | None, *, by_nvrtc: bool) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(named or ARCHITECTURES))
-    if not by_nvrtc:
-        return chosen  # Triton refuses unknown architectures itself
-    known = known_architectures()
-    unknown = [each for each in chosen if each.rstrip("af") not in known]
-    if unknown:
-        version = ".".join(map(str, find_nvrtc().version))
-        raise errors.UsageError(
-            f"NVRTC of CUDA {version} does not compile for `{unknown[0]}`",
-            argument="--arch",
-            expected=", ".join(known),
-            got=unknown[0],
-            hint="write one of these, as `--arch sm_90`; a newer NVRTC knows more: "
-            "`pip install -U nvidia-cuda-nvrtc`",
-        )
-    return chosen
-
-
-def _kernels(
-    targets: list[str], languages: tuple[type[CudaKernel | TritonKernel], ...] = (CudaKernel, TritonKernel)
-) -> list[tuple[Operator[..., Any], CudaKernel | TritonKernel]]:
-    found: dict[CudaKernel | TritonKernel, Operator[..., Any]] = {}
+def _kernels(targets: list[str], *, with_access: bool = False) -> list[GpuKernel]:
+    found: dict[BuiltKernel[Any], GpuKernel] = {}
     for target in targets:
         with waiting(f"importing {escape(target)}"):
             operators = Target.of(target).operators()
         for operator in operators:
-            for language in languages:
-                found |= dict.fromkeys(gpu_kernels(operator, language), operator)
+            for kernel, usage in with_gpu_usage(operator.specification.kernels):
+                if usage.models_access or not with_access:
+                    found[kernel] = operator, kernel, usage
     if not found:
-        alone = TritonKernel not in languages
         raise errors.OperatorNotFoundError(
             f"no operator of {', '.join(f'`{target}`' for target in targets)} has a "
-            f"{'kernel in CUDA C++' if alone else 'CUDA kernel'}",
+            f"{'kernel in CUDA C++' if with_access else 'CUDA kernel'}",
             hint="give it one: `op.kernel('cuda', cuda=..., grid=...)`"
-            + ("; kernels in Triton have no access model" if alone else ", or `triton=...`"),
+            + ("; kernels in Triton have no access model" if with_access else ", or `triton=...`"),
         )
-    return [(operator, kernel) for kernel, operator in found.items()]
+    return [*found.values()]
 
 
 def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKernel]) -> None:
@@ -221,11 +203,15 @@ def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKerne
 
 
 def _to_dict(
-    used: list[KernelUsage], refused: list[RejectedKernel], architectures: tuple[str, ...], *, by_nvrtc: bool
+    used: list[KernelUsage],
+    refused: list[RejectedKernel],
+    architectures: tuple[str, ...],
+    versions: Mapping[str, str],
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "nvrtc": ".".join(map(str, find_nvrtc().version)) if by_nvrtc else None,
+        "nvrtc": None,
+        **versions,
         "architectures": list(architectures),
         "passed": not refused and not any(each.faults for each in used),
         "kernels": [asdict(each) for each in used],

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
@@ -22,6 +22,7 @@ from opsmith.build.packaged import package_of, packaged_in
 from opsmith.build.processor import best_level
 from opsmith.build.toolchain import find_toolchain
 from opsmith.extras import install
+from opsmith.kernels.languages import installed_keys, language
 from opsmith.torch_library.calls.own_build import why_not
 from opsmith.torch_library.calls_extension import calls_extension
 from opsmith.torch_library.calls_extension import target as calls_target
@@ -52,7 +53,11 @@ class InventoryItem:
 
 def inventory() -> list[InventoryItem]:
     """Look up every item."""
-    return [entry() for entry in ENTRIES]
+    return [
+        *(entry() for entry in ENTRIES),
+        *_of_languages(),
+        *(entry() for entry in OF_FEATURES),
+    ]
 
 
 def _python() -> InventoryItem:
@@ -125,15 +130,17 @@ def _cuda() -> InventoryItem:
     return InventoryItem("GPU", found, "CUDA kernels; check on the GPU", hint)
 
 
-def _nvrtc() -> InventoryItem:
-    major = (torch.version.cuda or "13").split(".")[0]
-    package = f"nvidia-cuda-nvrtc-cu{major}" if int(major) < 13 else "nvidia-cuda-nvrtc"
-    return InventoryItem(
-        "NVRTC",
-        _package(package) or ctypes.util.find_library("nvrtc"),
-        "CUDA kernels, and `opsmith compile` without a GPU",
-        f"pip install {package}",
-    )
+def _of_languages() -> Iterator[InventoryItem]:
+    """Yield the packages that languages of kernels need, also those that other packages bring."""
+    for key in installed_keys():
+        try:
+            found = language(key)
+        except errors.OpsmithError as error:
+            yield InventoryItem(key, None, f"kernels by `{key}=`", f"{error.problem}: {error.hint}")
+            continue
+        for part in () if found is None else found.parts():
+            version = _package(part.package) or (part.library and ctypes.util.find_library(part.library))
+            yield InventoryItem(part.name, version or None, part.serves, part.hint)
 
 
 def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], InventoryItem]:
@@ -149,8 +156,8 @@ ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
     _built_kernels,
     _calls,
     _cuda,
-    _nvrtc,
-    _of_package("Triton", "triton", "Triton kernels; torch.compile on the GPU", install("triton")),
+)
+OF_FEATURES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
     _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),

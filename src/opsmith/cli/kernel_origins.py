@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
-from opsmith.core.missing_kernels import with_reason
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.cuda.nvrtc import find_nvrtc
+from opsmith.kernels.common.ahead import FIRST_CALL
+from opsmith.kernels.languages import language_of
 from opsmith.shipping import SourcePackage
 
 
@@ -71,29 +67,10 @@ def _reason(error: errors.ModuleImportError) -> str:
 
 
 def _origin(kernel: BuiltKernel[Any]) -> KernelOrigin:
-    missing = False
+    language, missing = language_of(kernel), False
     try:
-        if isinstance(kernel, CppKernel):
-            kernel.load()
-            origin = kernel.origin
-        elif isinstance(kernel, CudaKernel):
-            origin = _of_cuda(kernel)
-        else:
-            origin = "compiled when it is first called"
+        ahead = None if language is None else language.ahead
+        origin = FIRST_CALL if ahead is None else ahead.origin(kernel)
     except (errors.ToolchainError, errors.CompileError, errors.KernelSignatureError) as error:
         origin, missing = f"{error.problem}: {error.got}", True
     return KernelOrigin(kernel.operator.name, kernel.language, kernel.where, origin, missing)
-
-
-def _of_cuda(kernel: CudaKernel) -> str:
-    """Return what a package has for the GPU that is here, or for any, else what NVRTC does."""
-    available = torch.cuda.is_available()
-    gpu = "sm_{}{}".format(*torch.cuda.get_device_capability()) if available else ""
-    packaged = kernel.packaged(gpu)
-    if packaged.targets:
-        return f"built into the package for {', '.join(packaged.targets)}"
-    try:
-        find_nvrtc()
-    except errors.ToolchainError as error:
-        raise with_reason(error, packaged.found.reason) from None
-    return "compiled when it is first called"

@@ -14,17 +14,11 @@ from opsmith import errors
 from opsmith.build.packaged import FOLDER, looking_in
 from opsmith.checking import Report, check
 from opsmith.checking.report import UNVERIFIED
-from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.shipping import PackageBuild
 
 COMPARED = ("forward", "values")
 """Properties that compare the kernels of the CPU with the reference, on samples and at special values."""
-EMULATED = ((CudaKernel, "for CUDA, on the CPU", "cuda"), (TritonKernel, "in Triton, interpreted", "triton"))
-"""Kernels for a GPU, words for how they are run here, and the property that does it."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +44,23 @@ def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Ve
         advance: Called with the current activity, the number of finished ones and their total.
     """
     result = Verification()
-    operators: dict[Operator[..., Any], list[BuiltKernel[Any]]] = {}
-    for kernel in made.package.kernels:
-        operators.setdefault(kernel.operator, []).append(kernel)
     levels = {file.target: file.misfit for file in made.files if file.features}
     for level, misfit in levels.items():
         if misfit is not None:
             result.unverified.append(f"libraries for {level}: {misfit}")
     runnable = [level for level, misfit in levels.items() if misfit is None]
     steps: list[tuple[str, Operator[..., Any], list[Any], str, tuple[str, ...]]] = []
-    languages = {each.language for each in made.rows}
-    for operator, kernels in operators.items():
-        cpp = [each for each in kernels if isinstance(each, CppKernel)]
-        steps += [
-            (f"{operator.name} for {level}", operator, cpp, level, COMPARED) for level in runnable if cpp
-        ]
-        for kind, how, known in EMULATED:
-            given = [each for each in kernels if isinstance(each, kind)]
-            if given and kind.language in languages:
-                steps.append((f"{operator.name} {how}", operator, given, "", (known,)))
+    shipped = {each.language for each in made.rows}
+    for language, kernels in made.package.by_language().items():
+        for operator in dict.fromkeys(each.operator for each in kernels):
+            given = [each for each in kernels if each.operator is operator]
+            if language.on_cpu is not None and given[0].language in shipped:
+                how = f"in {language.name}, {language.on_cpu.manner}"
+                steps.append((f"{operator.name} {how}", operator, given, "", (language.key,)))
+            elif language.ahead is not None and "cpu" in language.devices:
+                steps += [
+                    (f"{operator.name} for {level}", operator, given, level, COMPARED) for level in runnable
+                ]
     with _in_place(made) as folder:
         for done, (name, operator, given, level, asked) in enumerate(steps):
             advance(f"checking {name}", done, len(steps))
@@ -109,7 +101,7 @@ def _compare(
         result.differences.append(f"{name}: it has no samples to compare on; {error.hint}")
         return
     finally:
-        origins = {each.origin for each in kernels} if level else set()
+        origins = {each.origin_of(()) for each in kernels} if level else set()
         operator.reload()
     wanted = f"built into the package for {level}"
     found = _findings(report)

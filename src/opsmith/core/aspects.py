@@ -255,9 +255,6 @@ class Aspects:
         /,
         *,
         dtypes: Any = None,
-        cpp: str | None = None,
-        cpp_file: str | PathLike[str] | None = None,
-        entry: str | None = None,
         strict: bool = False,
         **options: Any,
     ) -> Any:
@@ -268,13 +265,12 @@ class Aspects:
             function: A function with the reference's arguments and results; without it, a decorator results.
             dtypes: dtypes that it takes; all by default, float32 and float64 for a template in C++. For other
                 dtypes the reference runs, as `explain` reports.
-            cpp: The kernel in C++: a function whose parameters are the arguments and then the results.
-            cpp_file: A file that holds it, beside the one that calls this.
-            entry: Name of the function in C++; by default the operator's own.
             strict: True if it is an error that the kernel cannot be built here.
-            **options: A kernel in CUDA C++ or Triton, and how it is launched: see `CudaOptions` and
-                `TritonOptions`. For one in C++, `flags=`, `include_dirs=` and `libraries=` are lists for the
-                compiler and the linker; relative paths are beside the calling file.
+            **options: A source, and the options of its language. `cpp=` is a function in C++, whose
+                parameters are the arguments and then the results; `cpp_file=` a file that holds it, beside
+                the one that calls this; `entry=` its name, by default the operator's; `flags=`,
+                `include_dirs=` and `libraries=` are lists for the compiler and the linker. For CUDA C++ and
+                Triton see `CudaOptions` and `TritonOptions`. An installed package may bring another language.
                 `copies="allowed"`, in each language: what it writes in place may be copied into a layout that
                 it takes, and back; without it the kernel does not take such calls.
 
@@ -283,6 +279,7 @@ class Aspects:
             NotAFunctionError: If the kernel cannot be called as the operator is.
             UsageError, KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If an option
                 is not valid.
+            ModuleImportError: If the package that brings the language cannot be imported.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -295,7 +292,8 @@ class Aspects:
         if self._specification.origin.registered:
             raise self._own_stays("kernels", "register it with `torch.library.impl`")
         chosen = None if dtypes is None else dtypes_of(dtypes, self.name)
-        if not (cpp is cpp_file is entry is None and not strict and not options):
+        options = {name: value for name, value in options.items() if value is not None}
+        if strict or options:
             frame = inspect.currentframe()
             with errors.about(self.name):
                 built = feature_function("build_kernel")(
@@ -304,9 +302,6 @@ class Aspects:
                     frame=None if frame is None else frame.f_back,
                     function=function,
                     dtypes=chosen,
-                    cpp=cpp,
-                    cpp_file=cpp_file,
-                    entry=entry,
                     strict=strict,
                     options=options,
                 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opsmith.core.call_arguments import tensors_in
@@ -137,6 +138,11 @@ def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[A
 
 def _new_values(schema: Schema, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(value for argument, value in zip(schema.arguments, values, strict=True) if argument.alias)
+
+
+def copy_with_strides(tensor: Tensor) -> Tensor:
+    """Copy a tensor with its strides, which a kernel that writes into it takes."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def copies_of_written(

@@ -43,15 +43,8 @@ class Launch:
     constants: Mapping[str, LaunchValue] = field(default_factory=dict, kw_only=True)
 
 
-COMPILER_OPTIONS = ("flags", "include_dirs", "libraries")
-"""Options of a kernel in C++ for the compiler and the linker."""
-CUDA_SOURCES = ("cuda", "cuda_file")
-CUDA_LAUNCH = ("grid", "block", "shared", "constants")
-"""Options of one launch of a kernel in CUDA C++."""
-CUDA_LAUNCH_OPTIONS = (*CUDA_LAUNCH, "launches", "initial", "scratch", "max_spills", "max_registers")
-"""Options that only a kernel in CUDA C++ has."""
-TRITON_LAUNCH_OPTIONS = ("grid", "constants", "layouts")
-"""Options of the launch of a kernel in Triton."""
+LAUNCH_OPTIONS = ("grid", "block", "shared", "constants")
+"""Fields of `Launch` beside the kernel."""
 
 
 NONDETERMINISTIC = (
@@ -91,11 +84,12 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             Otherwise the kernel does not take such a call.
         deterministic: False if it rounds otherwise from run to run. It then takes no call while torch must be
             deterministic.
-        declared: File that declares it, in whose package it may lie built.
 
     Attributes:
+        declared: File that declares it, in whose package it may lie built; None if it is unknown.
         operator: The operator that the kernel computes.
         source: The source, as it was last read.
+        key: Key of the language; empty for a kernel that no author wrote, as the emulation of one.
         language: Name of the language, for messages.
         pure: True if it is known to write into no argument but those that are declared so, and to return new
             tensors.
@@ -107,7 +101,9 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         required: True if it is an error that it can neither be loaded nor built.
     """
 
+    key: ClassVar[str] = ""
     language: ClassVar[str]
+    declared: str | None = None
     pure = False
     traced: Callable[..., Any] | None = None
     by_context: ClassVar[bool] = False
@@ -122,12 +118,10 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
-        declared: str | None = None,
     ) -> None:
         self.operator = operator
         self.source = read()
         self.strict, self.copies_back, self.deterministic = strict, copies_back, deterministic
-        self.declared = declared
         self.__name__ = operator.specification.short_name
         self._read = read
         self._lock = lock_of(self, "_lock")
@@ -155,6 +149,11 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
     @property
     def takes_any_layout(self) -> bool:
         """True if it is known to take what it writes in place in any layout."""
+        return False
+
+    @property
+    def computes_sizes(self) -> bool:
+        """True if the kernel computes the sizes of its results itself, which the reference does not see."""
         return False
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
@@ -219,6 +218,17 @@ class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
             KernelRefusedError: If this is known now.
         """
         self.required = True
+
+    def load(self) -> None:
+        """Load or build it now, if that needs neither a device nor a call.
+
+        Raises:
+            CompileError, KernelSignatureError: If the source is wrong.
+            ToolchainError: If it can neither be loaded nor built.
+        """
+
+    def compile_ahead(self) -> None:
+        """Compile it before the first call, which gets the error if that fails."""
 
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where what computes a call came from; empty before it is there.

@@ -17,7 +17,7 @@ from opsmith.checking import Report, check
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.drawing import Figure
-from opsmith.kernels.cuda.emulation.access_model import KernelAccess
+from opsmith.kernels.common.memory_access import KernelAccess
 from opsmith.pages.aspects import Aspect, aspects_of
 from opsmith.pages.declaration import CallSignature, SourceCode, codes_of, signature_of
 from opsmith.pages.kernels import KernelList, accesses_of, kernels_of

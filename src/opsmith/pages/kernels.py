@@ -14,17 +14,9 @@ from opsmith.checking.report import ordered
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.emulation.access_model import KernelAccess, kernel_access
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels, sample_values, triton_usage
-from opsmith.kernels.triton.kernel import TritonKernel
-
-LANGUAGES: tuple[tuple[type, str], ...] = (
-    (CppKernel, "C++"),
-    (CudaKernel, "CUDA C++"),
-    (TritonKernel, "Triton"),
-)
+from opsmith.kernels.common.memory_access import KernelAccess
+from opsmith.kernels.common.sample_values import sample_values
+from opsmith.kernels.languages import language_of, with_gpu_usage
 
 
 @dataclass(frozen=True)
@@ -83,30 +75,28 @@ def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCH
     """The kernels of an operator; CUDA kernels are compiled, which needs neither a GPU nor a driver."""
     used: list[KernelUsage] = []
     refused: list[str] = []
-    for kernel in operator.specification.kernels:
-        function = kernel.function
+    for kernel, usage in with_gpu_usage(operator.specification.kernels):
         try:
-            if isinstance(function, CudaKernel):
-                used += cuda_usage(function, architectures)
-            elif isinstance(function, TritonKernel):
-                used += triton_usage(function, architectures)
+            used += usage.usage(kernel, architectures)
         except errors.OpsmithError as error:
             refused.append(str(error))
     return KernelList(kernel_entries(operator.specification.kernels), tuple(used), tuple(refused))
 
 
 def accesses_of(operator: Operator[..., Any]) -> tuple[KernelAccess, ...]:
-    """The access model of each kernel in CUDA C++, in one dtype.
+    """The access model of each kernel whose language has one, in one dtype.
 
     Raises:
-        NotEmulatedError, KernelFaultError, MissingSamplesError: See `kernel_access`.
+        NotEmulatedError, KernelFaultError, MissingSamplesError: See `GpuUsage.accesses`.
     """
-    calls = partial(sample_values, operator)
-    kernels = gpu_kernels(operator, CudaKernel)
-    return tuple(each for kernel in kernels for each in kernel_access(kernel, calls, _first_dtype(kernel)))
+    calls, found = partial(sample_values, operator), list[KernelAccess]()
+    for kernel, usage in with_gpu_usage(operator.specification.kernels):
+        if usage.models_access:
+            found += usage.accesses(kernel, calls, _first_dtype(kernel))
+    return tuple(found)
 
 
-def _first_dtype(kernel: CudaKernel) -> tuple[torch.dtype, ...]:
+def _first_dtype(kernel: BuiltKernel[Any]) -> tuple[torch.dtype, ...]:
     """float32 if a kernel takes it, else its first dtype; none for a kernel that names no dtypes."""
     dtypes = sorted(kernel.dtypes or (), key=str)
     return (torch.float32,) if torch.float32 in dtypes else tuple(dtypes[:1])
@@ -117,7 +107,8 @@ def kernel_entries(kernels: Sequence[Kernel]) -> tuple[KernelEntry, ...]:
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     for kernel in kernels:
         function = kernel.function
-        language = next((word for kind, word in LANGUAGES if isinstance(function, kind)), "Python")
+        known = language_of(function)
+        language = "Python" if known is None else known.name
         if isinstance(function, BuiltKernel):
             entry, dtypes = function.source.entry, function.dtypes or kernel.dtypes or ()
         else:

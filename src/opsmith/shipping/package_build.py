@@ -16,7 +16,7 @@ from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, seal
 from opsmith.build.packaged import FOLDER
 from opsmith.shipping.source_package import SourcePackage
 
-_FILE = re.compile(r".+\.[0-9a-f]{16}\.(so|images)")
+_FILE = re.compile(r".+\.[0-9a-f]{16}\.\w+")
 """Names of built files; see `write_named_by_content`."""
 STAGED = f".{FOLDER}-"
 """Beginning of the name of a build's own folder, before it is written; the number of its process follows."""

@@ -16,13 +16,14 @@ from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.parameters import cpp_arguments
+from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cpp.codegen import shapes_in_cpp
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_to_ptx
-from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.launch import LaunchRule
 from opsmith.kernels.cuda.parameters import merged_parameters
 from opsmith.kernels.cuda.rules import KernelRules
-from opsmith.kernels.gpu_usage import needed_instances, sample_values
+from opsmith.kernels.cuda.usage import needed_instances
 from opsmith.kernels.serving.cuda_tables import (
     ServedCuda,
     ServedCudaKernel,
@@ -33,12 +34,6 @@ from opsmith.kernels.serving.cuda_tables import (
 from opsmith.shipping.targets import BuildTargets
 
 DEVICE = "cuda"
-
-
-def cuda_kernels(specification: Specification) -> list[CudaKernel]:
-    """Return the CUDA kernels of an operator, in the order in which they are tried."""
-    kernels = dict.fromkeys(each.function for each in specification.kernels if each.device == DEVICE)
-    return [each for each in kernels if isinstance(each, CudaKernel)]
 
 
 def in_another_language(name: str, kernel: Kernel) -> str:

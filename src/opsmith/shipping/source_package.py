@@ -7,19 +7,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from opsmith import errors
 from opsmith.build.packaged import package_of
 from opsmith.core.kernels import BuiltKernel
 from opsmith.declaration import declared_operators
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.triton.kernel import TritonKernel
+from opsmith.kernels.languages import Language, language_of, own_languages
 from opsmith.targets import Target
 from opsmith.targets.target import find_module, import_file
-
-K = TypeVar("K", bound="CppKernel | CudaKernel | TritonKernel")
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class SourcePackage:
 
     name: str
     root: Path
-    kernels: tuple[CppKernel | CudaKernel | TritonKernel, ...]
+    kernels: tuple[BuiltKernel[Any], ...]
     whole: bool = True
     broken: tuple[errors.ModuleImportError, ...] = ()
 
@@ -102,15 +98,21 @@ class SourcePackage:
                 kernel.given
                 for operator in declared_operators()
                 for kernel in operator.specification.kernels
-                if isinstance(kernel.given, CppKernel | CudaKernel | TritonKernel)
+                if isinstance(kernel.given, BuiltKernel)
+                and language_of(kernel.given) is not None
                 and _is_inside(kernel.given, inside)
             )
         )
         return cls(module.__name__, root, kernels, whole=inside == root, broken=tuple(broken))
 
-    def of_language(self, language: type[K]) -> list[K]:
-        """Return the kernels in one language."""
-        return [each for each in self.kernels if isinstance(each, language)]
+    def by_language(self) -> dict[Language, list[BuiltKernel[Any]]]:
+        """Return the kernels in each language, opsmith's own languages first."""
+        found: dict[Language, list[BuiltKernel[Any]]] = {each: [] for each in own_languages()}
+        for kernel in self.kernels:
+            language = language_of(kernel)
+            if language is not None:
+                found.setdefault(language, []).append(kernel)
+        return {language: kernels for language, kernels in found.items() if kernels}
 
 
 def _is_inside(kernel: BuiltKernel[Any], inside: Path) -> bool:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.processor import levels, machine
-from opsmith.kernels.cpp.compiler import kernel_toolchain
-from opsmith.kernels.cuda.compiler import known_architectures
 
 NONE = "none"
 """Text for no target."""
@@ -68,40 +63,18 @@ class BuildTargets:
             )
         return cls(tuple(each for each in known if each in wanted), tuple(sorted(gpus, key=capability_of)))
 
-    def refuse_unknown_to_compiler(self) -> None:
-        """Refuse levels that the C++ compiler does not know.
+    def of_device(self, device: str) -> tuple[str, ...]:
+        """Return the targets of a type of device, in the order in which they are built.
 
-        Raises:
-            ToolchainError: If there is one, or no compiler.
+        Those of processors begin with the highest level. Those of GPUs end with code for later ones.
+
+        Example:
+            >>> BuildTargets.of(cpu="none", cuda="sm_90,sm_80").of_device("cuda")
+            ('sm_80', 'sm_90', 'compute_90')
         """
-        toolchain = kernel_toolchain()
-        with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
-            for level in self.cpu:
-                arguments = [f"-march={level}", "-fsyntax-only", "-x", "c++", os.devnull]
-                tried = toolchain.run(arguments, Path(scratch))
-                if tried.status:
-                    raise errors.ToolchainError(
-                        f"the C++ compiler does not know the processors `{level}`",
-                        expected="a compiler that takes `-march=" + level + "`, as g++ 11 or clang 12",
-                        got=" ".join(tried.printed.split()),
-                        hint="name another compiler in CXX, or levels that this one knows",
-                    )
-
-    def refuse_unknown_to_nvrtc(self) -> None:
-        """Refuse architectures that NVRTC does not know.
-
-        Raises:
-            ToolchainError: If there is one, or no NVRTC.
-        """
-        known = known_architectures()
-        unknown = [each for each in self.cuda if each.rstrip("af") not in known]
-        if unknown:
-            raise errors.ToolchainError(
-                f"NVRTC does not compile for `{unknown[0]}`",
-                expected=f"some of {', '.join(known)}",
-                got=", ".join(self.cuda),
-                hint="name some of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
-            )
+        if device != "cuda":
+            return self.cpu[::-1] if device == "cpu" else ()
+        return (*self.cuda, *(() if self.ptx is None else (self.ptx.replace("sm_", "compute_"),)))
 
     @property
     def ptx(self) -> str | None:

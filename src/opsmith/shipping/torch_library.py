@@ -17,14 +17,17 @@ from opsmith.core.operator import Operator
 from opsmith.core.output_file import replacing, writable_file
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.parameters import cpp_arguments
+from opsmith.kernels.cpp.ahead import refuse_unknown_levels
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.linked_library import KernelObject
+from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
+from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
-from opsmith.shipping.served_cuda import cuda_kernels, cuda_refusal, in_another_language, served_cuda
+from opsmith.shipping.served_cuda import cuda_refusal, in_another_language, served_cuda
 from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest
@@ -85,7 +88,7 @@ def build_torch_library(
         _refuse_levels(processor)
     targets = BuildTargets.of(NONE, cuda)
     if targets.cuda:
-        targets.refuse_unknown_to_nvrtc()
+        refuse_unknown_architectures(targets.cuda)
     kernel_toolchain()  # report a missing compiler before anything about operators
     given = {each.name: each for each in operators}
     specifications = [each.specification for each in given.values()]
@@ -142,7 +145,7 @@ def _refuse_levels(processor: str) -> None:
             got=processor,
             hint="name the level that all machines have which load it, or leave it out",
         )
-    targets.refuse_unknown_to_compiler()
+    refuse_unknown_levels(targets.cpu)
 
 
 def _cpp_kernels(specification: Specification) -> list[CppKernel]:

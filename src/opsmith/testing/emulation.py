@@ -15,8 +15,7 @@ from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
 from opsmith.kernels.cuda.emulation.call import parse_order
 from opsmith.kernels.cuda.emulation.kernel import EmulatedCalls, EmulatedKernel, recorded_calls
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.cuda.kernel import cuda_kernels
 
 _lock = lock_of(sys.modules[__name__], "_lock")
 _contexts = 0
@@ -88,7 +87,7 @@ def _attached() -> Iterator[None]:
 
 def _attach(operator: Operator[..., Any]) -> None:
     """Let the kernels in CUDA C++ of an operator take its calls on the CPU first."""
-    wanted = gpu_kernels(operator, CudaKernel)
+    wanted = cuda_kernels(operator.specification)
     kernels = operator.specification.kernels
     if [each.emulated for each in _emulated(kernels)] != wanted:
         emulated = (Kernel("cpu", EmulatedKernel(each)) for each in wanted)

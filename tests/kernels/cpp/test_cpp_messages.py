@@ -290,8 +290,8 @@ def test_a_file_beside_the_one_that_declares_it() -> None:
     ("words", "got"),
     [
         ({"cpp": "x", "cpp_file": "y"}, "`cpp=` and `cpp_file=`"),
-        ({"entry": "f"}, "`entry=` or `strict=` alone"),
-        ({"strict": True}, "`entry=` or `strict=` alone"),
+        ({"entry": "f"}, "`entry=` alone"),
+        ({"strict": True}, "`strict=` alone"),
     ],
 )
 def test_one_source(words: dict[str, Any], got: str) -> None:

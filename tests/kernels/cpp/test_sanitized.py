@@ -23,10 +23,10 @@ from opsmith.build.toolchain import Toolchain
 from opsmith.checking.processes import sanitizer_parent
 from opsmith.checking.processes.sanitizer_parent import SanitizerJob
 from opsmith.checking.properties import PROPERTIES
-from opsmith.checking.properties.kernels.sizes import kernels_in_cpp
 from opsmith.checking.report import Outcome
 from opsmith.kernels.cpp import compiler as compiling
 from opsmith.kernels.cpp import sanitizer
+from opsmith.kernels.cpp.crash_trace import traced_sources
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.ops import add, exp, involution, linear, mul
 
@@ -126,7 +126,7 @@ def test_calls_that_were_not_made_are_no_pass(monkeypatch: pytest.MonkeyPatch) -
 def test_bundled_operators_pass_or_have_no_kernel_in_cpp(operator: Any) -> None:
     found = outcome(operator)
     assert found.failures == ()
-    if kernels_in_cpp(operator.specification):
+    if traced_sources(operator.specification.kernels):
         assert (found.status, found.notes) == ("passed", ())
     else:
         assert found.reason == "it has no kernel in C++"

@@ -15,8 +15,8 @@ import opsmith
 import opsmith.ops
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.tensors import map_tensors
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels, sample_values
+from opsmith.kernels.common.sample_values import sample_values
+from opsmith.kernels.cuda.kernel import cuda_kernels
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Relative and absolute tolerance of each dtype: a GPU contracts products and sums, and has its own `exp`."""
@@ -27,12 +27,12 @@ def bundled_operators() -> list[opsmith.Operator[..., Any]]:
     for module in pkgutil.walk_packages(opsmith.ops.__path__, "opsmith.ops."):
         importlib.import_module(module.name)
     every = opsmith.declared_operators()
-    return [each for each in every if each.name.startswith("opsmith::") and gpu_kernels(each, CudaKernel)]
+    return [each for each in every if each.name.startswith("opsmith::") and cuda_kernels(each.specification)]
 
 
 def bundled_calls(operator: opsmith.Operator[..., Any]) -> Iterator[tuple[torch.dtype, list[Any]]]:
     """The samples of an operator in each dtype that its kernel takes."""
-    (kernel, *_) = gpu_kernels(operator, CudaKernel)
+    (kernel, *_) = cuda_kernels(operator.specification)
     for dtype in kernel.dtypes or (torch.float32,):
         for values in sample_values(operator, dtype):
             yield dtype, values

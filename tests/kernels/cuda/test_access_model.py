@@ -11,8 +11,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith.kernels.cuda.emulation.access_model import LineAccess, kernel_access
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.cuda.kernel import cuda_kernels
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,7 @@ __global__ void {name}(Contiguous<const {of_x}> x, Contiguous<{of_y}> y) {{
 
 
 def lines_of(operator: Any, x: Tensor) -> tuple[LineAccess, ...]:
-    (kernel,) = gpu_kernels(operator, CudaKernel)
+    (kernel,) = cuda_kernels(operator.specification)
     (found,) = kernel_access(kernel, lambda dtype: [[x]])
     assert found.calls == 1
     return found.lines

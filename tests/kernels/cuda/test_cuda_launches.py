@@ -14,7 +14,7 @@ import opsmith
 from opsmith import Launch, errors
 from opsmith.kernels.cuda import driver
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.gpu_usage import cuda_usage
+from opsmith.kernels.cuda.usage import cuda_usage
 
 ORDERS = ("forward", "backward", "alternating", "random(3)")
 PARTS = """

@@ -12,9 +12,8 @@ from fake_driver import forget, on_cpu
 from torch import Tensor
 
 import opsmith
-from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.cuda.nvrtc import include_directories
-from opsmith.kernels.gpu_usage import gpu_kernels
 
 BUNDLED = bundled_operators()
 
@@ -79,7 +78,7 @@ __global__ void raise_(View<T, 1> x, double by) {
 def test_the_comparison_of_bundled_operators(name: str) -> None:
     """Hidden results, an argument that is returned, and a kernel of several launches."""
     (operator,) = (each for each in BUNDLED if each.name == name)
-    kernels, (cuda, *_) = operator.specification.kernels, gpu_kernels(operator, CudaKernel)
+    kernels, (cuda, *_) = operator.specification.kernels, cuda_kernels(operator.specification)
     machine = cuda.machine
     on_cpu(operator)
     forget(dry=False)

@@ -18,9 +18,8 @@ from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation import compiler
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order, guarded
-from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.cuda.nvrtc import include_directories
-from opsmith.kernels.gpu_usage import gpu_kernels
 from opsmith.torch_library.result_layouts import extent_of
 
 VALUES = "wrong values"
@@ -195,7 +194,7 @@ __global__ void jumping(Contiguous<const float> x, Contiguous<float> y) {
 }
 """
     operator = declared("jumping", text, double)
-    (kernel,) = gpu_kernels(operator, CudaKernel)
+    (kernel,) = cuda_kernels(operator.specification)
     emulation = KernelEmulation(kernel)
     x = torch.arange(4.0)
     calls = [emulation.prepare([each]) for each in (x, x - 1, x + 1)]

@@ -18,9 +18,9 @@ from opsmith import errors
 from opsmith.kernels.cuda.emulation import launch
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
-from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.cuda.emulation.messages import EmulationFinding
+from opsmith.kernels.cuda.kernel import cuda_kernels
+from opsmith.kernels.on_cpu import NOTE, SKIPPED
 
 
 def copied(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def declared(name: str, body: str, reference: Any = copied, **words: Any) -> Any
 
 
 def findings(operator: Any, x: Tensor, times: int = 1) -> list[list[EmulationFinding]]:
-    emulation = KernelEmulation(gpu_kernels(operator, CudaKernel)[0])
+    emulation = KernelEmulation(cuda_kernels(operator.specification)[0])
     call = emulation.prepare([x])
     assert not isinstance(call, str)
     runs = [call.new_run(Order("forward")) for _ in range(times)]
@@ -294,7 +294,7 @@ def test_variables_of_a_kernel_begin_anew_in_each_call() -> None:
     operator = declared("counting", COUNTING, copied, block=1)
     for in_process in (True, True, False):
         assert opsmith.emulate(operator, torch.ones(1), in_process=in_process).tolist() == [42.0]
-    emulation = KernelEmulation(gpu_kernels(operator, CudaKernel)[0])
+    emulation = KernelEmulation(cuda_kernels(operator.specification)[0])
     call = emulation.prepare([torch.ones(1)])
     assert not isinstance(call, str)
     runs = [call.new_run(Order("forward")) for _ in range(3)]

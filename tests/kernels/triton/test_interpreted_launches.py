@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: no part 
 import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from opsmith.kernels.triton.interpreted_launches import interpreted_launches  # noqa: E402
+from opsmith.kernels.launches_on_cpu import launches_on_cpu  # noqa: E402
 
 pytestmark = pytest.mark.skipif(missing_interpreter() is not None, reason=str(missing_interpreter()))
 
@@ -126,7 +126,7 @@ def test_a_wrong_gradient_is_found_in_float32() -> None:
 @pytest.mark.parametrize("kernel", [jitted, interpreted, tuned], ids=["jitted", "interpreted", "tuned"])
 def test_every_launch_on_the_cpu_is_interpreted(kernel: Any, dtype: torch.dtype) -> None:
     x = torch.randn(3, 5).to(dtype)
-    with interpreted_launches():
+    with launches_on_cpu():
         assert torch.equal(launched(kernel, x), x * 3)
 
 
@@ -135,7 +135,7 @@ def test_a_kernel_writes_into_its_argument(dtype: torch.dtype) -> None:
     whole = torch.tensor([1.0, -float("nan"), 3.0, 4.0]).to(dtype)
     bits = whole.clone().view(torch.uint8)
     part = whole[2:]
-    with interpreted_launches():
+    with launches_on_cpu():
         jitted[(1,)](part, part, 2, BLOCK=8)
     assert part.tolist() == [9.0, 12.0]
     half = bits.numel() // 2
@@ -144,7 +144,7 @@ def test_a_kernel_writes_into_its_argument(dtype: torch.dtype) -> None:
 
 def test_memory_outside_of_a_storage_is_not_touched() -> None:
     x = torch.ones(4)
-    with interpreted_launches(), pytest.raises(opsmith.errors.KernelError) as caught:
+    with launches_on_cpu(), pytest.raises(opsmith.errors.KernelError) as caught:
         jitted[(1,)](x, torch.empty(2), 4, BLOCK=4)
     assert caught.value.problem == "the Triton kernel writes 4 bytes outside of `result`: just after its end"
 
@@ -156,14 +156,14 @@ def test_tensors_without_data_are_refused() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x = FakeTensorMode().from_tensor(torch.ones(4))
-    with interpreted_launches(), pytest.raises(RuntimeError) as caught:
+    with launches_on_cpu(), pytest.raises(RuntimeError) as caught:
         jitted[(1,)](x, x, 4, BLOCK=4)
     assert str(caught.value) == "`x` is a tensor without data, as a fake one, and a kernel needs some"
 
 
 def test_outside_of_a_check_triton_launches_itself() -> None:
     run = type(jitted).run
-    with interpreted_launches():
+    with launches_on_cpu():
         assert type(jitted).run is not run
     assert type(jitted).run is run
 
@@ -280,7 +280,7 @@ def test_tensor_descriptors() -> None:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     x, result = torch.randn(16), torch.zeros(16)
-    with interpreted_launches():
+    with launches_on_cpu():
         through_descriptor[(1,)](
             TensorDescriptor.from_tensor(x, [16]), TensorDescriptor.from_tensor(result, [16]), BLOCK=16
         )

@@ -23,15 +23,10 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from triton_operators import OPERATORS, picked, pixel_sums, product, softmax, times, tuned  # noqa: E402
 
 from opsmith.core.samples import samples_of  # noqa: E402
-from opsmith.kernels.gpu_usage import (  # noqa: E402
-    gpu_kernels,
-    specializations,
-    triton_usage,
-)
 from opsmith.kernels.triton import compiler  # noqa: E402
 from opsmith.kernels.triton.compiler import specialization_of, triton_type  # noqa: E402
-from opsmith.kernels.triton.kernel import TritonKernel  # noqa: E402
 from opsmith.kernels.triton.source import POINTED, compiler_options  # noqa: E402
+from opsmith.kernels.triton.usage import specializations, triton_usage  # noqa: E402
 
 ARCHITECTURES = ("sm_80", "sm_90")
 CUBIN_MAGIC = b"\x7fELF"
@@ -57,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_every_kernel_compiles_for_every_architecture(name: str, architectures: tuple[str, ...]) -> None:
-    [kernel] = gpu_kernels(OPERATORS[name], TritonKernel)
+    kernel = kernel_of(OPERATORS[name])
     used = list(
         triton_usage(kernel) if architectures == ARCHITECTURES else triton_usage(kernel, architectures)
     )

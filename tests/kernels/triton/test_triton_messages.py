@@ -41,14 +41,14 @@ def place() -> str:
     [
         ("no_grid", {"triton": plain_kernel}, "a kernel in Triton has no grid"),
         ("on_cpu", {**GIVEN, "device": "cpu"}, "a kernel in Triton is declared for `cpu`"),
-        ("entry", {**GIVEN, "entry": "f"}, "`entry=` is given for a kernel in Triton"),
+        ("entry", {**GIVEN, "entry": "f"}, "a kernel in Triton is given unknown options"),
         ("block", {**GIVEN, "block": 32}, "a kernel in Triton is given unknown options"),
         ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel has one source"),
         ("alone", {"grid": 1}, "a kernel has one source"),
         (
             "cpp",
             {"cpp": "void cpp() {}", "constants": {}, "device": "cpu"},
-            "a kernel in C++ is not launched",
+            "a kernel in C++ is given unknown options",
         ),
     ],
 )

@@ -37,8 +37,8 @@ from opsmith.checking.processes.child import (
 )
 from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome
-from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, tracer
-from opsmith.kernels.cpp.source import CppSource
+from opsmith.core.kernels import Kernel
+from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, traced_sources, tracer
 
 LIMIT_S = 300.0
 """Default time limit of a property in a child process."""
@@ -135,7 +135,7 @@ def run_isolated(
     where: str,
     limit_s: float = LIMIT_S,
     processor_limit_s: float = math.inf,
-    kernels: Sequence[CppSource] = (),
+    kernels: Sequence[Kernel] = (),
     positions: Iterable[int] = (),
 ) -> Outcome:
     """Run a property in a child process; a crash, or exceeding the time limit, is a failure.
@@ -146,7 +146,7 @@ def run_isolated(
         where: Location `file:line` of the operator, for crashes without a known line.
         limit_s: Time limit in seconds.
         processor_limit_s: Limit of the child's processor time in seconds.
-        kernels: C++ kernels that it may run: a crash in one of them is reported with its line.
+        kernels: Kernels that it may run: a crash in one in C++ is reported with its line.
         positions: Positions of all kernels that it may run: a crash says why they did not.
 
     Raises:
@@ -154,7 +154,7 @@ def run_isolated(
             its own.
     """
     refuse_isolation()
-    crash_tracer = tracer() if kernels else None
+    crash_tracer = tracer() if traced_sources(kernels) else None
     room = mmap.mmap(-1, ROOM)
     start = time.perf_counter()
     with tempfile.TemporaryFile() as stderr_file:
@@ -260,7 +260,7 @@ def _death(
     sample: str,
     words: str,
     where: str,
-    kernels: Sequence[CppSource],
+    kernels: Sequence[Kernel],
 ) -> Failure:
     """Make the failure for a child that returned nothing."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
@@ -273,7 +273,7 @@ def _death(
     own = [line for line in words.splitlines() if line.strip() and not line.startswith(_HANDLER)]
     if own:
         evidence["stderr"] = "\n".join(own[-LAST_LINES:])
-    in_cpp = location_in(words, kernels)
+    in_cpp = location_in(words, traced_sources(kernels))
     if in_cpp is not None and in_cpp[1]:
         evidence["line"] = in_cpp[1]
     on = f", on {sample}" if sample else ", before it ran on any sample"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsmith import errors
 from opsmith.checking.properties.behaviour.backward_again import BACKWARD_AGAIN, SAVED_HOOKS
 from opsmith.checking.properties.behaviour.determinism import DETERMINISM
 from opsmith.checking.properties.behaviour.effects import EFFECTS
@@ -11,7 +12,7 @@ from opsmith.checking.properties.behaviour.mutation import MUTATION
 from opsmith.checking.properties.behaviour.randomness import RANDOMNESS
 from opsmith.checking.properties.behaviour.serialization import SERIALIZATION
 from opsmith.checking.properties.behaviour.state import STATE
-from opsmith.checking.properties.kernels.on_cpu import ON_CPU
+from opsmith.checking.properties.kernels.on_cpu import on_cpu_property
 from opsmith.checking.properties.kernels.resources import RESOURCES
 from opsmith.checking.properties.kernels.sanitized import SANITIZED
 from opsmith.checking.properties.numeric.forward import FORWARD
@@ -27,6 +28,7 @@ from opsmith.checking.properties.torch.fake import FAKE
 from opsmith.checking.properties.torch.opcheck import OPCHECK
 from opsmith.checking.properties.torch.vmap import BATCHED_GRADIENTS, BATCHING, VMAP
 from opsmith.checking.property import Property
+from opsmith.kernels.languages import OWN, Language, observe_languages, own_languages
 
 __all__ = ["GROUPS", "PROPERTIES", "USUAL"]
 
@@ -40,7 +42,7 @@ PROPERTIES: dict[str, Property] = {
         GRADIENT,
         SURROGATE,
         LAYOUTS,
-        *ON_CPU,
+        *filter(None, map(on_cpu_property, own_languages())),
         VALUES,
         FORWARD_MODE,
         SECOND_ORDER,
@@ -68,5 +70,30 @@ PROPERTIES: dict[str, Property] = {
 GROUPS = {"integration": tuple(name for name, each in PROPERTIES.items() if "integration" in each.traits)}
 """Names that stand for several properties in `only` and `skip`."""
 
-USUAL = tuple(name for name, known in PROPERTIES.items() if "on-request" not in known.traits)
+USUAL = [name for name, known in PROPERTIES.items() if "on-request" not in known.traits]
 """Names of the properties that run where none is named."""
+
+
+_of_languages = dict.fromkeys(OWN)
+
+
+def _add(language: Language) -> None:
+    """Add the property of a language, which a package may bring at any time."""
+    known = on_cpu_property(language)
+    if known is None:
+        return
+    if known.name not in PROPERTIES:
+        USUAL.append(known.name)
+    elif known.name not in _of_languages:
+        raise errors.UsageError(
+            f"the kernel language `{known.name}` has the name of a property of `check`",
+            argument="key",
+            expected="a key that is the name of no property",
+            got=f"`{known.name}`: {PROPERTIES[known.name].title}",
+            hint="give the language another key",
+        )
+    _of_languages[known.name] = None
+    PROPERTIES[known.name] = known
+
+
+observe_languages(_add)

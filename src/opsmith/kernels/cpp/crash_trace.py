@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from opsmith import errors
 from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import find_toolchain
+from opsmith.core.kernels import Kernel
 from opsmith.kernels.cpp.compiler import LIBRARY, build_parts
+from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource
 
 TRACE = Path(__file__).with_name("trace.cpp")
@@ -20,6 +22,11 @@ BEGINNING = "C++ frame: "
 """Prefix of the lines for frames."""
 
 _FRAME = re.compile(rf"^{re.escape(BEGINNING)}(?P<library>/.*) (?P<address>0x[0-9a-f]+)$", re.MULTILINE)
+
+
+def traced_sources(kernels: Iterable[Kernel]) -> tuple[CppSource, ...]:
+    """Return the sources of those kernels that run in this process and whose crash has a line."""
+    return tuple(each.given.source for each in kernels if isinstance(each.given, CppKernel))
 
 
 @cache

@@ -38,14 +38,13 @@ class CppKernel(BuiltKernel[CppSource]):
         strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
             the reference runs.
         copies_back: See `BuiltKernel`.
-        declared: See `BuiltKernel`.
         out_of: The kernel whose library it shares, if it is that of an operator's out form.
 
     Attributes:
         origin: Words for where the library came from; empty before it is loaded.
     """
 
-    language = "C++"
+    key, language = "cpp", "C++"
     pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
     _loaded: DispatchedKernel | None = None
 
@@ -57,10 +56,9 @@ class CppKernel(BuiltKernel[CppSource]):
         *,
         strict: bool,
         copies_back: bool = False,
-        declared: str | None = None,
         out_of: CppKernel | None = None,
     ) -> None:
-        super().__init__(operator, read, strict=strict, copies_back=copies_back, declared=declared)
+        super().__init__(operator, read, strict=strict, copies_back=copies_back)
         self._dtypes, self._out_of = dtypes, out_of
         self._calls = self._without_plan, self._failed  # the same objects for each library
         self.manner = "" if self.source.options is NO_OPTIONS else str(self.source.options)

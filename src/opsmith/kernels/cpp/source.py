@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS, CompilerOptions
 from opsmith.build.source_text import (
     SourceLanguage,
@@ -56,6 +57,10 @@ class CppSource:
     folder: str | None = None
     options: CompilerOptions = NO_OPTIONS
     given: str | None = None
+
+    def placed(self, place: str | None) -> Self:
+        """Return the source, with the place of its declaration if no file has its text."""
+        return self if place is None or not self.path.startswith("<") else replace(self, given=place)
 
     @property
     def where(self) -> str:
@@ -151,3 +156,21 @@ CPP = SourceLanguage(
     "`void {name}(...)`, whose parameters are the arguments and then the results",
     _functions,
 )
+
+
+def no_template(source: CppSource, language: str, returns: str) -> errors.KernelDtypeError:
+    """Return the error for dtypes of a function that is not a template.
+
+    Args:
+        source: The source.
+        language: Name of the language.
+        returns: What such a function returns, with its specifiers.
+    """
+    return errors.KernelDtypeError(
+        f"dtypes are given for a {language} function that is not a template over a type",
+        argument="dtypes",
+        expected="`template <class T>` before the function",
+        got=f"`{returns} {source.entry}(...)`",
+        where=source.where,
+        hint="leave `dtypes=` out: the views in its parameters have dtypes",
+    )

@@ -43,13 +43,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
-        declared: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and of the results.
     """
 
-    language = "CUDA"
+    key, language = "cuda", "CUDA"
     _steps: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def __init__(
@@ -62,7 +61,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
-        declared: str | None = None,
     ) -> None:
         super().__init__(
             operator,
@@ -70,7 +68,6 @@ class CudaKernel(BuiltKernel[CudaSource]):
             strict=strict,
             copies_back=copies_back,
             deterministic=deterministic,
-            declared=declared,
         )
         self._dtypes = dtypes
         self.rules = rules
@@ -459,6 +456,12 @@ class CudaKernel(BuiltKernel[CudaSource]):
             return self.choose(values, self.machine.architecture(index))
 
         return self._choices.obtain(specification, signature, choose)
+
+
+def cuda_kernels(specification: Specification) -> list[CudaKernel]:
+    """Return the kernels in CUDA C++ of an operator, in the order in which they are tried."""
+    kernels = dict.fromkeys(each.given for each in specification.kernels)
+    return [each for each in kernels if isinstance(each, CudaKernel)]
 
 
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:

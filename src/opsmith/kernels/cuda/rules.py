@@ -12,7 +12,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import CUDA_LAUNCH, Launch
+from opsmith.core.kernels import LAUNCH_OPTIONS, Launch
 from opsmith.core.schema import Schema
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
@@ -185,7 +185,7 @@ def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> Ke
         initial = _initial_rules(operator, options.get("initial", {}), made, (*schema.names, *made))
         launches = options.get("launches")
         if launches is None:
-            only = Launch("", **{name: options[name] for name in CUDA_LAUNCH if name in options})
+            only = Launch("", **{name: options[name] for name in LAUNCH_OPTIONS if name in options})
             rules: tuple[LaunchRules, ...] = (launch_rules(only, operator, schema.names, passed),)
         else:
             rules = tuple(

@@ -17,48 +17,42 @@ from opsmith.kernels.triton.source import TritonSource, triton_source
 
 _SOURCES: weakref.WeakKeyDictionary[Any, TritonSource] = weakref.WeakKeyDictionary()
 """Sources of the launched kernels, which are read from their files."""
-_LAUNCHES: list[dict[str, None]] = []
-"""Names of the interpreted kernels, for each `interpreted_launches` that is entered."""
 
 
-def interprets_launches() -> bool:
-    """Return True inside of `interpreted_launches`, if Triton has been imported."""
-    return bool(_LAUNCHES)
-
-
-def launched_kernels() -> tuple[str, ...]:
-    """Return the names of the kernels that the innermost `interpreted_launches` has run."""
-    return tuple(_LAUNCHES[-1]) if _LAUNCHES else ()
-
-
-@contextlib.contextmanager
-def interpreted_launches() -> Iterator[None]:
-    """Context manager in which Triton kernels run on tensors of the CPU, in the interpreter.
+def interpreted_launches(
+    record: Callable[[str], None] = lambda name: None,
+) -> contextlib.AbstractContextManager[None] | None:
+    """Return a context in which Triton kernels run on tensors of the CPU; None if Triton is not there yet.
 
     Triton itself refuses such a launch, or, under TRITON_INTERPRET=1, mixes those of several threads up and
     keeps their tensors alive in a reference cycle. Here they run one after the other, and accesses outside of
     the memory of their arguments are errors. Launches on other devices are Triton's own.
+
+    Args:
+        record: Function that is called with the name of each kernel that is interpreted.
     """
     if "triton.runtime.jit" not in sys.modules or missing_interpreter() is not None:
-        yield
-        return
+        return None
+    return _interpreting(record)
+
+
+@contextlib.contextmanager
+def _interpreting(record: Callable[[str], None]) -> Iterator[None]:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     before = [(owner, vars(owner)["run"]) for owner in (JITFunction, InterpretedFunction, Autotuner)]
     for owner, run in before:
-        owner.run = _tuned(run) if owner is Autotuner else _interpreted(run)
-    _LAUNCHES.append({})
+        owner.run = _tuned(run) if owner is Autotuner else _interpreted(run, record)
     try:
         yield
     finally:
-        _LAUNCHES.pop()
         for owner, run in before:
             owner.run = run
 
 
-def _interpreted(run: Callable[..., Any]) -> Callable[..., Any]:
+def _interpreted(run: Callable[..., Any], record: Callable[[str], None]) -> Callable[..., Any]:
     """Return the launch of a function, which interprets it on the CPU."""
 
     @functools.wraps(run)
@@ -70,7 +64,7 @@ def _interpreted(run: Callable[..., Any]) -> Callable[..., Any]:
             source = _SOURCES[self] = triton_source(self)
         arguments = _bound(source, args, kwargs)
         shape = grid(arguments) if callable(grid) else grid
-        _LAUNCHES[-1][source.entry] = None
+        record(source.entry)
         interpret(source, tuple(map(int, shape)), arguments, source.entry, bounded=False)
         return None
 

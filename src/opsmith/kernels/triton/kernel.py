@@ -67,13 +67,12 @@ class TritonKernel(BuiltKernel[TritonSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
-        declared: See `BuiltKernel`.
 
     Attributes:
         copied: Number of copies for their layout, of each argument and result.
     """
 
-    language = "Triton"
+    key, language = "triton", "Triton"
 
     def __init__(
         self,
@@ -87,7 +86,6 @@ class TritonKernel(BuiltKernel[TritonSource]):
         strict: bool,
         copies_back: bool = False,
         deterministic: bool = True,
-        declared: str | None = None,
     ) -> None:
         schema = operator.specification.schema
         # A function in Python is read again by declaring it again.
@@ -97,7 +95,6 @@ class TritonKernel(BuiltKernel[TritonSource]):
             strict=strict,
             copies_back=copies_back,
             deterministic=deterministic,
-            declared=declared,
         )
         self._dtypes = dtypes
         self._launched_by = grid, constants, layouts

@@ -6,12 +6,11 @@ Each kernel runs on every sample, in every dtype and layout that it takes, and g
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,51 +29,24 @@ from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_
 from opsmith.checking.samples.memory_layouts import Layout, layouts_of, plain
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
-from opsmith.core.call_arguments import tensors_in
-from opsmith.core.functional_form import copies_of_written, on_copies
+from opsmith.core.functional_form import copy_with_strides, on_copies
 from opsmith.core.generate_like import WHOLE
-from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.kernels import Kernel
 from opsmith.core.tensors import resolved
 from opsmith.judging.answer import Computation
 from opsmith.judging.compare import SavedBits
 from opsmith.judging.tensors import CPU, is_inexact
-from opsmith.kernels.triton.interpreter import missing_interpreter
-
-if TYPE_CHECKING:
-    from opsmith.kernels.cuda.emulation.call import EmulatedCall
-    from opsmith.kernels.cuda.emulation.launch import EmulatedRun
-    from opsmith.kernels.cuda.emulation.messages import EmulationFinding
-
+from opsmith.kernels.languages import Language, language_of
+from opsmith.kernels.on_cpu import NOTE, SKIPPED, CpuCall, CpuFinding, CpuRun
 
 DTYPES = (*ALWAYS_CHECKED, *LOW_PRECISION)
 
 
 @dataclass
-class CpuCall:
-    """Call of a kernel, with the case that it is of, and what it was prepared as."""
+class CheckedCall(CpuCall):
+    """Call of a kernel, of a case."""
 
-    case: Case
-    values: list[Any]
-    prepared: Any = None
-
-
-@dataclass(frozen=True)
-class CpuRun:
-    """One run of a call.
-
-    Args:
-        what: The kernel and how it ran, in messages.
-        compute: Function that gives the results of the run, with the reference's arguments.
-        order: Order of its threads; empty where there is but one.
-        found: Faults, limits of the CPU, and what is doubtful.
-        launched: False if it has nothing to run.
-    """
-
-    what: str
-    compute: Callable[..., Any]
-    order: str = ""
-    found: Sequence[EmulationFinding] = ()
-    launched: bool = True
+    case: Case = field(kw_only=True)
 
 
 UNORDERED = (
@@ -82,23 +54,17 @@ UNORDERED = (
     "distinct ones"
 )
 EMPTY, UNTRIED = "without a launch", "behind not run"
-NOTE, SKIPPED = "note", "skipped"
-"""Causes of findings that are no faults: legal and doubtful code; a launch that cannot be run here."""
 
 
-class KernelOnCpu(ABC):
-    """A kernel of one language, run on the CPU within the limits of the effort.
+class KernelCheck:
+    """Check of one kernel on the CPU, within the limits of the effort.
+
+    Args:
+        language: Its language.
+        kernel: The kernel.
+        subject: The subject of the check.
 
     Attributes:
-        name: Name of the property.
-        words: The language in messages.
-        manner: Words for how calls ran.
-        given_up: Words for calls that could not be run to their end.
-        in_bfloat16: Words for how bfloat16 is computed, if otherwise than on a GPU.
-        parts: Field of the effort: what runs of a kernel, as many as the effort allows.
-        trials: Number of calls that may be given up before all are, if none has run.
-        together: Number of calls that run together, once one has run.
-        compiles: True if it compiles for all calls together.
         left: Number of parts that may still run.
         ran: Number of calls that were run and judged, in each dtype.
         others: Number of other calls, by what became of them.
@@ -107,22 +73,14 @@ class KernelOnCpu(ABC):
         doubtful: What is legal and doubtful.
     """
 
-    name: ClassVar[str]
-    language: ClassVar[str]
-    words: ClassVar[str]
-    promise: ClassVar[str]
-    manner: ClassVar[str] = "run on the CPU"
-    given_up: ClassVar[str] = "given up"
-    in_bfloat16: ClassVar[str] = ""
-    parts: ClassVar[str] = "threads"
-    trials: ClassVar[int] = 1
-    together: ClassVar[int] = 1
-    compiles: ClassVar[bool] = False
-
-    def __init__(self, kernel: Any, subject: Subject) -> None:
-        self.kernel, self.subject, self.schema = kernel, subject, kernel.operator.specification.schema
-        self.left = getattr(subject.effort, self.parts)
-        self.waiting: list[CpuCall] = []
+    def __init__(self, language: Language, kernel: Kernel, subject: Subject) -> None:
+        assert language.on_cpu is not None
+        built: Any = kernel.given
+        self.name, self.declared, self.kernel, self.subject = language.key, kernel, built, subject
+        self.schema = built.operator.specification.schema
+        self.on_cpu = language.on_cpu(built, exhaustive=subject.effort.exhaustive, seed=subject.seed)
+        self.left = getattr(subject.effort, self.on_cpu.parts)
+        self.waiting: list[CheckedCall] = []
         self.over = False
         self.ran: Counter[torch.dtype] = Counter()
         self.others: Counter[str] = Counter()
@@ -130,27 +88,6 @@ class KernelOnCpu(ABC):
         self.unfit: dict[str, None] = {}
         self.doubtful: dict[str, None] = {}
         self.reported: set[tuple[str, ...]] = set()
-
-    @abstractmethod
-    def build(self, calls: Sequence[CpuCall]) -> None:
-        """Build what the calls need, if it is not there yet.
-
-        Raises:
-            ToolchainError, CacheError, NotEmulatedError: If nothing can run here.
-            OpsmithError: If the kernel is wrong.
-        """
-
-    @abstractmethod
-    def prepare(self, call: CpuCall) -> int | str:
-        """Prepare a call, and return the number of its parts, or the reason why the kernel refuses it."""
-
-    @abstractmethod
-    def launch(self, calls: Sequence[CpuCall]) -> list[list[CpuRun]]:
-        """Run each call, in each order of its threads."""
-
-    def remarks(self) -> Iterator[Note | Skipped]:
-        """Yield what the runs did not show."""
-        yield from ()
 
     def run(self, more: Subject, laid: Collection[Sample]) -> Findings:
         """Run all samples.
@@ -171,8 +108,8 @@ class KernelOnCpu(ABC):
                 return
             sample = run.sample
             for case, flat in kernel_calls(alone, sample.on_cpu(), taken, in_layouts=sample in laid):
-                self.waiting.append(CpuCall(case, resolved(sample.flattening.pack(flat))))
-            if not self.compiles:
+                self.waiting.append(CheckedCall(resolved(sample.flattening.pack(flat)), case=case))
+            if not self.on_cpu.compiles:
                 yield from self._run()
 
         yield from each_run(self.name, check, more)
@@ -184,15 +121,15 @@ class KernelOnCpu(ABC):
     def _run(self) -> Findings:
         """Run the calls that wait, and compare their results with the truth."""
         calls, self.waiting = [] if self.over else self.waiting, []
-        batch: list[CpuCall] = []
+        batch: list[CheckedCall] = []
         try:
-            self.build(calls)
+            self.on_cpu.build(calls)
             for call in calls:
-                if self.limits.total() >= self.trials and not self.ran:
+                if self.limits.total() >= self.on_cpu.trials and not self.ran:
                     self.others[UNTRIED] += 1
                     continue
                 yield from self._prepare(call, batch)
-                if len(batch) >= (self.together if self.ran else 1):  # to give up a call takes long
+                if len(batch) >= (self.on_cpu.together if self.ran else 1):  # to give up a call takes long
                     yield from self._judge(batch)
                     batch = []
             yield from self._judge(batch)
@@ -203,15 +140,15 @@ class KernelOnCpu(ABC):
             self.over = True
             yield raised(self.name, self.subject, error, "compiled for the CPU")
 
-    def _prepare(self, call: CpuCall, batch: list[CpuCall]) -> Findings:
+    def _prepare(self, call: CheckedCall, batch: list[CheckedCall]) -> Findings:
         """Add a call to a batch, if the kernel takes it and the effort allows it."""
         specification = self.kernel.operator.specification
-        cost = attempt(lambda: unwritable(specification, call.values) or self.prepare(call))
+        cost = attempt(lambda: unwritable(specification, call.values) or self.on_cpu.prepare(call))
         if isinstance(cost, Raised):
             yield from self._raised(call, cost.error)
         elif isinstance(cost, str):
             self.unfit[cost] = None
-        elif cost > min(self.left, getattr(self.subject.effort, f"call_{self.parts}")):
+        elif cost > min(self.left, getattr(self.subject.effort, f"call_{self.on_cpu.parts}")):
             self.others[self._too_many] += 1
         else:
             self.left -= cost
@@ -219,9 +156,9 @@ class KernelOnCpu(ABC):
 
     @property
     def _too_many(self) -> str:
-        return f"not run: too many {self.parts} for a check"
+        return f"not run: too many {self.on_cpu.parts} for a check"
 
-    def _raised(self, call: CpuCall, error: Exception) -> Findings:
+    def _raised(self, call: CheckedCall, error: Exception) -> Findings:
         """Count a call that raises: a limit if the CPU cannot run it, else a fault."""
         if isinstance(error, errors.ToolchainError):
             self.limits[f"{error.problem}: {error.got} at {error.where}"] += 1
@@ -229,11 +166,11 @@ class KernelOnCpu(ABC):
             self.ran[call.case.dtype] += 1
             yield raised(self.name, self.subject, error, str(call.case))
 
-    def _judge(self, calls: Sequence[CpuCall]) -> Findings:
+    def _judge(self, calls: Sequence[CheckedCall]) -> Findings:
         """Launch calls, and yield the faults of each, or compare its results where there are none."""
         if calls:
             announce(functools.partial(str, calls[0].case))
-        for call, runs in zip(calls, self.launch(calls), strict=True):
+        for call, runs in zip(calls, self.on_cpu.launch(calls), strict=True):
             sample, found = call.case.sample, [(run, each) for run in runs for each in run.found]
             flat = [*sample.flattening.flatten(call.values)]
             faults = [(run, each) for run, each in found if each.cause not in (NOTE, SKIPPED)]
@@ -252,7 +189,7 @@ class KernelOnCpu(ABC):
             elif not limits:
                 yield from self._compare(call, flat, runs)
 
-    def _compare(self, call: CpuCall, flat: list[Any], runs: Sequence[CpuRun]) -> Findings:
+    def _compare(self, call: CheckedCall, flat: list[Any], runs: Sequence[CpuRun]) -> Findings:
         """Compare the results of each run with the truth, and its arguments with what they were."""
         case, where = replace(call.case, name=self.name), self.kernel.where
         every = range(len(self.subject.every(case.sample)))
@@ -288,7 +225,7 @@ class KernelOnCpu(ABC):
 
         return on_copies(computed, self.schema, copied=copy_with_strides) if self.schema.written else computed
 
-    def _reported(self, call: CpuCall, run: CpuRun, found: EmulationFinding) -> Iterator[Failure]:
+    def _reported(self, call: CheckedCall, run: CpuRun, found: CpuFinding) -> Iterator[Failure]:
         key = (found.cause, *sorted((found.where, found.other_where)), found.label or "")
         if key in self.reported:
             return
@@ -306,22 +243,26 @@ class KernelOnCpu(ABC):
         told = {what: f"{_calls(count)} {what}" for what, count in self.others.items()}
         if self.ran:
             dtypes = ", ".join(map(dtype_name, self.ran))
-            wider = self.in_bfloat16 if torch.bfloat16 in self.ran else ""
-            yield Note(f"{self.manner}, not on a GPU: {_calls(self.ran.total())} in {dtypes}{wider}")
+            wider = self.on_cpu.in_bfloat16 if torch.bfloat16 in self.ran else ""
+            yield Note(f"{self.on_cpu.manner}, not on a GPU: {_calls(self.ran.total())} in {dtypes}{wider}")
             yield from (Note(told[what]) for what in (self._too_many, UNORDERED) if what in told)
         elif self._too_many in told and not self.limits:
             yield Skipped(told[self._too_many])
             return
         if self.limits:  # what is unverified in part must not pass
-            left = [f"{_calls(count)} {self.given_up}: {limit}" for limit, count in self.limits.items()]
+            left = [
+                f"{_calls(count)} {self.on_cpu.given_up}: {limit}" for limit, count in self.limits.items()
+            ]
             yield Skipped("; ".join([*left, *(told[what] for what in (UNTRIED,) if what in told)]))
         elif not self.ran:
             dtypes = ", ".join(sorted(map(dtype_name, self.kernel.dtypes or ())))
             reasons = [*sorted(self.unfit), *filter(None, [told.get(EMPTY)])] or [f"it takes {dtypes}"]
             none = f"it takes none of the samples ({'; '.join(reasons)})"
-            yield not_run(self.name, Kernel("cuda", self.kernel), none, "add one that it takes")
+            yield not_run(self.name, self.declared, none, "add one that it takes")
             return
-        yield from self.remarks() if self.ran else ()
+        if self.ran:
+            yield from map(Skipped, filter(None, [self.on_cpu.unseen()]))
+            yield from map(Note, self.on_cpu.notes())
         yield from map(Note, self.doubtful)
 
 
@@ -371,11 +312,6 @@ def _laid(
     if laid is not None:
         flat[laid[0]] = laid[1].of(plain(flat[laid[0]]))
     return flat
-
-
-def copy_with_strides(tensor: Tensor) -> Tensor:
-    """Copy a tensor with its strides, which a kernel that writes into it takes."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 ELEMENTS = 64
@@ -431,122 +367,24 @@ def _lost(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[int]:
     return found
 
 
-class Emulated(KernelOnCpu):
-    """A kernel in CUDA C++, with every access to memory checked, and its threads in several orders."""
-
-    name, language, words = "cuda", "CUDA", "CUDA C++"
-    promise = (
-        "kernels in CUDA C++ give what the reference gives, without races and within their memory, on the CPU"
-    )
-    together, compiles = 24, True
-
-    def __init__(self, kernel: Any, subject: Subject) -> None:
-        from opsmith.kernels.cuda.emulation.call import KernelEmulation  # few operators need it
-        from opsmith.kernels.cuda.emulation.launch import ORDERS, Order
-
-        super().__init__(kernel, subject)
-        self.emulation = KernelEmulation(kernel)
-        orders = ORDERS if subject.effort.exhaustive else ORDERS[:2]
-        self.orders = [Order(each, subject.seed) for each in orders]
-
-    def build(self, calls: Sequence[CpuCall]) -> None:
-        """Compile the instances that the calls need."""
-        self.emulation.build([call.values for call in calls])
-
-    def prepare(self, call: CpuCall) -> int | str:
-        """Prepare a call with copies of what the kernel writes into."""
-        values = copies_of_written(self.schema, call.values, copy_with_strides)
-        prepared = self.emulation.prepare(values)
-        if isinstance(prepared, str):
-            return prepared
-        call.prepared = values, prepared
-        return prepared.threads * len(self.orders)
-
-    def launch(self, calls: Sequence[CpuCall]) -> list[list[CpuRun]]:
-        """Run the launches of all calls in one child process."""
-        pairs = [(call, order) for call in calls for order in self.orders]
-        runs = [call.prepared[1].new_run(order) for call, order in pairs]
-        found = iter(self.emulation.run([run for run in runs if run is not None]))
-        made: dict[int, list[CpuRun]] = {id(call): [] for call in calls}
-        for (call, order), run in zip(pairs, runs, strict=True):
-            if run is not None or not made[id(call)]:
-                what = f"the kernel in CUDA C++, run on the CPU with its threads in {order.name} order,"
-                compute = functools.partial(self._computed, *call.prepared, run)
-                seen = () if run is None else next(found)
-                made[id(call)].append(CpuRun(what, compute, order.name, seen, launched=run is not None))
-        return [*made.values()]
-
-    def _computed(
-        self, values: list[Any], call: EmulatedCall, run: EmulatedRun | None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Return what a run has computed, and write what it has written."""
-        returned = call.finish(self.kernel, run)
-        given = self.schema.call_values(args, kwargs)
-        for argument, value, new in zip(self.schema.arguments, given, values, strict=True):
-            if argument.alias:
-                for tensor, written in zip(tensors_in([value]), tensors_in([new]), strict=True):
-                    tensor.copy_(written)
-        return returned
-
-    def remarks(self) -> Iterator[Note | Skipped]:
-        """Yield the faults that this compiler hides."""
-        from opsmith.kernels.cuda.emulation.unseen import unseen_faults
-
-        yield from map(Skipped, filter(None, [unseen_faults(self.kernel.source)]))
-
-
-class Interpreted(KernelOnCpu):
-    """A kernel in Triton, in Triton's interpreter, with every access to memory checked."""
-
-    name, language, words = "triton", "Triton", "Triton"
-    promise = (
-        "kernels in Triton give what the reference gives, interpreted on the CPU, in every dtype and layout"
-    )
-    manner, given_up, parts = "interpreted on the CPU", "not interpreted", "programs"
-    in_bfloat16 = ", bfloat16 computed in float32"
-    trials = 3
-
-    def build(self, calls: Sequence[CpuCall]) -> None:
-        """Refuse to run without the interpreter."""
-        missing = missing_interpreter()
-        if missing is not None:
-            raise errors.ToolchainError(missing)
-
-    def prepare(self, call: CpuCall) -> int | str:
-        """Count the programs of a call."""
-        refused: str | None = self.kernel.value_refusal(call.values)
-        return refused or int(self.kernel.programs(call.values))
-
-    def launch(self, calls: Sequence[CpuCall]) -> list[list[CpuRun]]:
-        """Leave it to the comparison to run a call."""
-        return [[CpuRun("the kernel in Triton, interpreted,", self.kernel.interpreted)] for _ in calls]
-
-    def remarks(self) -> Iterator[Note | Skipped]:
-        """Yield that not every configuration was interpreted."""
-        if self.kernel.source.configs[1:]:
-            yield Note("of the configurations of `triton.autotune` the first alone was interpreted")
-
-
-def run(language: type[KernelOnCpu], subject: Subject) -> Findings:
+def run(language: Language, subject: Subject) -> Findings:
     """Run every kernel of a language on the CPU on every sample, in every dtype and layout that it takes."""
     kernels = {
-        each.given: each
-        for each in subject.specification.kernels
-        if isinstance(each.given, BuiltKernel) and each.given.language == language.language
+        each.given: each for each in subject.specification.kernels if language_of(each.given) is language
     }
     if not kernels:
-        yield Skipped(f"it has no kernel in {language.words}")
+        yield Skipped(f"it has no kernel in {language.name}")
         return
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels.values())
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
     laid = forms(subject)
-    for given, kernel in kernels.items():
-        yield from unverified_too(subject, kernel, language(given, subject).run(more, laid))
+    for kernel in kernels.values():
+        yield from unverified_too(subject, kernel, KernelCheck(language, kernel, subject).run(more, laid))
 
 
-ON_CPU = tuple(
-    Property(language.name, language.promise, functools.partial(run, language), inputs="every")
-    for language in (Emulated, Interpreted)
-)
-"""A property for each language."""
+def on_cpu_property(language: Language) -> Property | None:
+    """Return the property of a language; None if it does not run its kernels on the CPU for `check`."""
+    if language.on_cpu is None:
+        return None
+    return Property(language.key, language.on_cpu.promise, functools.partial(run, language), inputs="every")

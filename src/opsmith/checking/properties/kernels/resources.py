@@ -12,7 +12,7 @@ from opsmith.checking.properties.kernels.sizes import narrow_index
 from opsmith.checking.property import Findings, Note, Property, Skipped, raised
 from opsmith.checking.report import Failure
 from opsmith.checking.subject import Subject
-from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels.languages import with_gpu_usage
 
 if TYPE_CHECKING:
     from opsmith.kernels.common.gpu_resources import KernelUsage
@@ -24,32 +24,23 @@ SHOWN = 4
 
 def run(subject: Subject) -> Findings:
     """Compile every instance that the samples need, and compare each with its limits."""
-    if not any(
-        kernel.device == "cuda" and isinstance(kernel.given, BuiltKernel)
-        for kernel in subject.specification.kernels
-    ):
+    kernels = [each for each in with_gpu_usage(subject.specification.kernels) if each[1].has_limits]
+    if subject.operator is None or not kernels:
         yield Skipped("it has no kernel in CUDA C++")
         return
-    from opsmith.kernels.common.gpu_resources import ARCHITECTURES
-    from opsmith.kernels.cuda.kernel import CudaKernel
-    from opsmith.kernels.gpu_usage import cuda_usage, gpu_kernels  # few operators need it
+    from opsmith.kernels.common.gpu_resources import ARCHITECTURES  # few operators need it
 
-    operator = subject.operator
-    kernels = [] if operator is None else gpu_kernels(operator, CudaKernel)
-    if operator is None or not kernels:
-        yield Skipped("it has no kernel in CUDA C++")
-        return
     architectures = ARCHITECTURES if subject.effort.full else ARCHITECTURES[-1:]
 
     def calls(dtype: torch.dtype) -> Iterator[list[Any]]:
         for sample in subject.samples:
             yield sample.flattening.pack(sample.at(dtype if dtype.is_floating_point else None))
 
-    for kernel in kernels:
+    for kernel, usage in kernels:
         try:
-            beyond = [each for each in cuda_usage(kernel, architectures, calls) if each.faults]
+            beyond = [each for each in usage.usage(kernel, architectures, calls) if each.faults]
             if beyond:
-                yield _failure(beyond)
+                yield _failure(beyond, kernel.language)
             yield from narrow_index(NAME, subject, kernel)
         except errors.ToolchainError as error:
             yield Skipped(f"{error.problem}: {error.hint}")
@@ -60,14 +51,14 @@ def run(subject: Subject) -> Findings:
             yield raised(NAME, subject, error, f"compiled for {' and '.join(architectures)}")
 
 
-def _failure(beyond: Sequence[KernelUsage]) -> Failure:
+def _failure(beyond: Sequence[KernelUsage], language: str) -> Failure:
     """One failure for a kernel, with the instances that take too much."""
     exceeded = [
         f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"
         for each in beyond
     ]
     more = f"; and {len(exceeded) - SHOWN} more" if len(exceeded) > SHOWN else ""
-    message = f"the CUDA kernel takes more than it may: {'; '.join(exceeded[:SHOWN])}{more}"
+    message = f"the {language} kernel takes more than it may: {'; '.join(exceeded[:SHOWN])}{more}"
     registers = max(each.registers for each in beyond)
     spills = max(each.spills for each in beyond)
     evidence = {"most registers": registers, "most bytes spilled": spills}

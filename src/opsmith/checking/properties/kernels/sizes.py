@@ -27,15 +27,7 @@ from opsmith.checking.samples.variations import form_of, refusal
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import generate_like, repeated
 from opsmith.core.kernels import BuiltKernel, Kernel, choose
-from opsmith.core.specification import Specification
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cpp.source import CppSource
-
-
-def kernels_in_cpp(specification: Specification) -> tuple[CppSource, ...]:
-    """The sources of an operator's kernels in C++."""
-    return tuple(each.given.source for each in specification.kernels if isinstance(each.given, CppKernel))
-
+from opsmith.kernels.languages import language_of
 
 MOST_ELEMENTS = 20_000
 """Largest number of elements of a derived sample."""
@@ -203,10 +195,10 @@ def narrow_index(property: str, subject: Subject, kernel: Any) -> Findings:
 
 
 def _built(subject: Subject) -> list[bool]:
-    """One item for each kernel in C++ for the CPU, built here: True if it computes sizes."""
-    kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
+    """One item for each kernel from a source for the CPU, built here: True if it computes sizes."""
+    kernels = [each.given for each in subject.kernels_on(CPU) if language_of(each.given) is not None]
     try:
-        return [kernel.computes_sizes for kernel in kernels]
+        return [isinstance(kernel, BuiltKernel) and kernel.computes_sizes for kernel in kernels]
     except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
         return []
 
@@ -229,14 +221,13 @@ def watched_in_child(
         with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as thread:
             return Outcome(property, "passed", failures=thread.submit(run).result())
 
-    kernels, location = kernels_in_cpp(subject.specification), subject.specification.where
     return run_isolated(
         property,
         outcome,
-        where=location,
+        where=subject.specification.where,
         limit_s=subject.limit_s,
         processor_limit_s=processor_limit_s,
-        kernels=kernels,
+        kernels=subject.specification.kernels,
     )
 
 
@@ -270,7 +261,7 @@ def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | Non
         values = sample.flattening.pack(sample.at(dtype, CPU))
         chosen = choose(subject.specification.kernels, values)[0]
         given = None if chosen is None else chosen.kernel.given
-        if chosen is not None and isinstance(given, CppKernel) and given.computes_sizes:
+        if chosen is not None and isinstance(given, BuiltKernel) and given.computes_sizes:
             return chosen.kernel, dtype
     return None
 

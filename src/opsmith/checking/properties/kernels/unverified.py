@@ -11,17 +11,18 @@ from opsmith import errors
 from opsmith.checking.property import Findings, Skipped, not_run, raised
 from opsmith.checking.report import Outcome
 from opsmith.checking.subject import Subject, missing_device
-from opsmith.core.kernels import Kernel, Rejected
+from opsmith.core.kernels import BuiltKernel, Kernel, Rejected
 from opsmith.core.specification import Specification
-from opsmith.kernels.cpp.kernel import CppKernel
+from opsmith.kernels.languages import language_of
 from opsmith.torch_library.writes import refuse_unwritable
 
 
 def runs_in(kernel: Kernel) -> str:
     """Name of the property that runs a kernel: `forward`, or the one that runs it on the CPU instead."""
-    language = getattr(kernel.given, "language", "")
-    emulated = language in ("CUDA", "Triton") and missing_device(kernel.device) is not None
-    return language.lower() if emulated else "forward"
+    language = language_of(kernel.given)
+    if language is None or language.on_cpu is None or missing_device(kernel.device) is None:
+        return "forward"
+    return language.key
 
 
 def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Findings:
@@ -57,7 +58,7 @@ def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
 def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, str | None]:
     """The reason why the property of this outcome did not run a kernel, and what to do about it."""
     way_out = f"check `{outcome.property}`, too" if outcome.left_out else ""
-    if isinstance(kernel.given, CppKernel):
+    if isinstance(kernel.given, BuiltKernel):
         kernel.given.load()
     if outcome.property == "forward":
         missing = missing_device(kernel.device)

@@ -7,7 +7,6 @@ wavefronts that take a word from each of 32 banks. How requests of warps are fou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,82 +16,17 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.tensors import resolved
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
+from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
+from opsmith.kernels.common.sample_values import SampleValues
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
-from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.gpu_usage import SampleValues
+from opsmith.kernels.on_cpu import NOTE
 
 USES = {1: "reads", 2: "writes", 3: "atomics"}
 """Uses of memory, as in launch_record.h."""
 SECTORS, WAVEFRONTS = "sectors", "wavefronts"
-
-
-@dataclass(frozen=True, slots=True)
-class LineAccess:
-    """Requests of warps that a line makes to one tensor, or to shared memory.
-
-    Attributes:
-        where: `file:line`.
-        line: Text of the line; empty if it is unknown.
-        use: `reads`, `writes` or `atomics`.
-        memory: `global` or `shared`.
-        tensor: Name of the argument, result or scratch buffer; None for shared memory and variables.
-        requests: Number of requests.
-        lanes: Number of lanes that take part in them, in all.
-        unit: What the requests take: `sectors` of global memory, or `wavefronts` of shared memory.
-        taken: Number of these.
-        fewest: The fewest that requests of as many lanes and bytes can take.
-    """
-
-    where: str
-    line: str
-    use: str
-    memory: str
-    tensor: str | None
-    requests: int
-    lanes: int
-    unit: str
-    taken: int
-    fewest: int
-
-    @property
-    def ratio(self) -> float:
-        """Ratio of what the requests take to the fewest possible: 1.0 is the best."""
-        return self.taken / self.fewest
-
-    @property
-    def place(self) -> str:
-        """Name of the file, and the line."""
-        return Path(self.where).name
-
-    @property
-    def words(self) -> str:
-        """Use and memory, as `reads x` or `writes shared memory`."""
-        of = "shared memory" if self.memory == "shared" else self.tensor or "a global variable"
-        return f"{self.use} {of}" if self.use != "atomics" else f"atomics on {of}"
-
-
-@dataclass(frozen=True, slots=True)
-class KernelAccess:
-    """Accesses of a kernel in one dtype, over some calls.
-
-    Attributes:
-        operator: Name of the operator.
-        where: `file:line` of the kernel.
-        kernel: Name of the kernel.
-        dtype: The dtype of its template; empty if it has none.
-        calls: Number of calls that were run.
-        lines: Accesses by line, those with the highest ratio first.
-    """
-
-    operator: str
-    where: str
-    kernel: str
-    dtype: str
-    calls: int
-    lines: tuple[LineAccess, ...]
 
 
 def kernel_access(
@@ -113,9 +47,10 @@ def kernel_access(
 
     Example:
         >>> from functools import partial
-        >>> from opsmith.kernels.gpu_usage import gpu_kernels, sample_values
+        >>> from opsmith.kernels.common.sample_values import sample_values
+        >>> from opsmith.kernels.cuda.kernel import cuda_kernels
         >>> from opsmith.ops import involution
-        >>> (kernel,) = gpu_kernels(involution, CudaKernel)
+        >>> (kernel,) = cuda_kernels(involution.specification)
         >>> (found,) = kernel_access(kernel, partial(sample_values, involution), [torch.float32])
         >>> found.dtype, found.lines[0].ratio >= found.lines[-1].ratio >= 1
         ('float32', True)

@@ -31,12 +31,12 @@ from opsmith.kernels.cuda.emulation.launch import (
     run_launches,
 )
 from opsmith.kernels.cuda.emulation.limits import emulated_limits
-from opsmith.kernels.cuda.emulation.messages import NOTE, SKIPPED, EmulationFinding
-from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.emulation.messages import EmulationFinding
+from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
 from opsmith.kernels.cuda.rules import passed_arguments
-from opsmith.kernels.gpu_usage import gpu_kernels
+from opsmith.kernels.on_cpu import NOTE, SKIPPED
 from opsmith.torch_library.arguments import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
 
@@ -290,7 +290,7 @@ def emulate(
             got=repr(operator),
             hint='declare it: `@opsmith.operator("ns::name")`',
         )
-    kernels = gpu_kernels(operator, CudaKernel)
+    kernels = cuda_kernels(operator.specification)
     if not kernels:
         raise errors.UsageError(
             "it has no kernel in CUDA C++ to emulate",

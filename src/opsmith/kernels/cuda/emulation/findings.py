@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch, Kind, LaunchResult, Report
-from opsmith.kernels.cuda.emulation.messages import MESSAGES, NOTE, SKIPPED, EmulationFinding, ended_process
+from opsmith.kernels.cuda.emulation.messages import MESSAGES, EmulationFinding, ended_process
 from opsmith.kernels.cuda.emulation.places import ReportReader
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.kernels.on_cpu import NOTE, SKIPPED
 
 _PRECEDENCE = (
     *("misaligned", "mutates-input", "out-of-bounds", "undefined", "raises", "divergent-barrier", "race"),

@@ -6,44 +6,24 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, Kind, Report
 from opsmith.kernels.cuda.emulation.places import ReportReader, index_of, thread_words, verb
 from opsmith.kernels.cuda.emulation.source_lines import SourceLine
 from opsmith.kernels.cuda.source import CudaSource
-
-NOTE, SKIPPED = "note", "skipped"
-"""Causes of findings that are no faults: legal and doubtful code; a launch that cannot be run here."""
+from opsmith.kernels.on_cpu import NOTE, SKIPPED, CpuFinding
 
 
 @dataclass(frozen=True, slots=True)
-class EmulationFinding:
+class EmulationFinding(CpuFinding):
     """Finding about a launch.
 
     Attributes:
         kind: Kind of the report.
-        cause: Cause of a failure, `NOTE` or `SKIPPED`.
-        message: The fault, in a sentence.
-        where: `file:line` of the author's line.
-        line: Text of that line; empty if it is unknown.
-        other_where: `file:line` of the other access of a race, or of the other barrier; empty for none.
-        other_line: Text of that line.
-        label: Name of the tensor; None for none.
-        count: Number of times.
-        hint: Advice.
     """
 
-    kind: Kind
-    cause: str
-    message: str
-    where: str
-    line: str = ""
-    other_where: str = ""
-    other_line: str = ""
-    label: str | None = None
-    count: int = 1
-    hint: str = ""
+    kind: Kind = field(kw_only=True)
 
 
 def _finding(
@@ -56,7 +36,6 @@ def _finding(
 ) -> EmulationFinding:
     place = reader.place(report.pc, report.file, report.line)
     return EmulationFinding(
-        Kind(report.kind),
         cause,
         message,
         place.where,
@@ -66,6 +45,7 @@ def _finding(
         reader.tensor(report).label if report.region >= 0 else None,
         report.count,
         hint,
+        kind=Kind(report.kind),
     )
 
 
@@ -252,7 +232,7 @@ def _not_written(reader: ReportReader, report: Report) -> EmulationFinding:
     )
     hint = "let the grid cover all elements, and write each"
     return EmulationFinding(
-        Kind.NOT_WRITTEN, "uninitialized", message, reader.source.where, label=given.label, hint=hint
+        "uninitialized", message, reader.source.where, label=given.label, hint=hint, kind=Kind.NOT_WRITTEN
     )
 
 
@@ -280,7 +260,7 @@ def _too_long(reader: ReportReader, report: Report) -> EmulationFinding:
 def _out_of_memory(reader: ReportReader, report: Report) -> EmulationFinding:
     message = "this machine has no memory for the launch"
     return EmulationFinding(
-        Kind.OUT_OF_MEMORY, SKIPPED, message, reader.source.where, hint="try it on smaller tensors"
+        SKIPPED, message, reader.source.where, hint="try it on smaller tensors", kind=Kind.OUT_OF_MEMORY
     )
 
 
@@ -295,12 +275,12 @@ def ended_process(source: CudaSource, status: int) -> EmulationFinding:
     if code == -signal.SIGKILL:
         message = "the process in which it ran was killed, as where memory runs out"
         return EmulationFinding(
-            Kind.OUT_OF_MEMORY, SKIPPED, message, source.where, hint="try it on smaller tensors"
+            SKIPPED, message, source.where, hint="try it on smaller tensors", kind=Kind.OUT_OF_MEMORY
         )
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     message = f"the process in which it ran ended {how}"
     cause = "raises" if code in (0, -signal.SIGABRT) else "out-of-bounds"
-    return EmulationFinding(Kind.CRASH, cause, message, source.where)
+    return EmulationFinding(cause, message, source.where, kind=Kind.CRASH)
 
 
 def _waits_for_block(reader: ReportReader, report: Report) -> EmulationFinding:

@@ -1,0 +1,289 @@
+"""Languages of kernels: the protocol of one, and their registry. Nothing else of opsmith names a language.
+
+A language is one object in one folder, here or in another package, which names it under its key in the group
+`opsmith.languages` of its entry points.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from os import PathLike
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from opsmith import errors
+from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.operator import Operator
+
+if TYPE_CHECKING:  # a declaration needs none of them
+    from opsmith.kernels.common.ahead import Ahead
+    from opsmith.kernels.common.gpu_usage import GpuUsage
+    from opsmith.kernels.on_cpu import OnCpu
+
+GROUP = "opsmith.languages"
+"""Group of entry points, as `helion = "opsmith_helion:LANGUAGE"`."""
+OWN: Mapping[str, str] = {
+    "cpp": "opsmith.kernels.cpp.language",
+    "cuda": "opsmith.kernels.cuda.language",
+    "triton": "opsmith.kernels.triton.language",
+}
+"""Modules of opsmith's own languages, by key; each is imported when its language is first named."""
+FILE = "_file"
+"""Suffix of the option that gives a source in a file, behind the key of a language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Package that kernels of a language need.
+
+    Attributes:
+        name: Name for messages.
+        package: Name of the distribution.
+        serves: Features that need it.
+        hint: Command that installs it.
+        library: Library of the system that serves as well; empty for none.
+    """
+
+    name: str
+    package: str
+    serves: str
+    hint: str
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Arguments of one call of `op.kernel(...)`.
+
+    Attributes:
+        operator: The operator that the kernel computes.
+        device: Type of device.
+        source: Value of the option that has the key of the language; None if a file is given.
+        file: Absolute path of the file that is given; None for none.
+        dtypes: dtypes that are given; None for the default ones.
+        strict: True if it is an error that the kernel cannot be built here.
+        copies_back: True for `copies="allowed"`.
+        deterministic: False for `deterministic=False`.
+        options: The other options, which are among those of the language.
+        declared: File that calls `op.kernel`; None if it is unknown.
+        line: Line of the call.
+        language: The language.
+    """
+
+    operator: Operator[..., Any]
+    device: str
+    source: Any
+    file: str | PathLike[str] | None
+    dtypes: Collection[torch.dtype] | None
+    strict: bool
+    copies_back: bool
+    deterministic: bool
+    options: Mapping[str, Any]
+    declared: str | None
+    line: int
+    language: Language
+
+    @property
+    def place(self) -> str | None:
+        """`file:line` of the call."""
+        return None if self.declared is None else f"{self.declared}:{self.line}"
+
+    def ordered_dtypes(self, known: Collection[torch.dtype]) -> tuple[torch.dtype, ...] | None:
+        """Return the dtypes in the order of `known`; None for the default ones.
+
+        Raises:
+            KernelDtypeError: If one is not among them.
+        """
+        if self.dtypes is None:
+            return None
+        unknown = [dtype for dtype in self.dtypes if dtype not in known]
+        if unknown:
+            raise errors.KernelDtypeError(
+                f"a kernel in {self.language.name} is declared for a dtype that it does not support",
+                argument="dtypes",
+                expected=", ".join(map(str, known)),
+                got=", ".join(sorted(map(str, unknown))),
+                hint="leave it out: the reference computes it",
+            )
+        return tuple(dtype for dtype in known if dtype in set(self.dtypes))
+
+    def require_grid(self, hint: str, *others: str) -> None:
+        """Refuse a kernel without a grid, and without other options that stand for one."""
+        if all(self.options.get(name) is None for name in ("grid", *others)):
+            raise errors.UsageError(
+                f"a kernel in {self.language.name} has no grid",
+                argument="grid",
+                expected=" or ".join(f"`{name}=`" for name in ("grid", *others)),
+                got=", ".join(f"`{name}=`" for name in self.options) or "the source alone",
+                hint=hint,
+            )
+
+
+class Language(ABC):
+    """Language of kernels.
+
+    Attributes:
+        key: Option of `op.kernel` that gives a source; also the name of the entry point, and of the property
+            of `check` that runs its kernels on the CPU.
+        name: Name in messages.
+        devices: Types of devices that its kernels run on.
+        options: Options of a kernel, beside the key and those that all languages have: `dtypes`, `strict` and
+            `copies`. `deterministic` is one of them if kernels may round otherwise from run to run, and the
+            key with `_file` if a file may hold the source.
+    """
+
+    key: ClassVar[str]
+    name: ClassVar[str]
+    devices: ClassVar[Sequence[str]]
+    options: ClassVar[Sequence[str]] = ()
+
+    @abstractmethod
+    def kernel(self, declaration: Declaration) -> BuiltKernel[Any]:
+        """Make a kernel; it is compiled when it is first needed."""
+
+    @property
+    def on_cpu(self) -> type[OnCpu] | None:
+        """Class that runs its kernels on the CPU, for `check`.
+
+        None if they run there as they are, or cannot: those are unverified where their device is missing.
+        """
+        return None
+
+    @property
+    def gpu_usage(self) -> GpuUsage | None:
+        """Compiler for GPUs that need not be there; None if it has none."""
+        return None
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """Builds its kernels into packages; None if they ship as source."""
+        return None
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the packages that its kernels need, for `opsmith doctor`."""
+        yield from ()
+
+
+_loaded: dict[str, Language] = {}
+_observers: list[Callable[[Language], None]] = []
+
+
+def language(key: str) -> Language | None:
+    """Return a language by its key; None if no installed package has it.
+
+    Raises:
+        UsageError: If two packages bring it, or the object of an entry point is no language.
+        ModuleImportError: If the module of an entry point cannot be imported.
+    """
+    if key not in _loaded:
+        found = import_module(OWN[key]).LANGUAGE if key in OWN else _of_a_package(key)
+        if found is None:
+            return None
+        _load(found)
+    return _loaded[key]
+
+
+def _load(found: Language) -> None:
+    for observe in _observers:
+        observe(found)
+    _loaded[found.key] = found
+
+
+def add_language(found: Language) -> None:
+    """Add a language in this process, as a notebook does; a package names it in its entry points instead.
+
+    Raises:
+        UsageError: If its key is that of a language of opsmith's own.
+    """
+    if found.key in OWN:
+        raise errors.UsageError(
+            f"opsmith has a kernel language `{found.key}` of its own",
+            argument="key",
+            expected=f"another key than {', '.join(f'`{key}`' for key in OWN)}",
+            got=repr(found.key),
+            hint="give the language another key",
+        )
+    _load(found)
+
+
+def own_languages() -> list[Language]:
+    """Return opsmith's own languages."""
+    return [found for found in map(language, OWN) if found is not None]
+
+
+def loaded_languages() -> list[Language]:
+    """Return the languages that have been named in this process."""
+    return [*_loaded.values()]
+
+
+def installed_keys() -> tuple[str, ...]:
+    """Return the keys of opsmith's own languages, and of those of installed packages."""
+    from importlib.metadata import entry_points
+
+    return tuple(dict.fromkeys((*OWN, *sorted(point.name for point in entry_points(group=GROUP)))))
+
+
+def observe_languages(observe: Callable[[Language], None]) -> None:
+    """Call a function with each language that is loaded, now and later."""
+    for found in [*_loaded.values()]:
+        observe(found)
+    _observers.append(observe)
+
+
+def language_of(kernel: Any) -> Language | None:
+    """Return the language of a kernel; None for a function in Python."""
+    return language(kernel.key) if isinstance(kernel, BuiltKernel) and kernel.key else None
+
+
+def with_gpu_usage(kernels: Iterable[Kernel]) -> list[tuple[BuiltKernel[Any], GpuUsage]]:
+    """Return the kernels that are compiled for GPUs which need not be there, with the compiler of each."""
+    found = []
+    for kernel in dict.fromkeys(each.given for each in kernels):
+        known = language_of(kernel)
+        usage = None if known is None else known.gpu_usage
+        if isinstance(kernel, BuiltKernel) and usage is not None:
+            found.append((kernel, usage))
+    return found
+
+
+def _of_a_package(key: str) -> Language | None:
+    from importlib.metadata import entry_points  # a declaration in a language of opsmith's needs none
+
+    points = [*entry_points(group=GROUP, name=key)]
+    if not points:
+        return None
+    packages = [f"{point.dist.name if point.dist else 'a package'} (`{point.value}`)" for point in points]
+    if len(points) > 1:
+        raise errors.UsageError(
+            f"{len(points)} installed packages bring the kernel language `{key}`",
+            argument=key,
+            expected=f"one entry point `{key}` in the group `{GROUP}`",
+            got=" and ".join(packages),
+            hint="uninstall all of them but one",
+        )
+    try:
+        found = points[0].load()
+    except Exception as error:
+        raise errors.ModuleImportError(
+            f"the package of the kernel language `{key}` cannot be imported",
+            argument=key,
+            expected=f"`{points[0].value}`, by its entry point in the group `{GROUP}`",
+            got=f"{type(error).__name__}: {error}",
+            hint=f"import `{points[0].module}` in Python for the whole traceback; reinstall or update "
+            f"{packages[0].partition(' (')[0]}",
+        ) from error
+    if not isinstance(found, Language) or found.key != key:
+        raise errors.UsageError(
+            f"the entry point of the kernel language `{key}` names something else",
+            argument=key,
+            expected=f"an `opsmith.kernels.languages.Language` with the key `{key}`",
+            got=f"{packages[0]}, which is {found!r}"
+            if not isinstance(found, Language)
+            else f"{packages[0]}, which has the key `{found.key}`",
+            hint="name the object in the entry point, as `opsmith_helion:LANGUAGE`, or update its package",
+        )
+    return found

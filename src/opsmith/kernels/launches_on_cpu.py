@@ -1,0 +1,47 @@
+"""Launches of kernels by any code, run on the CPU by those languages that can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from opsmith.kernels.languages import loaded_languages, own_languages
+
+Launched = dict[str, dict[str, None]]
+"""Names of the kernels that ran, by the words for how they did."""
+_ENTERED: list[Launched] = []
+"""Kernels that ran in each `launches_on_cpu` in which a language runs them."""
+
+
+@contextmanager
+def launches_on_cpu() -> Iterator[None]:
+    """Context manager in which languages run launches on tensors of the CPU."""
+    launched: Launched = {}
+    with ExitStack() as stack:
+        own_languages()
+        for each in loaded_languages():
+            words = each.on_cpu.launches_ran if each.on_cpu is not None else ""
+            if each.on_cpu is not None and words:
+                names: dict[str, None] = {}
+                context = each.on_cpu.launches(names.setdefault)
+                if context is not None:
+                    stack.enter_context(context)
+                    launched[words] = names
+        if not launched:
+            yield
+            return
+        _ENTERED.append(launched)
+        try:
+            yield
+        finally:
+            _ENTERED.pop()
+
+
+def runs_launches() -> bool:
+    """Return True inside of `launches_on_cpu`, if a language runs them whose package has been imported."""
+    return bool(_ENTERED)
+
+
+def launched_kernels() -> dict[str, tuple[str, ...]]:
+    """Return the names of the kernels that ran in the innermost `launches_on_cpu`, by how they did."""
+    return {words: tuple(names) for words, names in _ENTERED[-1].items() if names} if _ENTERED else {}

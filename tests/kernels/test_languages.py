@@ -1,0 +1,369 @@
+"""Languages of other packages: how they are found, and what is said where one is not."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import opsmith
+from opsmith import errors
+from opsmith.build.processor import levels
+from opsmith.checking.properties import PROPERTIES, USUAL
+from opsmith.cli.inventory import inventory
+from opsmith.kernels import languages
+from opsmith.pages.kernels import kernels_of
+from opsmith.shipping import build_package
+
+TOY = """
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels.languages import Language
+from opsmith.kernels.on_cpu import CpuRun, OnCpu
+
+
+@dataclass(frozen=True)
+class ToySource:
+    function: Any
+    text: str = "text"
+    where: str = "toy.py:1"
+
+    @property
+    def entry(self) -> str:
+        return self.function.__name__
+
+
+class ToyKernel(BuiltKernel[ToySource]):
+    key, language = "toy", "Toy"
+
+    def __init__(self, declaration: Any) -> None:
+        source = ToySource(declaration.source)
+        super().__init__(declaration.operator, lambda: source, strict=declaration.strict)
+        self.scale = declaration.options.get("scale", 1)
+
+    dtypes = None
+
+    def _forget(self) -> None: ...
+
+    def refusal(self, values: Sequence[Any]) -> None: ...
+
+    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
+        return ()
+
+    def __call__(self, *args: Any) -> Any:
+        return self.source.function(*args) * self.scale
+
+
+class ToyOnCpu(OnCpu):
+    promise = "kernels in Toy give what the reference gives"
+    parts = "programs"
+
+    def build(self, calls: Any) -> None: ...
+
+    def prepare(self, call: Any) -> int:
+        return 1
+
+    def launch(self, calls: Any) -> list[list[CpuRun]]:
+        return [[CpuRun("the kernel in Toy", self.kernel)] for _ in calls]
+
+
+class ToyLanguage(Language):
+    key, name, devices, options, on_cpu = "toy", "Toy", ("cpu", "cuda"), ("scale",), ToyOnCpu
+
+    def kernel(self, declaration: Any) -> ToyKernel:
+        return ToyKernel(declaration)
+
+
+LANGUAGE = ToyLanguage()
+"""
+
+COMPILED = """
+from opsmith.build.manifest import BuiltFile
+from opsmith.build.processor import levels, machine
+from opsmith.kernels.common.ahead import Ahead, Built
+from opsmith.kernels.common.gpu_resources import KernelUsage, Resources
+from opsmith.kernels.common.gpu_usage import GpuUsage
+
+
+class ToyUsage(GpuUsage):
+    def usage(self, kernel, architectures=("sm_80",), calls=None):
+        for each in architectures:
+            yield KernelUsage.of(
+                kernel.operator.name, kernel.source, Resources(8), instance="", architecture=each,
+                dynamic_shared=0, threads=None, occupancy=None, faults=(),
+            )
+
+    def refuse_unknown(self, architectures): ...
+
+
+class ToyAhead(Ahead):
+    def refuse(self, kernels, targets): ...
+
+    def build(self, kernel, target, root, folder):
+        described = BuiltFile(
+            operator=kernel.operator.name, language="Toy", digest=kernel.digest(), abi=1, target=target,
+            machine=machine(), features=levels()[target],
+        )
+        return Built(described, b"toy", "toy")
+
+
+class CompiledToy(ToyLanguage):
+    gpu_usage = ToyUsage()
+    ahead = ToyAhead()
+
+
+LANGUAGE = CompiledToy()
+"""
+"""What a language adds that is compiled without a call."""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Function that installs a package with an entry point, and the text of its module."""
+
+    def installed(package: str, text: str, key: str = "toy", value: str = "") -> None:
+        module = package.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(text)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        entry = value or f"{module}:LANGUAGE"
+        (info / "entry_points.txt").write_text(f"[{languages.GROUP}]\n{key} = {entry}\n")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {*sys.modules}
+    yield installed
+    languages._loaded.pop("toy", None)
+    if PROPERTIES.pop("toy", None) is not None:
+        USUAL.remove("toy")
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def declared(name: str) -> Any:
+    @opsmith.operator(f"languages::{name}")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    return twice
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+def refused(name: str, device: str = "cpu", **options: Any) -> errors.OpsmithError:
+    """The error of a declaration, which says what it is about."""
+    with pytest.raises(errors.OpsmithError) as caught:
+        declared(name).kernel(device, **options)
+    error = caught.value
+    assert error.operator == f"languages::{name}"
+    assert all((error.argument, error.expected, error.got, error.hint)), str(error)
+    return error
+
+
+def test_a_package_brings_a_language(install: Install) -> None:
+    install("toy-kernels", TOY)
+    operator = declared("brought").kernel("cpu", toy=double, scale=3)
+    assert operator(torch.ones(2)).tolist() == [6, 6]
+    assert "toy.py:1" in operator.explain(torch.ones(2)).forward
+    assert "toy" in languages.installed_keys()
+
+
+@pytest.mark.parametrize(("scale", "passed"), [(1, True), (3, False)])
+def test_check_runs_its_kernels_on_the_cpu(install: Install, scale: int, passed: bool) -> None:
+    install("toy-kernels", TOY)
+    operator = declared(f"checked_{scale}").kernel("cuda", toy=double, scale=scale)
+    operator.samples(lambda make: [(make(3),), (make(2, 5),)])
+    report = opsmith.check(operator, only=["toy"], effort="quick")
+    assert report.passed_as_asked == passed
+    [outcome] = [each for each in report.outcomes if each.property == "toy"]
+    if passed:
+        assert outcome.notes[0].startswith("run on the CPU, not on a GPU: ")
+    else:
+        assert {(each.property, each.where) for each in outcome.failures} == {("toy", "toy.py:1")}
+
+
+def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
+    install("toy-kernels", TOY)
+    operator = declared("unnamed")
+    operator.samples(lambda make: [(make(3),)])
+    report = opsmith.check(operator, only=["toy"], effort="quick")
+    assert report.outcomes[-1].reason == "it has no kernel in Toy"
+
+
+def test_compile_and_pages_show_what_a_language_compiles(install: Install) -> None:
+    install("toy-kernels", TOY + COMPILED)
+    operator = declared("compiled").kernel("cuda", toy=double)
+    listed = kernels_of(operator, ["sm_80", "sm_90"])
+    assert [(each.operator, each.architecture, each.registers) for each in listed.usage] == [
+        ("languages::compiled", "sm_80", 8),
+        ("languages::compiled", "sm_90", 8),
+    ]
+    assert [(each.language, each.entry) for each in listed.listed] == [("Toy", "double")]
+
+
+PACKAGE = """
+import opsmith
+from torch import Tensor
+
+@opsmith.operator("toy_package::twice")
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+twice.kernel("cpu", toy=lambda x: x + x)
+"""
+
+
+@pytest.mark.skipif(not levels(), reason="no level of this machine's processors is known")
+@pytest.mark.parametrize("more", ["", COMPILED], ids=["as source", "built"])
+def test_a_package_ships_kernels_of_a_language(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setenv("OPSMITH_NO_CALLS_BUILD", "1")
+    install("toy-kernels", TOY + more)
+    folder = tmp_path / f"toy_package_{len(more)}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PACKAGE.replace("toy_package", folder.name))
+    level = next(iter(levels()))
+    made = build_package(folder.name, cpu=level, cuda="none")
+    kernels = [each for each in made.rows if each.language == "Toy"]
+    assert [(each.operator, each.target) for each in kernels] == [
+        (f"{folder.name}::twice", level if more else "source")
+    ]
+    [file] = [each for each in made.files if each.language == "Toy"] if more else [None]
+    if file is not None:
+        assert (made.output / file.file).read_bytes() == b"toy"
+
+
+def loaded(install: Install, **names: str) -> Any:
+    """The toy language, with another key."""
+    install("toy-kernels", TOY.replace('"toy", "Toy"', f'"{names["key"]}", "Toy"', 2))
+    return importlib.import_module("toy_kernels").LANGUAGE
+
+
+def test_a_language_of_one_process(install: Install) -> None:
+    languages.add_language(loaded(install, key="toy"))
+    assert declared("of_process").kernel("cpu", toy=double)(torch.ones(2)).tolist() == [2, 2]
+    assert "toy" in USUAL
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("triton", "opsmith has a kernel language `triton` of its own"),
+        ("forward", "the kernel language `forward` has the name of a property of `check`"),
+    ],
+)
+def test_a_key_that_is_taken(install: Install, key: str, problem: str) -> None:
+    before = PROPERTIES[key]
+    with pytest.raises(errors.UsageError) as caught:
+        languages.add_language(loaded(install, key=key))
+    assert caught.value.problem == problem
+    assert all((caught.value.argument, caught.value.expected, caught.value.got, caught.value.hint))
+    assert PROPERTIES[key] is before
+    assert languages.language("forward") is None
+
+
+def test_doctor_lists_what_languages_need(install: Install) -> None:
+    text = """    def parts(self):
+        yield Part("Toy compiler", "toy-kernels", "kernels in Toy", "pip install toy-kernels")
+"""
+    install(
+        "toy-kernels",
+        TOY.replace("\n    def kernel(", f"\n{text}\n    def kernel(").replace(
+            "import Language", "import Language, Part"
+        ),
+    )
+    install("broken-kernels", "import no_such_module", key="broken")
+    found = {each.name: each for each in inventory()}
+    assert found["Toy compiler"].found == "1.0"
+    assert found["broken"].found is None
+    assert found["broken"].hint.startswith("the package of the kernel language `broken` cannot be imported")
+    assert [*found].index("NVRTC") + 1 == [*found].index("Triton")
+
+
+def test_a_language_of_opsmith_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    declared("own").kernel("cpu", cpp="void own() {}")
+
+
+def test_the_package_is_missing() -> None:
+    error = refused("missing", "cuda", helion=double)
+    assert error.problem == "no installed package has a kernel language for `helion=`"
+    assert (error.argument, error.got) == ("helion", "`helion=`")
+    assert "an entry point `helion` in the group `opsmith.languages`" in str(error.hint)
+
+
+def test_an_unknown_option(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("unknown", toy=double, scal=3)
+    assert error.problem == "a kernel in Toy is given unknown options"
+    assert (error.argument, error.hint) == ("scal", "did you mean `scale=`?")
+    error = refused("of_another", toy=double, grid=3)
+    assert error.hint == "leave it out; it is for `cuda=` and `triton=`"
+    error = refused("in_a_file", toy_file="double.toy")
+    assert error.problem == "no installed package has a kernel language for `toy_file=`"
+
+
+def test_two_sources(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("two", "cuda", cuda="", toy=double, grid=1)
+    assert (error.problem, error.got) == ("a kernel has one source", "`cuda=` and `toy=`")
+
+
+def test_a_device_that_the_language_does_not_support(install: Install) -> None:
+    install("toy-kernels", TOY)
+    error = refused("elsewhere", "mps", toy=double)
+    assert error.problem == "a kernel in Toy is declared for `mps`"
+    assert error.expected == "`cpu` or `cuda`, where kernels in it run"
+    assert error.hint == "write `op.kernel('cpu', toy=...)`"
+
+
+def test_a_package_that_cannot_be_imported(install: Install) -> None:
+    install("toy-kernels", "import no_such_module")
+    error = refused("broken", toy=double)
+    assert isinstance(error, errors.ModuleImportError)
+    assert error.problem == "the package of the kernel language `toy` cannot be imported"
+    assert error.got == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        error.hint
+        == "import `toy_kernels` in Python for the whole traceback; reinstall or update toy-kernels"
+    )
+
+
+def test_an_entry_point_that_names_something_else(install: Install) -> None:
+    install("toy-kernels", "LANGUAGE = 3")
+    error = refused("something", toy=double)
+    assert error.problem == "the entry point of the kernel language `toy` names something else"
+    assert error.got == ("toy-kernels (`toy_kernels:LANGUAGE`), which is 3")
+
+
+def test_a_language_with_another_key(install: Install) -> None:
+    install("toy-kernels", TOY.replace('"toy", "Toy"', '"game", "Toy"'))
+    assert refused("game", toy=double).got == "toy-kernels (`toy_kernels:LANGUAGE`), which has the key `game`"
+
+
+def test_two_packages_bring_the_same_language(install: Install) -> None:
+    install("toy-kernels", TOY)
+    install("other-toys", TOY)
+    error = refused("twice", toy=double)
+    assert error.problem == "2 installed packages bring the kernel language `toy`"
+    assert {*str(error.got).split(" and ")} == {
+        "toy-kernels (`toy_kernels:LANGUAGE`)",
+        "other-toys (`other_toys:LANGUAGE`)",
+    }
+    assert error.hint == "uninstall all of them but one"

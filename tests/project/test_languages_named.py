@@ -1,0 +1,126 @@
+"""Languages of kernels are named in their folders, and in the registry alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opsmith
+from opsmith.kernels.languages import OWN
+
+ROOT = Path(opsmith.__file__).parent
+DEVICES = {"cuda"}
+"""Keys that are types of devices, too: a string of these says nothing of a language."""
+REGISTRY = "kernels/languages.py"
+BUILDS_ON = {("cuda", "cpp")}
+"""Folders that import from another one: CUDA C++ is C++, and host code is compiled for its emulation."""
+RUNTIME = "libraries without Python, whose runtime is in C++"
+PUBLIC = "a public function, command or property for one language"
+CRASH = "the line of a crash in a process: other languages for the CPU have none"
+FILLED = "the setting by which new memory of kernels in C++ is filled"
+STILL = {
+    "__init__.py": PUBLIC,
+    "checking/processes/fork.py": CRASH,
+    "checking/processes/sanitizer_child.py": PUBLIC,
+    "checking/processes/sanitizer_parent.py": PUBLIC,
+    "checking/properties/kernels/sanitized.py": PUBLIC,
+    "checking/side_effects/canaries.py": FILLED,
+    "exporting/library.py": RUNTIME,
+    "kernels/ort/library.py": RUNTIME,
+    "kernels/ort/nodes.py": RUNTIME,
+    "kernels/serving/cuda_tables.py": RUNTIME,
+    "kernels/serving/expressions.py": RUNTIME,
+    "kernels/serving/library.py": RUNTIME,
+    "kernels/serving/tables.py": RUNTIME,
+    "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
+    "shipping/served_cuda.py": RUNTIME,
+    "shipping/torch_library.py": RUNTIME,
+    "testing/emulation.py": PUBLIC,
+    "torch_library/calls_extension.py": "a folder of that name",
+}
+"""Modules that name a language still, with the reason."""
+
+
+def named_in(source: str, folder: str = "") -> Iterator[tuple[str, int]]:
+    """The languages that a source names, outside of its folder, with the line: by imports and by strings."""
+    tree = ast.parse(source)
+    prose = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        texts = []
+        if isinstance(node, ast.ImportFrom):
+            texts = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            texts = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            texts = [node.value]
+        for key in OWN:
+            module = f"opsmith.kernels.{key}"
+            if (
+                key != folder
+                and (folder, key) not in BUILDS_ON
+                and any(
+                    text == module or text.startswith(f"{module}.") or (text == key and key not in DEVICES)
+                    for text in texts
+                )
+            ):
+                yield key, node.lineno
+
+
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "kernels" and len(parts) > 2 else ""
+
+
+def modules_that_name_one() -> dict[str, list[tuple[str, int]]]:
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if not re.search(r"kernels\b|[\"'](cpp|cuda|triton)[\"']", path.read_text(encoding="utf-8")):
+            continue  # to parse takes long
+        if named := [*named_in(path.read_text(encoding="utf-8"), folder_of(path))]:
+            found[name] = named
+    return found
+
+
+def test_modules_name_no_language() -> None:
+    found = modules_that_name_one()
+    found.pop(REGISTRY)
+    assert {name: lines for name, lines in found.items() if name not in STILL} == {}
+    assert sorted(STILL.keys() - found.keys()) == [], "these name none any more: take them out of the table"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from opsmith.kernels.triton.kernel import TritonKernel",
+        "from opsmith.kernels import cuda",
+        "import opsmith.kernels.cpp.compiler",
+        "def f():\n    from opsmith.kernels.cuda.plan import plan_call",
+        "if TYPE_CHECKING:\n    from opsmith.kernels.cpp.kernel import CppKernel",
+        "connect('opsmith.kernels.cuda.emulation')",
+        "if language == 'triton':\n    pass",
+    ],
+)
+def test_a_name_is_found(source: str) -> None:
+    assert len([*named_in(source)]) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Kernels in Triton."""',
+        "message = 'a kernel in Triton'",
+        "x.to('cuda')",
+        "from opsmith.kernels.common.dtypes import CPP_TYPES",
+    ],
+)
+def test_prose_and_devices_name_none(source: str) -> None:
+    assert [*named_in(source)] == []
