@@ -11,8 +11,7 @@
 extern "C" void Py_IncRef(PyObject*) {}
 
 int main(int, char** arguments) {
-  opsmith::Exported library{opsmith::version, 0, nullptr, {nullptr, nullptr}, nullptr, nullptr};
-  Record* record = static_cast<Record*>(opsmith_take(&library, nullptr, 0, 1, nullptr, 0, "", ""));
+  Record* record = static_cast<Record*>(opsmith_record(nullptr, 0, 1, nullptr));
   Words words;
   for (uint64_t word = 0; word < (1 << 18); word++) words.push(word);  // the lock is held while they are compared
   const int64_t plan[] = {0, 0, 0};

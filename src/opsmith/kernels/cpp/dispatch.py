@@ -1,10 +1,11 @@
-"""Loaded library of a C++ kernel, and its registration with torch's dispatcher."""
+"""Kernels that are called through torch's dispatcher without Python, by entries of the runtime."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -14,77 +15,152 @@ import torch
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.cpp.library import CppLibrary
 from opsmith.kernels.cpp.runtime import python_runtime, runtime
 
 NAMESPACE = "opsmith_kernels"
-OWN, SERVED = 0, 1
-"""Entries of a library: an operator of its own, and the one that it computes."""
 _OPTIONAL, _WRITTEN = 100, 1000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
 
 
-class DispatchedKernel:
-    """Library that is registered for an operator of its own, with the reference's schema.
-
-    It stays registered: a call in another thread may be about to use it, and torch crashes in an operator
-    that was deleted. `dispatched_kernel` returns the same one for a library that was loaded before.
+class _Entry:
+    """Entry of the runtime for the calls of one operator.
 
     Args:
-        library: The kernel.
+        schema: Text of the operator's schema, without its name.
+        types: Type of each argument, as the runtime takes them.
+        results: Number of results.
+        fallback: Operator for calls without a plan.
+
+    Attributes:
+        address: The entry.
+        fallback: The operator for calls without a plan.
+    """
+
+    def __init__(self, types: Sequence[int], results: int, fallback: _Fallback) -> None:
+        self.fallback = fallback
+        self.address: int = runtime().opsmith_entry(
+            *_packed(types), results, _torch_version(), fallback.name.encode()
+        )
+
+    def register(self, namespace: str, name: str, device: str) -> Callable[[], None]:
+        """Let calls of an operator on a device come in here.
+
+        Returns:
+            Function that ends the registration. No other thread may call the operator then.
+
+        Raises:
+            ToolchainError: If torch refuses the kernel, or no entry is left.
+        """
+        number = _take_number()
+        registered: int | None = runtime().opsmith_register(
+            self.address, number, namespace.encode(), device.encode(), name.encode()
+        )
+        if registered is None:
+            _free.append(number)
+            raise errors.ToolchainError(
+                "torch does not take the kernel",
+                expected="a torch whose dispatcher takes kernels from C",
+                got=f"torch {torch.__version__}",
+                hint="give the kernel in Python on this torch",
+            )
+
+        def deregister() -> None:
+            runtime().opsmith_deregister(registered)
+            _free.append(number)
+
+        return deregister
+
+
+class _OwnOperator:
+    """Operator that runs one kernel and nothing else, below autograd. It stays registered.
+
+    Args:
+        schema: Text of the schema, without a name.
+        types: Type of each argument, as the runtime takes them.
+        results: Number of results.
+        device: Dispatch key of its device, as `CPU`.
+
+    Attributes:
+        entry: The entry.
+        overload: The operator.
+        owner: The kernel; once that is gone, another one of its operator may take the place.
+    """
+
+    owner: weakref.ref[Any]
+
+    def __init__(self, schema: str, types: Sequence[int], results: int, device: str) -> None:
+        self.entry = _Entry(types, results, _fallback(schema, results))
+        name = f"kernel_{next(_numbers)}"
+        # It runs below autograd: the operator that calls it records gradients.
+        _define(name, schema)
+        self.entry.register(NAMESPACE, name, device)
+        self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+class DispatchedKernel:
+    """Kernel as it was loaded once, with the plans of its calls.
+
+    It stays as long as the process, but does not hold the kernel: a call in another thread may be about to
+    use it.
+
+    Args:
+        owner: The kernel.
         operator: Name of the operator that it computes.
         schema: Text of the operator's schema, without its name.
         arguments: Parameter for each argument.
         results: Number of results.
+        fallback: Method of the kernel that computes calls without a plan, in Python.
+        failed: Method of the kernel that makes an exception from the text that it threw.
+        device: Dispatch key of its device, as `CPU`.
 
     Attributes:
-        overload: The operator of its own.
-        candidates: Parameters of each instance of the kernel.
-        computes_sizes: True if it computes the sizes of the results.
-        fallback: Computes calls without a plan, in Python.
-        failed: Makes an exception from the text that the kernel threw.
+        overload: The operator of the kernel's own.
 
     Raises:
-        ToolchainError: If torch refuses the kernel.
+        ToolchainError: If torch refuses the kernel, or no entry is left.
     """
 
-    fallback: Callable[..., Any]
-    failed: Callable[[str], Exception]
-
     def __init__(
-        self, library: CppLibrary, operator: str, schema: str, arguments: Sequence[Parameter], results: int
+        self,
+        owner: Any,
+        operator: str,
+        schema: str,
+        arguments: Sequence[Parameter],
+        results: int,
+        fallback: Callable[..., Any],
+        failed: Callable[[str], Exception],
+        device: str = "CPU",
     ) -> None:
-        self.candidates, self.computes_sizes = library.candidates, library.computes_sizes
-        self._operator, self._served_fallback = operator, _fallback(schema, results, operator)
-        types = [
+        self._operator, self._schema, self._results, self._device = operator, schema, results, device
+        self._without_plan, self._failed = weakref.WeakMethod(fallback), weakref.WeakMethod(failed)
+        self._types = [
             PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional + _WRITTEN * each.written
             for each in arguments
         ]
-        self.record: int = python_runtime().opsmith_take(
-            ctypes.byref(library.exported),
-            (ctypes.c_int32 * len(types))(*types),
-            len(types),
-            results,
-            ctypes.py_object(self._make_error),
-            _torch_version(),
-            _fallback(schema, results).name.encode(),
-            self._served_fallback.name.encode(),
-        )
-        self.publish()
-        name = f"kernel_{next(_numbers)}"
-        # It runs below autograd: the operator that calls it records gradients.
-        _define(name, schema)
-        self._register(OWN, NAMESPACE, name)
-        self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+        with _lock:
+            own = self._own_operator(owner)
+            self._record: int = python_runtime().opsmith_record(
+                *_packed(self._types), results, ctypes.py_object(self._make_error)
+            )
+            _by_record[self._record] = self
+            runtime().opsmith_publish(own.entry.address, self._record)
+        self.overload = own.overload
 
-    def publish(self) -> None:
-        """Make calls of the library use this schema."""
-        runtime().opsmith_publish(self.record)
+    def _own_operator(self, owner: Any) -> _OwnOperator:
+        """Return the operator of a kernel's own: that before a reload, or of a kernel that is gone."""
+        operators = _own.setdefault((self._operator, self._schema, self._device), [])
+        found = next((each for each in operators if each.owner() is owner), None)
+        found = found or next((each for each in operators if each.owner() is None), None)
+        if found is None:
+            found = _OwnOperator(self._schema, self._types, self._results, self._device)
+            operators.append(found)
+        found.owner = weakref.ref(owner)
+        return found
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the calls of its operator on the CPU.
+        """Take the calls of its operator on its device.
 
         Args:
             fallback: Computes calls without a plan, in Python.
@@ -93,121 +169,99 @@ class DispatchedKernel:
             Function that ends the registration, if this call has made it. No other thread may call the
             operator then.
         """
+        key = self._operator, self._device
         with _lock:
-            self._served_fallback.function = fallback
-            entered = _served.get(self._operator)
-            runtime().opsmith_serve((entered or self).record, self.record)
-            if entered is not None:
+            entry = _served.get(key)
+            if entry is not None:
+                entry.fallback.function = fallback
+                runtime().opsmith_publish(entry.address, self._record)
                 return None
+            served = _fallback(self._schema, self._results, self._operator)
+            served.function = fallback
+            entry = _Entry(self._types, self._results, served)
+            runtime().opsmith_publish(entry.address, self._record)
             namespace, _, name = self._operator.partition("::")
-            _served[self._operator] = self  # first: `withdraw` must find it after an interrupt
+            _served[key] = entry  # first: `withdraw` must find it after an interrupt
             try:
-                registered = self._register(SERVED, namespace, name)
+                end = entry.register(namespace, name, self._device)
             except Exception:
-                del _served[self._operator]
+                del _served[key]
                 raise
 
         def deregister() -> None:
             with _lock:
-                del _served[self._operator]
-            runtime().opsmith_deregister(registered)
+                del _served[key]
+                end()
 
         return deregister
 
     def withdraw(self) -> None:
         """Take no calls of the operator any more, and drop all plans."""
         with _lock:
-            entered = _served.get(self._operator)
-            if entered is not None:
-                runtime().opsmith_withdraw(entered.record, self.record)
-        runtime().opsmith_forget(self.record)
-
-    def release(self) -> None:
-        """Forget all that calls have left here. Calls under way end normally, others go to the fallback."""
-        self.withdraw()
-        runtime().opsmith_forget_copies(self.record)
+            entry = _served.get((self._operator, self._device))
+            if entry is not None:
+                runtime().opsmith_withdraw(entry.address, self._record)
+        runtime().opsmith_forget(self._record)
 
     def pending(self) -> int | None:
         """Return the signature of the call that is in the fallback in this thread, for one `remember`."""
-        signature: int | None = runtime().opsmith_pending(self.record)
+        signature: int | None = runtime().opsmith_pending(self._record)
         return signature
 
     def remember(self, signature: int, plan: Sequence[int] | None) -> None:
         """Run calls of this signature by an encoded plan from now on; without one, by the fallback."""
         packed = None if plan is None else (ctypes.c_int64 * len(plan))(*plan)
-        runtime().opsmith_remember(self.record, signature, packed)
+        runtime().opsmith_remember(self._record, signature, packed)
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
-        count: int = runtime().opsmith_cached_plans(self.record)
+        count: int = runtime().opsmith_cached_plans(self._record)
         return count
 
     def copies(self, argument: int) -> int:
         """Return the number of copies of an argument for its layout; results come after the last argument."""
-        count: int = runtime().opsmith_copies(self.record, argument)
+        count: int = runtime().opsmith_copies(self._record, argument)
         return count
 
-    def _register(self, entry: int, namespace: str, name: str) -> int:
-        registered: int | None = runtime().opsmith_register(
-            self.record, entry, namespace.encode(), name.encode()
-        )
-        if registered is None:
-            raise errors.ToolchainError(
-                "torch does not take the kernel",
-                expected="a torch whose dispatcher takes kernels from C",
-                got=f"torch {torch.__version__}",
-                hint="give the kernel in Python on this torch",
-            )
-        return registered
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute a call of the kernel's own operator that has no plan."""
+        without_plan = self._without_plan()
+        if without_plan is None:  # a call under way, while another kernel takes the place
+            namespace, _, name = self._operator.partition("::")
+            return getattr(getattr(torch.ops, namespace), name)(*args, **kwargs)
+        return without_plan(*args, **kwargs)
 
     def _make_error(self, text: str) -> Exception:
-        return self.failed(text)
+        failed = self._failed()
+        return failed(text) if failed else errors.KernelError(text, operator=self._operator)
 
 
-_kernels: dict[tuple[int, str], DispatchedKernel] = {}
-"""Kernel by the address of its library's exports and by its schema."""
 _by_record: dict[int, DispatchedKernel] = {}
-_served: dict[str, DispatchedKernel] = {}
-"""Kernel by whose library calls of an operator come in, by the operator's name."""
+_own: dict[tuple[str, str, str], list[_OwnOperator]] = {}
+"""Operators of kernels' own, by the operator that they compute, its schema and the device."""
+_served: dict[tuple[str, str], _Entry] = {}
+"""Entry by which calls of an operator on a device come in."""
+_free: list[int] = []
+"""Numbers of entries that nothing uses any more."""
+_used = itertools.count()
 
 
-def dispatched_kernel(
-    library: CppLibrary,
-    operator: str,
-    schema: str,
-    arguments: Sequence[Parameter],
-    results: int,
-    fallback: Callable[..., Any],
-    failed: Callable[[str], Exception],
-) -> DispatchedKernel:
-    """Return the kernel of a library, registered now or before.
+def _take_number() -> int:
+    """Return the number of an entry that nothing uses."""
+    number = _free.pop() if _free else next(_used)
+    if number < (most := runtime().opsmith_most_entries()):
+        return number
+    raise errors.ToolchainError(
+        "there is no room for another kernel that is called without Python",
+        expected=f"at most {most} operators in one process: one for each kernel, and one for each operator",
+        got=f"{most}, all in use",
+        hint="use fewer kernels in one process; until then the reference computes the operator",
+    )
 
-    A library is registered once. The system loads a file once, and its entries could not tell two apart.
 
-    Args:
-        library: The kernel.
-        operator: Name of the operator that it computes.
-        schema: Text of the operator's schema, without its name.
-        arguments: Parameter for each argument.
-        results: Number of results.
-        fallback: Computes calls without a plan, in Python.
-        failed: Makes an exception from the text that the kernel threw.
-
-    Raises:
-        ToolchainError: If torch refuses the kernel.
-    """
-    key = ctypes.addressof(library.exported), schema
-    with _lock:
-        kernel = _kernels.get(key)
-        if kernel is None:
-            kernel = DispatchedKernel(library, operator, schema, arguments, results)
-            _by_record[kernel.record] = kernel
-            _kernels[key] = kernel  # last: an interrupt may come before
-        kernel.release()
-        kernel.fallback, kernel.failed = fallback, failed
-        kernel.publish()
-    return kernel
+def _packed(types: Sequence[int]) -> tuple[Any, int]:
+    return (ctypes.c_int32 * len(types))(*types), len(types)
 
 
 class _Fallback:
@@ -236,13 +290,13 @@ class _Fallback:
 
 @cache
 def _fallback(schema: str, results: int, operator: str = "") -> _Fallback:
-    """Return the fallback of the libraries' own operators, or of `operator`."""
+    """Return the fallback of the kernels' own operators, or of `operator`."""
     return _Fallback(schema, results)
 
 
 def _without_plan(*args: Any, **kwargs: Any) -> Any:
-    """Compute a call of a library's own operator that has no plan."""
-    return _by_record[runtime().opsmith_pending_record()].fallback(*args, **kwargs)
+    """Compute a call of a kernel's own operator that has no plan."""
+    return _by_record[runtime().opsmith_pending_record()].compute(*args, **kwargs)
 
 
 @cache

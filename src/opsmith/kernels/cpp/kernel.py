@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from opsmith.kernels.cpp.plan import CppPlan
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """Kernel that is loaded: its library, and its place in the dispatcher."""
+
+    library: CppLibrary
+    dispatched: DispatchedKernel
+
+
 class CppKernel(BuiltKernel[CppSource]):
     """Function that computes an operator by a kernel in C++.
 
@@ -47,7 +55,7 @@ class CppKernel(BuiltKernel[CppSource]):
 
     language = "C++"
     pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
-    _loaded: DispatchedKernel | None = None
+    _loaded: LoadedKernel | None = None
 
     def __init__(
         self,
@@ -62,12 +70,11 @@ class CppKernel(BuiltKernel[CppSource]):
     ) -> None:
         super().__init__(operator, read, strict=strict, copies_back=copies_back, declared=declared)
         self._dtypes, self._out_of = dtypes, out_of
-        self._calls = self._without_plan, self._failed  # the same objects for each library
         self.manner = "" if self.source.options is NO_OPTIONS else str(self.source.options)
 
     def _forget(self) -> None:
         if self._loaded is not None:
-            self._loaded.release()
+            self._loaded.dispatched.withdraw()
         self._loaded = None
         self._refused: errors.OpsmithError | None = None
         self._serves = False
@@ -83,13 +90,13 @@ class CppKernel(BuiltKernel[CppSource]):
         """Fastest callable of the kernel, valid only for calls that the kernel takes."""
         schema = self.operator.specification.schema
         plain = schema.single or (schema.always_tensors and len(schema.results) != 1)
-        return capabilities.direct_call(self._load().overload) if plain else self
+        return capabilities.direct_call(self._load().dispatched.overload) if plain else self
 
     @property
     def takes_any_layout(self) -> bool:
         """True if it takes what it writes in place in any layout."""
         count = len(self.operator.specification.schema.arguments)
-        arguments = [each for candidate in self._load().candidates for each in candidate[:count]]
+        arguments = [each for candidate in self._load().library.candidates for each in candidate[:count]]
         return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
 
     @property
@@ -106,14 +113,14 @@ class CppKernel(BuiltKernel[CppSource]):
         if loaded is None:
             return {}
         names = [*self.operator.specification.schema.names, "result"]
-        counts = {name: loaded.copies(index) for index, name in enumerate(names)}
+        counts = {name: loaded.dispatched.copies(index) for index, name in enumerate(names)}
         return {name: count for name, count in counts.items() if count}
 
     @property
     def cached_plans(self) -> int:
         """Number of call signatures with a plan."""
         loaded = self._loaded
-        return 0 if loaded is None else loaded.cached_plans
+        return 0 if loaded is None else loaded.dispatched.cached_plans
 
     @property
     def sizing(self) -> str:
@@ -129,7 +136,7 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def computes_sizes(self) -> bool:
         """True if C++ computes the sizes of the results."""
-        return self._load().computes_sizes
+        return self._load().library.computes_sizes
 
     def library_object(self, processor: str = "native") -> KernelObject:
         """Compile the kernel as an object for a library without Python.
@@ -151,7 +158,7 @@ class CppKernel(BuiltKernel[CppSource]):
         with self._lock:
             if self._loaded is None or self._serves:
                 return None
-            deregister = self._loaded.serve(fallback)
+            deregister = self._loaded.dispatched.serve(fallback)
             self._serves = True
             return deregister
 
@@ -167,7 +174,7 @@ class CppKernel(BuiltKernel[CppSource]):
         """Take no calls from the dispatcher any more, and drop all plans."""
         with self._lock:
             if self._loaded is not None:
-                self._loaded.withdraw()
+                self._loaded.dispatched.withdraw()
             self._serves = False
 
     def refusal(self, values: Sequence[Any]) -> str | None:
@@ -301,7 +308,7 @@ class CppKernel(BuiltKernel[CppSource]):
         if isinstance(choice, str):
             return ()
         schema = self.operator.specification.schema
-        parameters = loaded.candidates[choice]
+        parameters = loaded.library.candidates[choice]
         copied = tuple(
             copy_reason(name, parameter.layout, written=parameter.written)
             for name, value, parameter in zip(schema.names, values, parameters, strict=False)
@@ -315,12 +322,12 @@ class CppKernel(BuiltKernel[CppSource]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator; by the reference if the kernel does not take the call."""
-        result = self._load().overload(*args, **kwargs)
+        result = self._load().dispatched.overload(*args, **kwargs)
         schema = self.operator.specification.schema
         as_returned = isinstance(result, tuple | list) or schema.single or not schema.results
         return result if as_returned else (result,)
 
-    def _load(self) -> DispatchedKernel:
+    def _load(self) -> LoadedKernel:
         loaded = self._loaded
         if loaded is None:
             with self._lock:
@@ -329,7 +336,7 @@ class CppKernel(BuiltKernel[CppSource]):
                     loaded = self._loaded = self._build()
         return loaded
 
-    def _build(self) -> DispatchedKernel:
+    def _build(self) -> LoadedKernel:
         if self._refused is not None:
             raise self._refused.with_traceback(None)
         from opsmith.build.cache import COMPILED_NOW
@@ -339,7 +346,7 @@ class CppKernel(BuiltKernel[CppSource]):
             cpp_arguments,
             misdeclared,
         )
-        from opsmith.kernels.cpp.dispatch import dispatched_kernel
+        from opsmith.kernels.cpp.dispatch import DispatchedKernel
         from opsmith.kernels.cpp.runtime import runtime_file
         from opsmith.torch_library.calls.own_build import OWN_BUILD
 
@@ -357,7 +364,8 @@ class CppKernel(BuiltKernel[CppSource]):
             results = len(schema.results)
             name = specification.dispatched_name
             runtime_file((self._out_of or self).package, library.file)
-            loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
+            calls = self._without_plan, self._failed
+            loaded = LoadedKernel(library, DispatchedKernel(self, name, text, arguments, results, *calls))
             self.origin = library.file.origin
             if self.origin == COMPILED_NOW:  # there is a compiler, and a cache
                 OWN_BUILD.begin((self._out_of or self).package)
@@ -415,11 +423,11 @@ class CppKernel(BuiltKernel[CppSource]):
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
-    def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
+    def _choose(self, loaded: LoadedKernel, values: Sequence[Any]) -> int | str:
         from opsmith.kernels.common.parameters import choose_candidate, index_refusal
 
         names = self.operator.specification.schema.names
-        choice = choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
+        choice = choose_candidate(names, values, loaded.library.candidates, copies_back=self.copies_back)
         return index_refusal(self, values) or choice
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
@@ -428,7 +436,7 @@ class CppKernel(BuiltKernel[CppSource]):
         from opsmith.torch_library.writes import refuse_unwritable
 
         specification, loaded = self.operator.specification, self._load()
-        signature = loaded.pending()
+        signature = loaded.dispatched.pending()
         values = specification.schema.call_values(args, kwargs)
         plan: CppPlan | None = None
         try:
@@ -436,17 +444,17 @@ class CppKernel(BuiltKernel[CppSource]):
                 refuse_unwritable(specification, values)
             choice = self._choose(loaded, values)
             if isinstance(choice, int):
-                parameters = loaded.candidates[choice]
-                plan = plan_call(self, values, choice, parameters)
+                parameters = loaded.library.candidates[choice]
+                plan = plan_call(self, values, loaded.library.instances[choice], parameters)
             else:
                 refuse_strictly([Rejected(Kernel("cpu", self), choice)], self.operator.name)
         finally:
             if signature is not None:
-                loaded.remember(signature, None if plan is None else plan.encode())
+                loaded.dispatched.remember(signature, None if plan is None else plan.encode())
         if plan is None:
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)
-        return loaded.overload(*args, **kwargs)
+        return loaded.dispatched.overload(*args, **kwargs)
 
     def _failed(self, text: str) -> errors.KernelError:
         hint = "call it with what the kernel takes, or fix the kernel"

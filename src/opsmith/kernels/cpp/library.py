@@ -21,7 +21,7 @@ from opsmith.kernels.cpp.codegen import TABLE
 from opsmith.kernels.cpp.compiler import LIBRARY
 from opsmith.torch_library.result_layouts import LAYOUTS
 
-VERSION = 4
+VERSION = 5
 """Version of the structures that a library exports; a test compares it with the header's."""
 _MAPPED = Path("/proc/self/maps")
 """List of the libraries that this process has loaded; kernels in C++ are built on Linux alone."""
@@ -46,9 +46,6 @@ class _Exported(ctypes.Structure):
         ("version", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("candidates", ctypes.POINTER(_Candidate)),
-        ("entries", ctypes.c_void_p * 2),
-        ("run", ctypes.c_void_p),
-        ("record", ctypes.c_void_p),
     ]
 
 
@@ -76,6 +73,7 @@ class CppLibrary:
         file: The file.
         exported: Table of what it exports.
         candidates: Parameters of each instance of the kernel.
+        instances: Address of each instance.
         computes_sizes: True if it computes the sizes of the results.
         sized: Number of results whose sizes the author's `sizes` returns; None if there is no such function.
     """
@@ -91,6 +89,7 @@ class CppLibrary:
             tuple(map(_decode, each.parameters[: each.count]))
             for each in self.exported.candidates[: self.exported.count]
         )
+        self.instances = tuple(map(ctypes.addressof, self.exported.candidates[: self.exported.count]))
 
 
 def packaged_library(found: Found, exported: str, linked: Sequence[Path] = ()) -> LibraryFile | None:

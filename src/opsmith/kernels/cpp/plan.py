@@ -21,19 +21,19 @@ class CppPlan:
     """Plan for the calls of one signature.
 
     Attributes:
-        candidate: Index of the instance.
+        instance: Address of the instance that computes the results.
         copies: Tensors to copy into another layout first: index among the call's tensors, index of the
             argument, True if it is copied back, strides of the copy.
         results: Layout of each result, and the strides in which the kernel writes it where they differ.
     """
 
-    candidate: int
+    instance: int
     copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
 
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plans.h expects."""
-        numbers = [self.candidate, len(self.copies)]
+        numbers = [self.instance, len(self.copies)]
         for tensor, argument, back, strides in self.copies:
             numbers += [tensor, argument, back, len(strides), *strides]
         numbers.append(len(self.results))
@@ -62,14 +62,14 @@ def _strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
 
 
 def plan_call(
-    kernel: BuiltKernel[Any], values: Sequence[Any], candidate: int, parameters: Sequence[Parameter]
+    kernel: BuiltKernel[Any], values: Sequence[Any], instance: int, parameters: Sequence[Parameter]
 ) -> CppPlan:
     """Plan the calls that have the signature of these values.
 
     Args:
         kernel: The kernel.
         values: Argument values.
-        candidate: Index of the instance that takes them.
+        instance: Address of the instance that takes them.
         parameters: Parameters of the instance.
 
     Raises:
@@ -92,4 +92,4 @@ def plan_call(
         check_written(kernel, described.name, result, view, values)
         written = result.stride if view.layout == "any" else _strides(result.shape, view.layout)
         results.append((result, None if written == result.stride else written))
-    return CppPlan(candidate, tuple(copies), tuple(results))
+    return CppPlan(instance, tuple(copies), tuple(results))

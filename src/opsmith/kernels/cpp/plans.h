@@ -26,7 +26,7 @@ struct Result {
 };
 
 struct Plan {
-  int32_t candidate;
+  const Candidate* candidate;  // the instance that computes the results
   std::vector<Copied> copied;
   std::vector<Result> results;
 
@@ -38,7 +38,7 @@ struct Plan {
       at += count;
       return numbers;
     };
-    plan->candidate = int32_t(*at++);
+    plan->candidate = reinterpret_cast<const Candidate*>(*at++);
     for (int64_t left = *at++; left > 0; left--) {
       Copied copied;
       copied.tensor = *at++;

@@ -163,17 +163,17 @@ def _with_prototypes(library: Any) -> Any:
     pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
     text = ctypes.c_char_p
     for name, result, arguments in (
-        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64, text, text]),
-        ("publish", None, [pointer]),
-        ("register", pointer, [pointer, number, text, text]),
+        ("most_entries", number, []),
+        ("entry", pointer, [numbers, number, number, ctypes.c_uint64, text]),
+        ("record", pointer, [numbers, number, number, ctypes.py_object]),
+        ("register", pointer, [pointer, number, text, text, text]),
         ("deregister", None, [pointer]),
-        ("serve", None, [pointer, pointer]),
+        ("publish", None, [pointer, pointer]),
         ("withdraw", None, [pointer, pointer]),
         ("pending_record", pointer, []),
         ("pending", pointer, [pointer]),
         ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
         ("forget", None, [pointer]),
-        ("forget_copies", None, [pointer]),
         ("cached_plans", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
         ("hold", None, [ctypes.py_object, text]),
