@@ -19,7 +19,7 @@ import opsmith.onnx
 from opsmith import errors
 from opsmith.build import toolchain
 from opsmith.exporting.library import refuse_unused
-from opsmith.kernels.cpp import linked_library as packaging
+from opsmith.kernels.cpp import kernel_object as packaging
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.ort import library as onnx_library
 

@@ -16,7 +16,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build import packaged
 from opsmith.core import missing_kernels
-from opsmith.kernels.cpp import runtime
+from opsmith.kernels.runtime import library as runtime
 
 OWN = Path(opsmith.__file__).parent
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")

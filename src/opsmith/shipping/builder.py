@@ -22,15 +22,16 @@ from opsmith.build.packaged import FOLDER, nothing_packaged, package_of
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS, processors
 from opsmith.config import NO_CALLS_BUILD, no_calls_build
-from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
+from opsmith.kernels.cpp.compiler import building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION as CPP_VERSION
-from opsmith.kernels.cpp.runtime import compile_runtime, runtime_digest
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, name_expression
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
 from opsmith.kernels.cuda.parameters import VERSION as CUDA_VERSION
 from opsmith.kernels.gpu_usage import needed_instances, sample_values
+from opsmith.kernels.runtime.library import compile_runtime, runtime_digest
+from opsmith.kernels.runtime.loading import LIBRARY
 from opsmith.kernels.triton.kernel import TritonKernel
 from opsmith.shipping.package_build import (
     STAGED,

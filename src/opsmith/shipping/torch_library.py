@@ -19,7 +19,7 @@ from opsmith.core.specification import Specification
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cpp.linked_library import KernelObject
+from opsmith.kernels.runtime.linked_library import KernelObject
 from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator

@@ -15,7 +15,7 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.core import missing_kernels
-from opsmith.kernels.cpp import dispatch
+from opsmith.kernels.runtime import dispatch
 
 HALVED = """
 template <class T>

@@ -13,7 +13,7 @@ import pytest
 from opsmith import errors
 from opsmith.build.toolchain import find_toolchain
 from opsmith.kernels.cpp.compiler import HEADER
-from opsmith.kernels.cpp.runtime import RUNTIME, RUNTIME_HEADERS
+from opsmith.kernels.runtime.library import RUNTIME, RUNTIME_HEADERS
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,10 +22,10 @@ from opsmith.torch_library import capabilities
 if TYPE_CHECKING:
     from opsmith.build.cache import CacheEntry
     from opsmith.build.packaged import Found
-    from opsmith.kernels.cpp.dispatch import DispatchedKernel
     from opsmith.kernels.cpp.library import CppLibrary
-    from opsmith.kernels.cpp.linked_library import KernelObject
-    from opsmith.kernels.cpp.plan import CppPlan
+    from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.linked_library import KernelObject
+    from opsmith.kernels.runtime.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class CppKernel(BuiltKernel[CppSource]):
             CompileError: If the compiler refuses the source.
             ToolchainError: If there is no compiler.
         """
-        from opsmith.kernels.cpp.linked_library import kernel_object
+        from opsmith.kernels.cpp.kernel_object import kernel_object
 
         shapes = self._shapes_in_cpp()
         return kernel_object(self.source, self.operator.name, self.dtypes or (), shapes, processor)
@@ -346,8 +346,8 @@ class CppKernel(BuiltKernel[CppSource]):
             cpp_arguments,
             misdeclared,
         )
-        from opsmith.kernels.cpp.dispatch import DispatchedKernel
-        from opsmith.kernels.cpp.runtime import runtime_file
+        from opsmith.kernels.runtime.dispatch import DispatchedKernel
+        from opsmith.kernels.runtime.library import runtime_file
         from opsmith.torch_library.calls.own_build import OWN_BUILD
 
         specification = self.operator.specification
@@ -379,7 +379,8 @@ class CppKernel(BuiltKernel[CppSource]):
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
         from opsmith.core.missing_kernels import with_reason
         from opsmith.kernels.cpp.codegen import OUT_TABLE, TABLE
-        from opsmith.kernels.cpp.library import CppLibrary, loadable, packaged_library, refuse_other_library
+        from opsmith.kernels.cpp.library import CppLibrary
+        from opsmith.kernels.runtime.loading import loadable, packaged_library, refuse_other_library
 
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
         found = whole.built_in_package()
@@ -438,7 +439,7 @@ class CppKernel(BuiltKernel[CppSource]):
         specification, loaded = self.operator.specification, self._load()
         signature = loaded.dispatched.pending()
         values = specification.schema.call_values(args, kwargs)
-        plan: CppPlan | None = None
+        plan: Plan | None = None
         try:
             if specification.schema.written:
                 refuse_unwritable(specification, values)

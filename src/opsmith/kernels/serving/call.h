@@ -5,7 +5,7 @@
 #pragma once
 #include <string>
 
-#include "calls.h"
+#include "run.h"
 #include "tables.h"
 
 namespace opsmith {

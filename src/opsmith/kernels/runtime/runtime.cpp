@@ -16,8 +16,8 @@
 #include <string>
 #include <utility>
 
-#include "calls.h"
 #include "python_errors.h"
+#include "run.h"
 
 namespace {
 using namespace opsmith;

@@ -15,13 +15,16 @@ from opsmith.build.manifest import digest_of_parts
 from opsmith.build.packaged import Found, package_of, search
 from opsmith.build.toolchain import FLAGS
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.cpp.compiler import HEADER, HERE, LIBRARY, STUB, build_parts, kernel_toolchain
-from opsmith.kernels.cpp.library import VERSION, LibraryFile, loadable, packaged_library
+from opsmith.kernels.cpp.compiler import HEADER, STUB, build_parts, kernel_toolchain
+from opsmith.kernels.cpp.library import VERSION
+from opsmith.kernels.runtime.loading import LIBRARY, LibraryFile, loadable, packaged_library
 
+HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
-RUNTIME_HEADERS = tuple(
-    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h", "calls.h")
-)
+CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_stack.h", "plan.h", "run.h"))
+"""Headers for calls by plans, without Python."""
+PROCESSOR = HERE / "processor.h"
+RUNTIME_HEADERS = (*CALLING, HERE / "python_errors.h")
 _EXPORTED = "opsmith_hold"
 """One of the names that it exports."""
 

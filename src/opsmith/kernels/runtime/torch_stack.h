@@ -1,44 +1,11 @@
-// Arguments of one call, read from the dispatcher's stack, and the words that make up its signature.
+// Reader of the dispatcher's stack: the arguments of one call, and the words that make up its signature.
 #pragma once
 #include <memory>
-#include <vector>
 
 #include "stable_torch.h"
+#include "values.h"
 
 namespace opsmith {
-
-// A vector whose first items lie in the object itself: most calls need no memory of the heap.
-template <class T, size_t N>
-class Inline {
- public:
-  void push(const T& item) {
-    if (count_ < N) {
-      first_[count_] = item;
-    } else {
-      if (count_ == N) more_.assign(first_, first_ + N);
-      more_.push_back(item);
-    }
-    count_++;
-  }
-  T* data() { return count_ <= N ? first_ : more_.data(); }
-  const T* data() const { return count_ <= N ? first_ : more_.data(); }
-  size_t size() const { return count_; }
-  T& operator[](size_t at) { return data()[at]; }
-  const T& operator[](size_t at) const { return data()[at]; }
-
- private:
-  T first_[N];
-  std::vector<T> more_;
-  size_t count_ = 0;
-};
-
-using Words = Inline<uint64_t, 48>;
-
-struct Argument {
-  int32_t type;
-  bool optional;
-  bool written;  // the operator writes into it
-};
 
 // Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.
 class Arguments {

@@ -15,7 +15,7 @@ import torch
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.cpp.runtime import python_runtime, runtime
+from opsmith.kernels.runtime.library import python_runtime, runtime
 
 NAMESPACE = "opsmith_kernels"
 _OPTIONAL, _WRITTEN = 100, 1000

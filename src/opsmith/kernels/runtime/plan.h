@@ -6,9 +6,8 @@
 #include <optional>
 #include <shared_mutex>
 #include <unordered_map>
-#include <vector>
 
-#include "arguments.h"
+#include "torch_stack.h"
 
 namespace opsmith {
 
@@ -30,7 +29,7 @@ struct Plan {
   std::vector<Copied> copied;
   std::vector<Result> results;
 
-  // Decodes the numbers of `CppPlan.encode` in plan.py.
+  // Decodes the numbers of `Plan.encode` in plan.py.
   static std::shared_ptr<const Plan> read(const int64_t* at) {
     auto plan = std::make_shared<Plan>();
     auto several = [&at](int64_t count) {
@@ -61,20 +60,6 @@ struct Plan {
     return plan;
   }
 };
-
-struct Signature {
-  std::vector<uint64_t> words;
-  explicit Signature(const Words& from) : words(from.data(), from.data() + from.size()) {}
-};
-
-inline uint64_t hash(const uint64_t* words, size_t count) {
-  uint64_t sum = count;
-  for (size_t at = 0; at < count; at++) {
-    sum = (sum ^ words[at]) * 0x9e3779b97f4a7c15u;
-    sum ^= sum >> 29;
-  }
-  return sum;
-}
 
 // Values by signature. Many threads read it, and one writes rarely.
 template <class T>
