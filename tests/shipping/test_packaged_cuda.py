@@ -66,7 +66,7 @@ def test_an_image_for_the_gpu_is_loaded_without_nvrtc(folder: Path, shifted: Any
         shifted.reload()
         assert torch.equal(shifted(X), X + 3)
     assert shifted.explain(X).origin == "built into the package for sm_90"
-    (loaded,) = kernel_of(shifted).launcher.functions.values()
+    (loaded,) = kernel_of(shifted).functions.loaded.values()
     assert (loaded.cubin.max_threads, loaded.cubin.resources.registers > 0) == (128, True)
 
 

@@ -85,8 +85,8 @@ def build_package(
 ) -> PackageBuild:
     """Build the kernels of a package into its folder, without a check.
 
-    With kernels in C++ is the library between torch and all kernels, so that opsmith itself may be installed
-    without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
+    With kernels in C++ or CUDA C++ is the library between torch and all kernels, so that opsmith itself may
+    be installed without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
 
     Args:
         package: Name of a module, or path of a package's folder.
@@ -169,8 +169,9 @@ def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) ->
             jobs.append(_Job(None, calls_target(), build_calls, required=own))
         else:
             left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
-    if package.of_language(CppKernel) and targets.cpu:
-        jobs.append(_Job(None, ANY_TARGET, build_runtime))
+    in_cpp = bool(package.of_language(CppKernel) and targets.cpu)
+    if in_cpp or (package.of_language(CudaKernel) and (targets.cuda or targets.ptx)):
+        jobs.append(_Job(None, ANY_TARGET, build_runtime, required=in_cpp))
     for level in reversed(targets.cpu):
         jobs += [
             _Job(kernel, level, partial(_build_cpp, kernel, level, package.root))

@@ -117,10 +117,13 @@ class DispatchedKernel:
 
     Attributes:
         overload: The operator of the kernel's own.
+        library: What the kernel was loaded from, for its own use.
 
     Raises:
         ToolchainError: If torch refuses the kernel, or no entry is left.
     """
+
+    library: Any = None
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class DispatchedKernel:
         results: int,
         fallback: Callable[..., Any],
         failed: Callable[[str], Exception],
-        device: str = "CPU",
+        device: str,
     ) -> None:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
         self._without_plan, self._failed = weakref.WeakMethod(fallback), weakref.WeakMethod(failed)

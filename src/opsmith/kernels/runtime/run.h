@@ -4,6 +4,7 @@
 // and the libraries that serve without Python are made of it.
 #pragma once
 #include <atomic>
+#include <cmath>
 
 #include "plan.h"
 
@@ -18,16 +19,22 @@ class WithoutGrad {
   bool before_;
 };
 
-// Device of a tensor, by torch's number of its type.
-struct Device {
-  int32_t type = 0, index = 0;  // the CPU
-};
-
 // True if new memory is filled with a pattern: see `fill_new_memory`.
 inline std::atomic<int32_t> fills_memory{0};
 
-inline void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  // All bits set are nan in every floating dtype; a bool has but one.
+inline void* memory(TensorHandle tensor) {
+  void* data;
+  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
+  return data;
+}
+
+inline void fill(TensorHandle tensor, double number) {
+  WithoutGrad guard;
+  must(aoti_torch_aten_fill__Scalar(tensor, number), "aoti_torch_aten_fill__Scalar");
+}
+
+// Fills new memory of the CPU with all bits set, which are nan in every floating dtype; a bool has but one.
+inline void fill_bits(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   if (size_t bytes = extent(dtype, dim, sizes, strides))
     std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes);
 }
@@ -45,11 +52,8 @@ struct Made : Inline<TensorHandle, 8> {
     const Status status = aoti_torch_empty_strided(dim, sizes, strides, dtype, device_.type, device_.index, &made);
     must(status, "aoti_torch_empty_strided");
     push(made);
-    if (fills_memory) {
-      void* data;
-      must(aoti_torch_get_data_ptr(made, &data), "aoti_torch_get_data_ptr");
-      fill(data, dtype, dim, sizes, strides);
-    }
+    if (fills_memory && device_.type == 0) fill_bits(memory(made), dtype, dim, sizes, strides);
+    else if (fills_memory) fill(made, is_floating(dtype) ? NAN : dtype == dtype_of<bool>::value ? 1 : -1);
     return made;
   }
 
@@ -74,12 +78,6 @@ inline TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t d
   WithoutGrad guard;
   must(aoti_torch_copy_(result, from, 0), "aoti_torch_copy_");
   return result;
-}
-
-inline void* memory(TensorHandle tensor) {
-  void* data;
-  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
-  return data;
 }
 
 // Copies a tensor into another layout, and makes its view one of the copy.

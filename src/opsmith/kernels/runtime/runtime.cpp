@@ -16,8 +16,8 @@
 #include <string>
 #include <utility>
 
+#include "launches.h"
 #include "python_errors.h"
-#include "run.h"
 
 namespace {
 using namespace opsmith;
@@ -86,11 +86,13 @@ class Suspicion {
 };
 
 void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
-  Made results;
+  Made results(plan.device);
+  const auto threw = [&](const char* text) { throw KernelThrew(record.make_error, text); };
   run_plan(
       record.arguments, plan, arguments, results, [&](size_t at) { record.copies[at]++; },
       [&] {
-        run_candidate(*plan.candidate, arguments, [&](const char* text) { throw KernelThrew(record.make_error, text); });
+        if (plan.launches) launch_all(record.arguments, *plan.launches, arguments, results, threw);
+        else run_candidate(*plan.candidate, arguments, threw);
       });
   results.hand_over(stack);
 }
@@ -188,7 +190,7 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
 // The plan of a call; null if it has none.
 std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, bool& threw) {
   if (auto known = record.plans.find(arguments.words)) {
-    if ((*known)->candidate->sizes != nullptr) compare(record, **known, arguments);
+    if ((*known)->candidate != nullptr && (*known)->candidate->sizes != nullptr) compare(record, **known, arguments);
     return *known;
   }
   return sized(record, arguments, threw);
@@ -275,6 +277,16 @@ PUBLIC void* opsmith_register(void* entry, int32_t number, const char* name_spac
     return nullptr;
   }
   return registered;
+}
+
+// Makes a driver of functions in the order of `Driver`; torch's is found here where it is null. Returns null if this
+// torch has no part for CUDA.
+PUBLIC void* opsmith_driver(void* const* functions) {
+  auto driver = std::make_unique<Driver>();
+  static_assert(sizeof(Driver) == 6 * sizeof(void*), "functions alone");
+  std::memcpy(static_cast<void*>(driver.get()), functions, sizeof(Driver));
+  if (driver->stream == nullptr) driver->stream = reinterpret_cast<decltype(driver->stream)>(stream_of_torch());
+  return driver->stream != nullptr ? driver.release() : nullptr;
 }
 
 // Ends a registration. No other thread may call the operator.

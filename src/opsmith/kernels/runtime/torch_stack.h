@@ -13,7 +13,7 @@ class Arguments {
   Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
   Inline<int32_t, 12> dtypes;  // of the tensors
-  Words words;  // signature: dtypes, sizes and strides of tensors, and all other values
+  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values
   Words kind;   // the same without sizes, strides and floating-point numbers
 
   ~Arguments() {
@@ -80,16 +80,18 @@ class Arguments {
     tensors.push(handle);
     RawTensor raw;
     int64_t *sizes, *strides;
-    int32_t dtype;
+    int32_t dtype, type, index;
     must(aoti_torch_get_data_ptr(handle, &raw.data), "aoti_torch_get_data_ptr");
     must(aoti_torch_get_dim(handle, &raw.dim), "aoti_torch_get_dim");
     must(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes");
     must(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides");
     must(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype");
+    must(aoti_torch_get_device_type(handle, &type), "aoti_torch_get_device_type");
+    must(aoti_torch_get_device_index(handle, &index), "aoti_torch_get_device_index");
     raw.sizes = sizes;
     raw.strides = strides;
     dtypes.push(dtype);
-    both(uint64_t(dtype) << 32 | uint64_t(raw.dim));
+    both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 | uint64_t(raw.dim));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(sizes[at]));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(strides[at]));
     return raw;

@@ -40,6 +40,11 @@ struct Argument {
   bool written;  // the operator writes into it
 };
 
+// Device of a tensor, by torch's number of its type.
+struct Device {
+  int32_t type = 0, index = 0;  // the CPU
+};
+
 using Signed = std::vector<Argument>;  // the arguments of an operator
 
 struct Signature {
@@ -63,6 +68,11 @@ inline size_t item_size(int32_t dtype) {
     case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
   }
   return 8;
+}
+
+inline bool is_floating(int32_t dtype) {
+  return dtype == dtype_of<float>::value || dtype == dtype_of<double>::value || dtype == dtype_of<Half>::value ||
+         dtype == dtype_of<BFloat16>::value;
 }
 
 // Bytes from the first to the last element.
