@@ -6,7 +6,8 @@ GPU's, so nothing is computed by them, and tensors on the CPU stand in for a GPU
 
 The ways take turns within each round; a figure is the median over rounds, a ratio that of the ratios within
 each round, in the first table to aten, called as `torch.ops.aten.mul.Tensor`. Stated limits: 2.0 through
-`torch.ops`; in the second table 1.3, and 1 us for each tensor in lists.
+`torch.ops`; in the second table 1.3, and 1 us for each tensor in lists; another number in each call, twice
+the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +125,18 @@ def against_cpp(rounds: int) -> None:
 
     print(f"\n{'below autograd':46} {'C++, CPU':>9} {'CUDA C++':>12} {'of C++':>8}")
     figures: dict[str, dict[str, float]] = {}
+    numbered: list[tuple[str, Any, tuple[Any, ...]]] = []
     for name, (operator, arguments) in gpu_calls().items():
         kernels = [each.given for each in operator.specification.kernels]
         on_cpu = next(each for each in kernels if isinstance(each, CppKernel))
         on_gpu = next(each for each in kernels if isinstance(each, CudaKernel))
         on_gpu.machine = OnCpu()
-        ways = {}
+        ways: dict[str, Callable[[], Any]] = {}
         for way, kernel in (("C++", on_cpu), ("CUDA", on_gpu)):
             assert kernel.refusal(list(arguments)) is None, (name, way)
-            ways[way] = lambda call=kernel.direct, arguments=arguments: call(*arguments)
+            ways[way] = partial(kernel.direct, *arguments)
+            if "of 40" in name:
+                numbered.append((way, kernel.direct, arguments))
         with torch.no_grad():
             taken = compared(ways, rounds, 200 if "40" in name else 2000)
         figures[name] = {way: statistics.median(each) * 1e6 for way, each in taken.items()}
@@ -139,6 +144,14 @@ def against_cpp(rounds: int) -> None:
         print(f"{name:46} {figures[name]['C++']:6.2f} us {figures[name]['CUDA']:9.2f} us {of_cpp:7.2f}x")
     few, many = (figures[f"adamw_, 4 lists of {count}"] for count in (2, 40))
     each = {way: (many[way] - few[way]) / (4 * 38) for way in few}
+    for way, call, arguments in numbered:
+        fixed, rates = partial(call, *arguments, 1e-3), itertools.count(1)
+        with torch.no_grad():
+            ways = {"same": fixed, "another": lambda: call(*arguments, next(rates) * 1e-9)}  # noqa: B023
+            taken = compared(ways, rounds, 200)
+        of_same = ratio(taken["another"], taken["same"])
+        name = f"adamw_, 4 lists of 40, another rate in each, {way}"
+        print(f"{name:46} {statistics.median(taken['another']) * 1e6:6.2f} us {of_same:7.2f}x of the same")
     print(f"{'each tensor in lists':46} {each['C++']:6.2f} us {each['CUDA']:9.2f} us")
 
 

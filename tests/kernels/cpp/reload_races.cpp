@@ -134,8 +134,8 @@ void load(int kernel) {
     loaded.push_back({kernel, record});
   }
   if (own_entry == nullptr) {
-    own_entry = opsmith_entry(&tensor, 1, 1, 0, own_fallback.c_str());
-    served_entry = opsmith_entry(&tensor, 1, 1, 0, served_fallback.c_str());
+    own_entry = opsmith_entry(1, 0, own_fallback.c_str());
+    served_entry = opsmith_entry(1, 0, served_fallback.c_str());
     opsmith_publish(own_entry, record);
     opsmith_register(own_entry, 0, "opsmith_kernels", "CPU", "kernel_0");
     opsmith_register(served_entry, 1, "demo", "CPU", "added");

@@ -88,3 +88,16 @@ def test_without_an_entry_that_is_free_the_reference_computes(monkeypatch: pytes
     operator.forget_calls()
     with pytest.raises(errors.KernelRefusedError, match="no room for another kernel"):
         operator(torch.ones(3))
+
+
+def test_with_one_entry_left_the_kernel_computes_and_serves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = dispatch.runtime().opsmith_most_entries()
+    number = dispatch._free.pop() if dispatch._free else next(dispatch._used)
+    monkeypatch.setattr(dispatch, "_used", itertools.count(most))
+    monkeypatch.setattr(dispatch, "_free", [number])
+    operator = declare("the_last")
+    for _ in range(3):
+        assert torch.equal(operator(torch.ones(3)), torch.ones(3) / 2)
+        assert torch.equal(torch.ops.entries.the_last(torch.ones(3)), torch.ones(3) / 2)
+    assert operator.explain(torch.ones(3)).kernel is not None
+    assert operator.specification.kernels[0].function.cached_plans == 1

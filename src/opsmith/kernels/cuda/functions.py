@@ -113,6 +113,7 @@ class GpuFunctions:
             packed.image,
             packed.offsets,
             tuple(zip(packed.addresses, planned.tensors, strict=True)),
+            planned.numbers,
             *self._words(planned, index),
         )
 

@@ -297,6 +297,9 @@ class CudaKernel(PlannedKernel[CudaSource]):
 
         return plan_call(self, self.rules, choice, values)
 
+    def _numbers_read(self) -> set[str]:
+        return self.rules.names
+
     def _build(self) -> DispatchedKernel:
         try:
             return self._dispatched(self.package, "in CUDA C++, which needs no C++ compiler")
@@ -305,8 +308,10 @@ class CudaKernel(PlannedKernel[CudaSource]):
             raise
 
     def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
+        from opsmith.kernels.common.parameters import device_refusal
+
         specification = self.operator.specification
-        choice = self._cached_choice(specification, values, call_signature(values))
+        choice = device_refusal(values) or self._cached_choice(specification, values, call_signature(values))
         if isinstance(choice, str):
             return choice
         try:

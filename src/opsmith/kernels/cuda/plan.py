@@ -18,7 +18,7 @@ from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.parameters import check_written
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, pack_parameters
+from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, number_places, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.runtime.plan import strides_in
 from opsmith.torch_library.result_layouts import ResultLayout, has_layout, memory_format, result_layouts
@@ -49,12 +49,14 @@ class PlannedLaunch:
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters, without addresses.
         tensors: Indices of the tensors that are passed, among all of the call.
+        numbers: Numbers of floating point that a call gives: see `runtime.plan.Launch`.
     """
 
     instance: Instance
     geometry: Geometry
     packed: PackedParameters
     tensors: tuple[int, ...]
+    numbers: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +197,22 @@ def plan_call(
         more = len(tensors_in([laid[name]]))
         positions[name] = range(count, count + more)
         count += more
-    launches = tuple(
-        PlannedLaunch(
-            instance,
-            geometry,
-            pack_parameters(parameters, [laid[name] for name in launch.passed]),
-            tuple(position for name in launch.passed for position in positions[name]),
-        )
-        for launch, instance, parameters, geometry in zip(
-            rules.launches, choice.instances, choice.parameters, geometries, strict=True
-        )
-        if geometry is not None
-    )
+    launches = []
+    for launch, instance, parameters, geometry in zip(
+        rules.launches, choice.instances, choice.parameters, geometries, strict=True
+    ):
+        if geometry is None:
+            continue
+        packed = pack_parameters(parameters, [laid[name] for name in launch.passed])
+        tensors = tuple(position for name in launch.passed for position in positions[name])
+        numbers = [
+            (offset, schema.names.index(name), parameter.item, item)
+            for name, parameter, at in zip(launch.passed, parameters, packed.offsets, strict=True)
+            for offset, item in number_places(parameter, at, laid[name])
+        ]
+        launches.append(PlannedLaunch(instance, geometry, packed, tensors, tuple(numbers)))
     results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
-    return CudaPlan(tuple(copied), results, rest, launches, passed)
+    return CudaPlan(tuple(copied), results, rest, tuple(launches), passed)
 
 
 def prepare_call(plan: CudaPlan, values: list[Any]) -> PreparedCall:

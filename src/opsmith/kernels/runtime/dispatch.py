@@ -18,7 +18,7 @@ from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.runtime.library import python_runtime, runtime
 
 NAMESPACE = "opsmith_kernels"
-_OPTIONAL, _WRITTEN = 100, 1000
+_OPTIONAL, _WRITTEN, _FREE = 100, 1000, 10000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
@@ -28,8 +28,6 @@ class _Entry:
     """Entry of the runtime for the calls of one operator.
 
     Args:
-        schema: Text of the operator's schema, without its name.
-        types: Type of each argument, as the runtime takes them.
         results: Number of results.
         fallback: Operator for calls without a plan.
 
@@ -38,11 +36,9 @@ class _Entry:
         fallback: The operator for calls without a plan.
     """
 
-    def __init__(self, types: Sequence[int], results: int, fallback: _Fallback) -> None:
+    def __init__(self, results: int, fallback: _Fallback) -> None:
         self.fallback = fallback
-        self.address: int = runtime().opsmith_entry(
-            *_packed(types), results, _torch_version(), fallback.name.encode()
-        )
+        self.address: int = runtime().opsmith_entry(results, _torch_version(), fallback.name.encode())
 
     def register(self, namespace: str, name: str, device: str) -> Callable[[], None]:
         """Let calls of an operator on a device come in here.
@@ -78,7 +74,6 @@ class _OwnOperator:
 
     Args:
         schema: Text of the schema, without a name.
-        types: Type of each argument, as the runtime takes them.
         results: Number of results.
         device: Dispatch key of its device, as `CPU`.
 
@@ -90,8 +85,8 @@ class _OwnOperator:
 
     owner: weakref.ref[Any]
 
-    def __init__(self, schema: str, types: Sequence[int], results: int, device: str) -> None:
-        self.entry = _Entry(types, results, _fallback(schema, results))
+    def __init__(self, schema: str, results: int, device: str) -> None:
+        self.entry = _Entry(results, _fallback(schema, results))
         name = f"kernel_{next(_numbers)}"
         # It runs below autograd: the operator that calls it records gradients.
         _define(name, schema)
@@ -110,6 +105,7 @@ class DispatchedKernel:
         operator: Name of the operator that it computes.
         schema: Text of the operator's schema, without its name.
         arguments: Parameter for each argument.
+        free: For each argument, True if its numbers of floating point are no part of a call's signature.
         results: Number of results.
         fallback: Method of the kernel that computes calls without a plan, in Python.
         failed: Method of the kernel that makes an exception from the text that it threw.
@@ -131,6 +127,7 @@ class DispatchedKernel:
         operator: str,
         schema: str,
         arguments: Sequence[Parameter],
+        free: Sequence[bool],
         results: int,
         fallback: Callable[..., Any],
         failed: Callable[[str], Exception],
@@ -138,14 +135,18 @@ class DispatchedKernel:
     ) -> None:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
         self._without_plan, self._failed = weakref.WeakMethod(fallback), weakref.WeakMethod(failed)
-        self._types = [
-            PARAMETER_TYPES.index(each.type) + _OPTIONAL * each.optional + _WRITTEN * each.written
-            for each in arguments
+        types = [
+            PARAMETER_TYPES.index(each.type)
+            + _OPTIONAL * each.optional
+            + _WRITTEN * each.written
+            + _FREE * is_free
+            for each, is_free in zip(arguments, free, strict=True)
         ]
+        packed = (ctypes.c_int32 * len(types))(*types)
         with _lock:
             own = self._own_operator(owner)
             self._record: int = python_runtime().opsmith_record(
-                *_packed(self._types), results, ctypes.py_object(self._make_error)
+                packed, len(types), results, ctypes.py_object(self._make_error)
             )
             _by_record[self._record] = self
             runtime().opsmith_publish(own.entry.address, self._record)
@@ -157,7 +158,7 @@ class DispatchedKernel:
         found = next((each for each in operators if each.owner() is owner), None)
         found = found or next((each for each in operators if each.owner() is None), None)
         if found is None:
-            found = _OwnOperator(self._schema, self._types, self._results, self._device)
+            found = _OwnOperator(self._schema, self._results, self._device)
             operators.append(found)
         found.owner = weakref.ref(owner)
         return found
@@ -181,7 +182,7 @@ class DispatchedKernel:
                 return None
             served = _fallback(self._schema, self._results, self._operator)
             served.function = fallback
-            entry = _Entry(self._types, self._results, served)
+            entry = _Entry(self._results, served)
             runtime().opsmith_publish(entry.address, self._record)
             namespace, _, name = self._operator.partition("::")
             _served[key] = entry  # first: `withdraw` must find it after an interrupt
@@ -261,10 +262,6 @@ def _take_number() -> int:
         got=f"{most}, all in use",
         hint="use fewer kernels in one process; until then the reference computes the operator",
     )
-
-
-def _packed(types: Sequence[int]) -> tuple[Any, int]:
-    return (ctypes.c_int32 * len(types))(*types), len(types)
 
 
 class _Fallback:

@@ -56,7 +56,8 @@ inline void fill_whole(TensorHandle tensor, int64_t number) {
 }
 
 // Returns the status of the driver.
-inline int launch(const Driver& driver, const Launch& planned, void* const* tensors, void* stream) {
+inline int launch(const Driver& driver, const Launch& planned, const Arguments& arguments, void* const* tensors,
+                  void* stream) {
   alignas(16) unsigned char room[4096];  // the driver copies them
   std::unique_ptr<unsigned char[]> more;
   const size_t count = planned.parameters.size();
@@ -67,6 +68,12 @@ inline int launch(const Driver& driver, const Launch& planned, void* const* tens
   }
   std::memcpy(bytes, planned.parameters.data(), count);
   for (const Address& each : planned.addresses) std::memcpy(bytes + each.offset, &tensors[each.tensor], sizeof(void*));
+  for (const Given& each : planned.given) {
+    const Value& value = arguments.values[each.argument];
+    const double number = each.item < 0 ? value.number : static_cast<const double*>(value.list.data)[each.item];
+    const float single = float(number);
+    std::memcpy(bytes + each.offset, each.bytes == 4 ? static_cast<const void*>(&single) : &number, each.bytes);
+  }
   Inline<void*, 32> parameters;
   for (uint32_t offset : planned.offsets) parameters.push(bytes + offset);
   const unsigned *grid = planned.grid, *block = planned.block;
@@ -107,7 +114,7 @@ void launch_all(const Signed& signature, const Launches& work, Arguments& argume
       if (status) break;
       planned = &each;
       function = "cuLaunchKernel";
-      status = launch(driver, each, tensors.data(), stream);
+      status = launch(driver, each, arguments, tensors.data(), stream);
     }
   }
   if (status)

@@ -167,7 +167,7 @@ def _with_prototypes(library: Any) -> Any:
     text = ctypes.c_char_p
     for name, result, arguments in (
         ("most_entries", number, []),
-        ("entry", pointer, [numbers, number, number, ctypes.c_uint64, text]),
+        ("entry", pointer, [number, ctypes.c_uint64, text]),
         ("record", pointer, [numbers, number, number, ctypes.py_object]),
         ("register", pointer, [pointer, number, text, text, text]),
         ("deregister", None, [pointer]),

@@ -33,12 +33,19 @@ struct Address {
   uint32_t tensor;  // index among the tensors of the arguments, the results and the scratch buffers
 };
 
+// A number of floating point that a call gives, among the bytes of a launch's parameters.
+struct Given {
+  uint32_t offset, argument, bytes;
+  int32_t item;  // in a list; -1 for a number alone
+};
+
 struct Launch {
   void* function;
   unsigned grid[3], block[3], shared;
-  std::vector<unsigned char> parameters;  // as they lie in memory, without addresses
+  std::vector<unsigned char> parameters;  // as they lie in memory, without addresses and such numbers
   std::vector<uint32_t> offsets;          // of each parameter
   std::vector<Address> addresses;
+  std::vector<Given> given;
   std::string failed, geometry;  // for the error of a launch that the driver refuses
 };
 
@@ -164,6 +171,14 @@ struct Plan {
       from.each([&] {
         const uint32_t offset = uint32_t(from.one());
         launch.addresses.push_back({offset, uint32_t(from.one())});
+      });
+      from.each([&] {
+        Given given;
+        given.offset = uint32_t(from.one());
+        given.argument = uint32_t(from.one());
+        given.bytes = uint32_t(from.one());
+        given.item = int32_t(from.one());
+        launch.given.push_back(given);
       });
       launch.failed = from.bytes<std::string>();
       launch.geometry = from.bytes<std::string>();

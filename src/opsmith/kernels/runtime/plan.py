@@ -30,6 +30,8 @@ class Launch:
         offsets: Offset of each parameter.
         addresses: Offset of each tensor's address, and the index of the tensor among those of the arguments,
             the results and the scratch buffers.
+        given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
+            a list or -1.
         failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
         geometry: Words for what was launched.
     """
@@ -41,6 +43,7 @@ class Launch:
     parameters: bytes
     offsets: tuple[int, ...]
     addresses: tuple[tuple[int, int], ...]
+    given: tuple[tuple[int, int, int, int], ...]
     failed: str
     geometry: str
 
@@ -50,6 +53,9 @@ class Launch:
         numbers += [len(self.offsets), *self.offsets, len(self.addresses)]
         for offset, tensor in self.addresses:
             numbers += [offset, tensor]
+        numbers.append(len(self.given))
+        for each in self.given:
+            numbers += each
         return [*numbers, *_words(self.failed.encode()), *_words(self.geometry.encode())]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,11 +90,25 @@ class PlannedKernel(BuiltKernel[S]):
             specification.dispatched_name,
             specification.schema.void.text("", with_hidden=True),
             arguments,
+            [each.name in self._free_numbers() for each in specification.schema.arguments],
             len(specification.schema.results),
             self._without_plan,
             self._failed,
             self.device.upper(),
         )
+
+    def _numbers_read(self) -> Collection[str]:
+        """Return the arguments whose numbers a plan depends on."""
+        return ()
+
+    def _free_numbers(self) -> set[str]:
+        """Return the arguments whose numbers of floating point the kernel alone reads: calls share a plan.
+
+        Results may have sizes that depend on them.
+        """
+        schema = self.operator.specification.schema
+        numbers = {each.name for each in schema.arguments if each.kind.base.annotation == "float"}
+        return set() if schema.results else numbers - set(self._numbers_read())
 
     @property
     def direct(self) -> Callable[..., Any]:
@@ -124,9 +138,11 @@ class PlannedKernel(BuiltKernel[S]):
         with self._lock:
             if self._loaded is None or self._serves:
                 return None
-            deregister = self._loaded.serve(fallback)
             self._serves = True
-            return deregister
+            try:
+                return self._loaded.serve(fallback)
+            except errors.ToolchainError:  # no entry is left, and calls of the operator go on through Python
+                return None
 
     def withdraw(self) -> None:
         """Take no calls from the dispatcher any more, and drop all plans."""

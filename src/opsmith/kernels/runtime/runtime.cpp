@@ -49,7 +49,6 @@ void after_fork() {
 
 // An operator whose calls come in here.
 struct Entry {
-  const std::vector<Argument> arguments;
   const int64_t results;
   const uint64_t torch_version;
   const std::string fallback;
@@ -199,9 +198,9 @@ std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, 
 void enter(Entry& entry, uint64_t* stack) {
   Record* record = entry.record.load();
   Arguments arguments;
-  for (size_t at = 0; at < entry.arguments.size(); at++) arguments.read(stack[at], entry.arguments[at]);
   bool threw = false;
   if (record != nullptr) {
+    for (size_t at = 0; at < record->arguments.size(); at++) arguments.read(stack[at], record->arguments[at]);
     auto plan = planned(*record, arguments, threw);
     if (plan && may_write(*record, arguments)) {
       arguments.own();
@@ -233,31 +232,26 @@ constexpr std::array<Function, most_entries> functions_of(std::index_sequence<nu
   return {entered<numbers>...};
 }
 constexpr std::array<Function, most_entries> functions = functions_of(std::make_index_sequence<most_entries>());
-
-// `types` has a number for each argument: its type, plus 100 if it is optional, plus 1000 if the operator writes into
-// it.
-std::vector<Argument> arguments_of(const int32_t* types, int32_t count) {
-  std::vector<Argument> arguments;
-  for (int32_t at = 0; at < count; at++)
-    arguments.push_back({types[at] % 100, types[at] / 100 % 10 != 0, types[at] >= 1000});
-  return arguments;
-}
 }  // namespace
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
 PUBLIC int32_t opsmith_most_entries() { return int32_t(most_entries); }
 
-// Makes an entry for an operator with these arguments. `fallback` is the name of an operator.
-PUBLIC void* opsmith_entry(const int32_t* types, int32_t count, int32_t results, uint64_t torch_version,
-                           const char* fallback) {
-  return new Entry{arguments_of(types, count), results, torch_version, fallback};
+// Makes an entry for an operator. `fallback` is the name of an operator.
+PUBLIC void* opsmith_entry(int32_t results, uint64_t torch_version, const char* fallback) {
+  return new Entry{results, torch_version, fallback};
 }
 
-// Makes the record of a kernel. `make_error` turns the text of its exception into a Python exception.
+// Makes the record of a kernel. `types` has a number for each argument: its type, plus 100 if it is optional, plus 1000
+// if the operator writes into it, plus 10000 if it is free. `make_error` turns the text of its exception into a Python
+// exception.
 PUBLIC void* opsmith_record(const int32_t* types, int32_t count, int32_t results, PyObject* make_error) {
+  std::vector<Argument> arguments;
+  for (const int32_t* type = types; type != types + count; type++)
+    arguments.push_back({*type % 100, *type / 100 % 10 != 0, *type / 1000 % 10 != 0, *type >= 10000});
   Py_IncRef(make_error);
-  Record* record = new Record{arguments_of(types, count), results, make_error};
+  Record* record = new Record{std::move(arguments), results, make_error};
   record->older = newest;
   while (!newest.compare_exchange_weak(record->older, record)) {
   }

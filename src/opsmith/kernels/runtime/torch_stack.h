@@ -13,7 +13,7 @@ class Arguments {
   Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
   Inline<int32_t, 12> dtypes;  // of the tensors
-  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values
+  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values but free ones
   Words kind;   // the same without sizes, strides and floating-point numbers
 
   ~Arguments() {
@@ -44,7 +44,10 @@ class Arguments {
     switch (argument.type) {
       case TENSOR: value.tensor = tensor(word); break;
       case INTEGER: value.integer = int64_t(word); both(word); break;
-      case NUMBER: value.number = number(word); words.push(word); break;
+      case NUMBER:
+        value.number = number(word);
+        if (!argument.free) words.push(word);
+        break;
       case FLAG: value.flag = flag(word); both(value.flag); break;
       case STRING: value.list = string(word); break;
       case TENSORS:
@@ -52,8 +55,8 @@ class Arguments {
         break;
       case INTEGERS: value.list = list<int64_t>(word, [this](uint64_t item) { return int64_t(both(item)); }); break;
       case NUMBERS:
-        value.list = list<double>(word, [this](uint64_t item) {
-          words.push(item);
+        value.list = list<double>(word, [&](uint64_t item) {
+          if (!argument.free) words.push(item);
           return number(item);
         });
         break;

@@ -38,6 +38,7 @@ struct Argument {
   int32_t type;
   bool optional;
   bool written;  // the operator writes into it
+  bool free = false;  // its numbers of floating point are no part of the signature: the kernel alone reads them
 };
 
 // Device of a tensor, by torch's number of its type.
