@@ -49,6 +49,9 @@ Status aoti_torch_get_dim(TensorHandle, int64_t* dim) { return *dim = 1, 0; }
 Status aoti_torch_get_sizes(TensorHandle tensor, int64_t** sizes) { return *sizes = &tensor->size, 0; }
 Status aoti_torch_get_strides(TensorHandle tensor, int64_t** strides) { return *strides = &tensor->stride, 0; }
 Status aoti_torch_get_dtype(TensorHandle, int32_t* dtype) { return *dtype = dtype_of<float>::value, 0; }
+Status aoti_torch_get_device_type(TensorHandle, int32_t* type) { return *type = 0, 0; }
+Status aoti_torch_get_device_index(TensorHandle, int32_t* index) { return *index = -1, 0; }
+Status aoti_torch_aten_fill__Scalar(TensorHandle, double) { return 1; }
 Status aoti_torch_delete_tensor_object(TensorHandle tensor) { return delete tensor, stub::tensors--, 0; }
 Status aoti_torch_empty_strided(int64_t, const int64_t* sizes, const int64_t*, int32_t, int32_t, int32_t,
                                 TensorHandle* made) {
@@ -99,55 +102,39 @@ const opsmith::Candidate* const instances[most_kernels] = {&instance<0>, &instan
 
 const std::string own = "opsmith_kernels::kernel_0", operator_name = "demo::added",
                   own_fallback = "opsmith_kernels::fallback_0", served_fallback = "opsmith_kernels::fallback_1";
-struct Loaded {
-  int kernel;
-  void* record;
-};
-std::shared_mutex mutex_of_loaded;
-std::vector<Loaded> loaded;  // as Python has them by their records; they stay
-void *own_entry, *served_entry;
+void *record, *own_entry, *served_entry;
+std::atomic<int> current{0};  // the instance that is loaded
 
 void without_plan(uint64_t* stack, uint64_t, uint64_t) {
-  void* record = opsmith_pending_record();
-  int kernel = 0;
-  {
-    std::shared_lock lock(mutex_of_loaded);
-    for (const Loaded& each : loaded)
-      if (each.record == record) kernel = each.kernel;
-  }
   const int64_t size = reinterpret_cast<TensorHandle>(stack[0])->size;
-  const int64_t plan[] = {reinterpret_cast<int64_t>(instances[kernel]), 0, 1, dtype_of<float>::value, 1, 0, size, 1};
-  void* signature = opsmith_pending(record);
-  if (signature != nullptr) opsmith_remember(record, signature, plan);
+  const int64_t instance = reinterpret_cast<int64_t>(instances[current]);
+  const int64_t plan[] = {instance, 0, 0, 0, 1, dtype_of<float>::value, 1, 0, size, 1};
+  void* awaited = opsmith_pending(record);
+  if (awaited != nullptr) opsmith_remember(record, awaited, plan);
   stub::call(own, stack);
 }
 
 void without_kernel(uint64_t* stack, uint64_t, uint64_t) { stub::call(own, stack); }
 
-// What Python does when it has loaded a kernel: it gets a record, by which the kernel's own operator runs from now on,
-// and the one that it computes.
-void load(int kernel) {
+// What Python does with a kernel: it gets a record, by which its own operator runs, and the one that it computes.
+void make() {
   const int32_t tensor = opsmith::TENSOR;
-  void* record = opsmith_record(&tensor, 1, 1, nullptr);
-  {
-    std::unique_lock lock(mutex_of_loaded);
-    loaded.push_back({kernel, record});
-  }
-  if (own_entry == nullptr) {
-    own_entry = opsmith_entry(1, 0, own_fallback.c_str());
-    served_entry = opsmith_entry(1, 0, served_fallback.c_str());
-    opsmith_publish(own_entry, record);
-    opsmith_register(own_entry, 0, "opsmith_kernels", "CPU", "kernel_0");
-    opsmith_register(served_entry, 1, "demo", "CPU", "added");
-  }
+  record = opsmith_record(&tensor, 1, 1, nullptr);
+  own_entry = opsmith_entry(1, 0, own_fallback.c_str());
+  served_entry = opsmith_entry(1, 0, served_fallback.c_str());
   opsmith_publish(own_entry, record);
   opsmith_publish(served_entry, record);
+  opsmith_register(own_entry, 0, "opsmith_kernels", "CPU", "kernel_0");
+  opsmith_register(served_entry, 1, "demo", "CPU", "added");
 }
 
-void release() {
-  void* record = loaded.back().record;
+// What it does in a reload. Plans that are made meanwhile may be of what was there before.
+void reload(int kernel) {
   opsmith_withdraw(served_entry, record);
   opsmith_forget(record);
+  current = kernel;
+  opsmith_forget(record);
+  opsmith_publish(served_entry, record);
 }
 
 int main(int, char** arguments) {
@@ -158,7 +145,7 @@ int main(int, char** arguments) {
   std::atomic<bool> stopped{false};
   stub::operators[own_fallback] = without_plan;
   stub::operators[served_fallback] = without_kernel;
-  load(0);
+  make();
 
   std::vector<std::thread> threads;
   for (int caller = 0; caller < callers; caller++)
@@ -184,8 +171,7 @@ int main(int, char** arguments) {
     });
   for (int reload = 1; reload <= reloads; reload++) {
     begun = reload;
-    release();
-    load(reload % kernels);
+    ::reload(reload % kernels);
     ended = reload;
     for (const int64_t before = calls; calls < before + callers;) std::this_thread::yield();
   }

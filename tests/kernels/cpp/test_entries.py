@@ -34,7 +34,7 @@ def declare(name: str = "halved", **source: Any) -> Any:
 
 
 def own_operators(name: str) -> list[Any]:
-    found = [each for (operator, _, _), each in dispatch._own.items() if operator == f"entries::{name}"]
+    found = [each for key, each in dispatch._places.items() if key[0] == f"entries::{name}"]
     return list(itertools.chain(*found))
 
 

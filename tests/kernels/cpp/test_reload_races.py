@@ -85,12 +85,25 @@ PLAIN = """struct {
   } record;"""
 
 
-def test_an_exchange_that_is_not_atomic_is_found(folder: Path, tmp_path: Path) -> None:
-    mutant = tmp_path / "mutant"
-    shutil.copytree(folder, mutant)
-    text = (mutant / RUNTIME.name).read_text()
-    assert text.count(ATOMIC) == 1
-    (mutant / RUNTIME.name).write_text(text.replace(ATOMIC, PLAIN))
-    program, printed = compiled(PROGRAM, mutant)
+def mutant(folder: Path, tmp_path: Path, file: str, right: str, wrong: str) -> Path:
+    copied = tmp_path / "mutant"
+    shutil.copytree(folder, copied)
+    text = (copied / file).read_text()
+    assert text.count(right) == 1
+    (copied / file).write_text(text.replace(right, wrong))
+    program, printed = compiled(PROGRAM, copied)
     assert program is not None, printed
+    return program
+
+
+def test_an_exchange_that_is_not_atomic_is_found(folder: Path, tmp_path: Path) -> None:
+    program = mutant(folder, tmp_path, "runtime.cpp", ATOMIC, PLAIN)
     assert RACE in run(program, RELOADS, 3).stderr
+
+
+def test_a_plan_of_what_was_there_before_is_found(folder: Path, tmp_path: Path) -> None:
+    program = mutant(
+        folder, tmp_path, "plan.h", "if (generation != generation_) return;", "(void)generation;"
+    )
+    figures = json.loads(run(program, 4 * RELOADS, 3).stdout)
+    assert figures["replaced"] > 0

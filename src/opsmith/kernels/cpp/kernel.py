@@ -146,7 +146,7 @@ class CppKernel(PlannedKernel[CppSource]):
             return missing_reason(self, error)
         if not tensors_in(list(values)):
             return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
-        choice = self._choose(loaded, values)
+        choice = self._choose(loaded.library, values)
         return choice if isinstance(choice, str) else None
 
     def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
@@ -253,12 +253,12 @@ class CppKernel(PlannedKernel[CppSource]):
         from opsmith.kernels.common.parameters import copied_results, copy_reason
         from opsmith.torch_library.result_layouts import has_layout, result_layouts
 
-        loaded = self._load()
-        choice = self._choose(loaded, values)
+        library: CppLibrary = self._load().library
+        choice = self._choose(library, values)
         if isinstance(choice, str):
             return ()
         schema = self.operator.specification.schema
-        parameters = loaded.library.candidates[choice]
+        parameters = library.candidates[choice]
         copied = tuple(
             copy_reason(name, parameter.layout, written=parameter.written)
             for name, value, parameter in zip(schema.names, values, parameters, strict=False)
@@ -351,20 +351,20 @@ class CppKernel(PlannedKernel[CppSource]):
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
-    def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
+    def _choose(self, library: CppLibrary, values: Sequence[Any]) -> int | str:
         from opsmith.kernels.common.parameters import choose_candidate, index_refusal
 
         names = self.operator.specification.schema.names
-        choice = choose_candidate(names, values, loaded.library.candidates, copies_back=self.copies_back)
+        choice = choose_candidate(names, values, library.candidates, copies_back=self.copies_back)
         return index_refusal(self, values) or choice
 
     def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
         from opsmith.kernels.cpp.plan import plan_call
 
-        choice = self._choose(loaded, values)
+        library: CppLibrary = loaded.library
+        choice = self._choose(library, values)
         if isinstance(choice, str):
             return choice
-        library = loaded.library
         return plan_call(self, values, library.instances[choice], library.candidates[choice])
 
     def _failed(self, text: str) -> errors.KernelError:

@@ -69,46 +69,17 @@ class _Entry:
         return deregister
 
 
-class _OwnOperator:
-    """Operator that runs one kernel and nothing else, below autograd. It stays registered.
-
-    Args:
-        schema: Text of the schema, without a name.
-        results: Number of results.
-        device: Dispatch key of its device, as `CPU`.
-
-    Attributes:
-        entry: The entry.
-        overload: The operator.
-        owner: The kernel; once that is gone, another one of its operator may take the place.
-    """
-
-    owner: weakref.ref[Any]
-
-    def __init__(self, schema: str, results: int, device: str) -> None:
-        self.entry = _Entry(results, _fallback(schema, results))
-        name = f"kernel_{next(_numbers)}"
-        # It runs below autograd: the operator that calls it records gradients.
-        _define(name, schema)
-        self.entry.register(NAMESPACE, name, device)
-        self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
 class DispatchedKernel:
-    """Kernel as it was loaded once, with the plans of its calls.
+    """Kernel with an operator of its own, which runs it and nothing else below autograd, and with its plans.
 
     It stays as long as the process, but does not hold the kernel: a call in another thread may be about to
-    use it.
+    use it. Once the kernel is gone, another one of its operator may take the place.
 
     Args:
-        owner: The kernel.
         operator: Name of the operator that it computes.
         schema: Text of the operator's schema, without its name.
-        arguments: Parameter for each argument.
-        free: For each argument, True if its numbers of floating point are no part of a call's signature.
+        types: Type of each argument, as the runtime takes them.
         results: Number of results.
-        fallback: Method of the kernel that computes calls without a plan, in Python.
-        failed: Method of the kernel that makes an exception from the text that it threw.
         device: Dispatch key of its device, as `CPU`.
 
     Attributes:
@@ -120,48 +91,35 @@ class DispatchedKernel:
     """
 
     library: Any = None
+    _owner: weakref.ref[object]
+    _without_plan: weakref.WeakMethod[Callable[..., Any]]
+    _failed: weakref.WeakMethod[Callable[[str], Exception]]
 
-    def __init__(
-        self,
-        owner: Any,
-        operator: str,
-        schema: str,
-        arguments: Sequence[Parameter],
-        free: Sequence[bool],
-        results: int,
-        fallback: Callable[..., Any],
-        failed: Callable[[str], Exception],
-        device: str,
-    ) -> None:
+    def __init__(self, operator: str, schema: str, types: Sequence[int], results: int, device: str) -> None:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
-        self._without_plan, self._failed = weakref.WeakMethod(fallback), weakref.WeakMethod(failed)
-        types = [
-            PARAMETER_TYPES.index(each.type)
-            + _OPTIONAL * each.optional
-            + _WRITTEN * each.written
-            + _FREE * is_free
-            for each, is_free in zip(arguments, free, strict=True)
-        ]
+        entry, name = _Entry(results, _fallback(schema, results)), f"kernel_{next(_numbers)}"
+        _define(name, schema)
+        entry.register(NAMESPACE, name, device)
+        self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         packed = (ctypes.c_int32 * len(types))(*types)
-        with _lock:
-            own = self._own_operator(owner)
-            self._record: int = python_runtime().opsmith_record(
-                packed, len(types), results, ctypes.py_object(self._make_error)
-            )
-            _by_record[self._record] = self
-            runtime().opsmith_publish(own.entry.address, self._record)
-        self.overload = own.overload
+        self._record: int = python_runtime().opsmith_record(
+            packed, len(types), results, ctypes.py_object(self._make_error)
+        )
+        _by_record[self._record] = self
+        runtime().opsmith_publish(entry.address, self._record)
 
-    def _own_operator(self, owner: Any) -> _OwnOperator:
-        """Return the operator of a kernel's own: that before a reload, or of a kernel that is gone."""
-        operators = _own.setdefault((self._operator, self._schema, self._device), [])
-        found = next((each for each in operators if each.owner() is owner), None)
-        found = found or next((each for each in operators if each.owner() is None), None)
-        if found is None:
-            found = _OwnOperator(self._schema, self._results, self._device)
-            operators.append(found)
-        found.owner = weakref.ref(owner)
-        return found
+    @property
+    def owner(self) -> object | None:
+        """The kernel; None once it is gone."""
+        return self._owner()
+
+    def take(
+        self, owner: object, without_plan: Callable[..., Any], failed: Callable[[str], Exception]
+    ) -> None:
+        """Give the place to a kernel; the arguments are those of `dispatched_kernel`."""
+        self.release()
+        self._owner = weakref.ref(owner)
+        self._without_plan, self._failed = weakref.WeakMethod(without_plan), weakref.WeakMethod(failed)
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the calls of its operator on its device.
@@ -207,6 +165,11 @@ class DispatchedKernel:
                 runtime().opsmith_withdraw(entry.address, self._record)
         runtime().opsmith_forget(self._record)
 
+    def release(self) -> None:
+        """Forget all that calls have left here. Calls under way end normally, others go to the fallback."""
+        self.withdraw()
+        runtime().opsmith_forget_copies(self._record)
+
     def pending(self) -> int | None:
         """Return the signature of the call that is in the fallback in this thread, for one `remember`."""
         signature: int | None = runtime().opsmith_pending(self._record)
@@ -231,7 +194,7 @@ class DispatchedKernel:
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute a call of the kernel's own operator that has no plan."""
         without_plan = self._without_plan()
-        if without_plan is None:  # a call under way, while another kernel takes the place
+        if without_plan is None:  # a call under way of a kernel that is gone
             namespace, _, name = self._operator.partition("::")
             return getattr(getattr(torch.ops, namespace), name)(*args, **kwargs)
         return without_plan(*args, **kwargs)
@@ -242,8 +205,8 @@ class DispatchedKernel:
 
 
 _by_record: dict[int, DispatchedKernel] = {}
-_own: dict[tuple[str, str, str], list[_OwnOperator]] = {}
-"""Operators of kernels' own, by the operator that they compute, its schema and the device."""
+_places: dict[tuple[Any, ...], list[DispatchedKernel]] = {}
+"""Places of kernels, by the operator that they compute, its arguments, and the device."""
 _served: dict[tuple[str, str], _Entry] = {}
 """Entry by which calls of an operator on a device come in."""
 _free: list[int] = []
@@ -262,6 +225,51 @@ def _take_number() -> int:
         got=f"{most}, all in use",
         hint="use fewer kernels in one process; until then the reference computes the operator",
     )
+
+
+def dispatched_kernel(
+    owner: object,
+    operator: str,
+    schema: str,
+    arguments: Sequence[Parameter],
+    free: Sequence[bool],
+    results: int,
+    device: str,
+    without_plan: Callable[..., Any],
+    failed: Callable[[str], Exception],
+) -> DispatchedKernel:
+    """Return a kernel's place in the dispatcher: its own, that of a kernel that is gone, or a new one.
+
+    Args:
+        owner: The kernel.
+        operator: Name of the operator that it computes.
+        schema: Text of the operator's schema, without its name.
+        arguments: Parameter for each argument.
+        free: For each argument, True if its numbers of floating point are no part of a call's signature.
+        results: Number of results.
+        device: Dispatch key of its device, as `CPU`.
+        without_plan: Method of the kernel that computes calls without a plan, in Python.
+        failed: Method of the kernel that makes an exception from the text that it threw.
+
+    Raises:
+        ToolchainError: If torch refuses the kernel, or no entry is left.
+    """
+    types = tuple(
+        PARAMETER_TYPES.index(each.type)
+        + _OPTIONAL * each.optional
+        + _WRITTEN * each.written
+        + _FREE * is_free
+        for each, is_free in zip(arguments, free, strict=True)
+    )
+    with _lock:
+        places = _places.setdefault((operator, schema, types, device), [])
+        by_owner = {id(each.owner): each for each in places}
+        place = by_owner.get(id(owner)) or by_owner.get(id(None))
+        if place is None:
+            place = DispatchedKernel(operator, schema, types, results, device)
+            places.append(place)
+        place.take(owner, without_plan, failed)
+    return place
 
 
 class _Fallback:

@@ -178,6 +178,7 @@ def _with_prototypes(library: Any) -> Any:
         ("pending", pointer, [pointer]),
         ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
         ("forget", None, [pointer]),
+        ("forget_copies", None, [pointer]),
         ("cached_plans", ctypes.c_int64, [pointer]),
         ("copies", ctypes.c_int64, [pointer, number]),
         ("hold", None, [ctypes.py_object, text]),

@@ -1,5 +1,6 @@
 // Plans by which calls run: made once for each call signature, in Python, and cached here.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -188,7 +189,8 @@ struct Plan {
   }
 };
 
-// Values by signature. Many threads read it, and one writes rarely.
+// Values by signature. Many threads read it, and one writes rarely. What is forgotten begins a new generation: a value
+// that was made for an earlier one is not remembered.
 template <class T>
 class CallCache {
  public:
@@ -198,8 +200,11 @@ class CallCache {
     return at == entries_.end() ? std::nullopt : std::optional<T>(at->second.second);
   }
 
-  void remember(const Signature& key, T value) {
+  uint64_t generation() const { return generation_.load(); }
+
+  void remember(const Signature& key, T value, uint64_t generation) {
     std::unique_lock lock(mutex_);
+    if (generation != generation_) return;
     if (entry_of(key.words.data(), key.words.size()) != entries_.end()) return;  // of another thread
     if (entries_.size() >= limit) entries_.clear();  // sizes that change with each call must not fill the memory
     entries_.emplace(hash(key.words.data(), key.words.size()), std::make_pair(key, std::move(value)));
@@ -207,6 +212,7 @@ class CallCache {
 
   void forget() {
     std::unique_lock lock(mutex_);
+    generation_++;
     entries_.clear();
   }
 
@@ -240,6 +246,7 @@ class CallCache {
   }
 
   mutable std::shared_mutex mutex_;
+  std::atomic<uint64_t> generation_{0};
   Entries entries_;
 };
 }  // namespace opsmith

@@ -51,7 +51,7 @@ class PlannedKernel(BuiltKernel[S]):
 
     def _forget(self) -> None:
         if self._loaded is not None:
-            self._loaded.withdraw()
+            self._loaded.release()
         self._loaded = None
         self._refused: errors.OpsmithError | None = None
         self._serves = False
@@ -79,22 +79,22 @@ class PlannedKernel(BuiltKernel[S]):
             ToolchainError: If the runtime is missing and cannot be compiled, or has no place.
         """
         from opsmith.kernels.common.parameters import cpp_arguments
-        from opsmith.kernels.runtime.dispatch import DispatchedKernel
+        from opsmith.kernels.runtime.dispatch import dispatched_kernel
         from opsmith.kernels.runtime.library import runtime_file
 
         specification = self.operator.specification
         arguments = cpp_arguments(self)
         runtime_file(folder, described)
-        return DispatchedKernel(
+        return dispatched_kernel(
             self,
             specification.dispatched_name,
             specification.schema.void.text("", with_hidden=True),
             arguments,
             [each.name in self._free_numbers() for each in specification.schema.arguments],
             len(specification.schema.results),
+            self.device.upper(),
             self._without_plan,
             self._failed,
-            self.device.upper(),
         )
 
     def _numbers_read(self) -> Collection[str]:

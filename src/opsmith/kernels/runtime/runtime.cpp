@@ -7,7 +7,8 @@
 // call.
 //
 // Calls of other threads run while a kernel is reloaded. Torch's table of kernels cannot be changed under them, so
-// what is registered stays, and a reload exchanges the record by which calls of an entry run.
+// what is registered stays. A reload forgets the plans, each of which holds what it runs; and where another kernel
+// computes the operator from now on, the record is exchanged by which calls of its entry run.
 #include <pthread.h>
 
 #include <algorithm>
@@ -22,8 +23,8 @@
 namespace {
 using namespace opsmith;
 
-// A kernel as it was loaded once. It is complete before a call can find it, and stays as long as the process: a call
-// may be about to use it at any time. Only its caches and counts change.
+// A kernel. It is complete before a call can find it, and stays as long as the process: a call may be about to use it
+// at any time. Only its caches and counts change.
 struct Record {
   const std::vector<Argument> arguments;
   const int64_t results;
@@ -59,16 +60,25 @@ struct Entry {
 struct Pending {
   Record* record = nullptr;
   const Words* words = nullptr;
+  uint64_t generation = 0;  // of the plans when the call came in
 };
 thread_local Pending pending;
 
 class InFallback {
  public:
-  InFallback(Record* record, const Words* words) : before_(pending) { pending = {record, words}; }
+  InFallback(Record* record, const Words* words, uint64_t generation) : before_(pending) {
+    pending = {record, words, generation};
+  }
   ~InFallback() { pending = before_; }
 
  private:
   Pending before_;
+};
+
+// A signature for which a plan is awaited.
+struct Awaited {
+  Signature signature;
+  uint64_t generation;
 };
 
 // The kernel whose `sizes` threw in the call that is in the fallback in this thread. If the reference takes the call,
@@ -129,7 +139,7 @@ SizesStatus sizes_of(const Record& record, const Candidate& candidate, const Arg
 }
 
 // Compares the sizes from C++ with those of a plan, and records the kind of call if they agree.
-void compare(Record& record, const Plan& plan, const Arguments& arguments) {
+void compare(Record& record, const Plan& plan, const Arguments& arguments, uint64_t generation) {
   const Candidate& candidate = *plan.candidate;
   std::vector<Shape> shapes;
   if (!is_sizable(record, arguments)) return;
@@ -150,7 +160,7 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
       step *= result.sizes[size_t(d)];
     }
   }
-  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate);
+  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate, generation);
 }
 
 // Plans a call with new sizes, of a kind whose results C++ sizes; null for other kinds. If `sizes` throws, the call
@@ -188,8 +198,9 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
 
 // The plan of a call; null if it has none.
 std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, bool& threw) {
+  const uint64_t generation = record.sized.generation();
   if (auto known = record.plans.find(arguments.words)) {
-    if ((*known)->candidate != nullptr && (*known)->candidate->sizes != nullptr) compare(record, **known, arguments);
+    if ((*known)->candidate != nullptr && (*known)->candidate->sizes != nullptr) compare(record, **known, arguments, generation);
     return *known;
   }
   return sized(record, arguments, threw);
@@ -198,8 +209,10 @@ std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, 
 void enter(Entry& entry, uint64_t* stack) {
   Record* record = entry.record.load();
   Arguments arguments;
+  uint64_t generation = 0;
   bool threw = false;
   if (record != nullptr) {
+    generation = record->plans.generation();
     for (size_t at = 0; at < record->arguments.size(); at++) arguments.read(stack[at], record->arguments[at]);
     auto plan = planned(*record, arguments, threw);
     if (plan && may_write(*record, arguments)) {
@@ -208,7 +221,7 @@ void enter(Entry& entry, uint64_t* stack) {
       return;
     }
   }
-  InFallback guard(record, &arguments.words);
+  InFallback guard(record, &arguments.words, generation);
   Suspicion suspicion(threw ? record : nullptr);
   must(torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version), "torch_call_dispatcher");
   if (held_error.error != nullptr)
@@ -305,20 +318,27 @@ PUBLIC void* opsmith_pending_record() { return pending.record; }
 // Returns the signature of the call that is in the fallback; null if there is none of this record.
 PUBLIC void* opsmith_pending(void* held) {
   if (pending.record != held || pending.words == nullptr) return nullptr;
-  Signature* key = new Signature(*pending.words);
+  auto* awaited = new Awaited{Signature(*pending.words), pending.generation};
   pending.words = nullptr;
-  return key;
+  return awaited;
 }
 
-// Caches a plan for a signature, and releases the signature. Without a plan it is only released.
+// Caches a plan for a signature, unless the plans were forgotten meanwhile, and releases the signature. Without a plan
+// it is only released.
 PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan) {
-  std::unique_ptr<Signature> key(static_cast<Signature*>(signature));
-  if (plan != nullptr) static_cast<Record*>(held)->plans.remember(*key, Plan::read(plan));
+  std::unique_ptr<Awaited> awaited(static_cast<Awaited*>(signature));
+  if (plan != nullptr)
+    static_cast<Record*>(held)->plans.remember(awaited->signature, Plan::read(plan), awaited->generation);
 }
 
 PUBLIC void opsmith_forget(void* held) {
   static_cast<Record*>(held)->plans.forget();
   static_cast<Record*>(held)->sized.forget();
+}
+
+PUBLIC void opsmith_forget_copies(void* held) {
+  Record& record = *static_cast<Record*>(held);
+  for (size_t at = 0; at <= record.arguments.size(); at++) record.copies[at] = 0;
 }
 
 PUBLIC int64_t opsmith_cached_plans(void* held) { return static_cast<Record*>(held)->plans.count(); }
