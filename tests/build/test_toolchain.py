@@ -208,7 +208,7 @@ def test_a_relative_directory_stays_where_it_is(tmp_path: Path, monkeypatch: pyt
 
 def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opsmith.build.cache import Cache
-    from opsmith.kernels.cpp import runtime
+    from opsmith.kernels.runtime import library as runtime
 
     monkeypatch.setenv("CXX", str(program(tmp_path, "old", TRIED + "echo 'no C++17 here'; exit 1")))
     monkeypatch.setattr(runtime, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
@@ -223,7 +223,8 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_on_other_systems_there_are_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.kernels.cpp import compiler, runtime
+    from opsmith.kernels.cpp import compiler
+    from opsmith.kernels.runtime import library as runtime
 
     monkeypatch.setattr(compiler.sys, "platform", "win32")
     with pytest.raises(errors.ToolchainError, match=r"C\+\+ kernels are not built on win32 yet"):
@@ -232,7 +233,8 @@ def test_on_other_systems_there_are_none_yet(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_version_of_python_is_that_of_the_header() -> None:
     from opsmith.kernels.common import parameters
-    from opsmith.kernels.cpp import compiler, library, runtime
+    from opsmith.kernels.cpp import compiler, library
+    from opsmith.kernels.runtime import library as runtime
 
     exported: Any = runtime.runtime().opsmith_version()
     assert exported == library.VERSION
@@ -246,12 +248,14 @@ def _enumerators(text: str, name: str) -> list[str]:
 
 
 def test_no_header_of_torch_is_read(tmp_path: Path) -> None:
-    from opsmith.kernels.cpp import compiler, runtime
+    from opsmith.kernels.cpp import compiler
+    from opsmith.kernels.runtime import library as runtime
 
-    command = [*find_toolchain().command, "-std=c++17", "-H", "-fsyntax-only", str(runtime.RUNTIME)]
+    flags = ["-std=c++17", "-H", "-fsyntax-only", f"-I{compiler.HERE}"]
+    command = [*find_toolchain().command, *flags, str(runtime.RUNTIME)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     own = {str(path) for path in (compiler.HEADER, *runtime.RUNTIME_HEADERS)}
-    read = {line.lstrip(". ") for line in done.stderr.splitlines() if line.startswith(".")}
+    read = {str(Path(line.lstrip(". "))) for line in done.stderr.splitlines() if line.startswith(".")}
     assert own <= read
     assert not [path for path in read - own if "torch" in path or "pybind" in path or "Python.h" in path]
 

@@ -19,9 +19,10 @@ import opsmith.onnx
 from opsmith import errors
 from opsmith.build import toolchain
 from opsmith.exporting.library import refuse_unused
-from opsmith.kernels.cpp import linked_library as packaging
+from opsmith.kernels.cpp import kernel_object as packaging
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.ort import library as onnx_library
+from opsmith.kernels.runtime import linked_library
 
 X = torch.arange(4.0)
 Fails = Callable[..., str]
@@ -145,8 +146,8 @@ def test_no_compiler(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
 def packaged_anew(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have nothing of a library in the cache."""
     monkeypatch.setenv("OPSMITH_CACHE", str(folder))
-    cache = packaging.cache_on_disk.__wrapped__()
-    monkeypatch.setattr(packaging, "cache_on_disk", lambda: cache)
+    cache = linked_library.cache_on_disk.__wrapped__()
+    monkeypatch.setattr(linked_library, "cache_on_disk", lambda: cache)
 
 
 @pytest.mark.slow

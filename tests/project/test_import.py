@@ -88,6 +88,7 @@ WITH_THE_FIRST_CALL = (
     "opsmith.kernels.cpp.library",
     "opsmith.kernels.cuda.compiler",
     "opsmith.kernels.cuda.plan",
+    "opsmith.kernels.runtime.loading",
     "opsmith.torch_library.origins",
     "opsmith.torch_library.autograd.formula_rule",
     "opsmith.torch_library.autograd.functorch",

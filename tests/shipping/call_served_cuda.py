@@ -14,11 +14,10 @@ import sys
 from typing import Any
 
 import torch
-from fake_driver import ARCHITECTURE, STREAM, Record, emulate_launch
+from fake_driver import ARCHITECTURE, ON_LAUNCH, STREAM, Record, emulate_launch, geometry_of, passed
 from served_cuda_operators import declare
 
 from opsmith.kernels.cuda.emulation.compiler import emulated_libraries
-from opsmith.kernels.cuda.launch import Geometry
 from opsmith.shipping.served_cuda import cuda_kernels, variants_of
 
 driver_path, library_path, cases, outcomes = sys.argv[1:]
@@ -41,20 +40,17 @@ launches: list[tuple[Any, ...]] = []
 faults: list[str] = []
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_void_p))
-def launched(name: bytes, numbers: Any, parameters: Any) -> None:
+@ON_LAUNCH
+def launched(function: int, name: bytes, numbers: Any, parameters: Any) -> int:
     kernel, library, entry = emulated[name.decode()]
-    packed, offsets = bytearray(), []
-    for at, parameter in enumerate(library.parameters[entry]):
-        packed += bytes(-len(packed) % parameter.alignment)
-        offsets.append(len(packed))
-        packed += ctypes.string_at(parameters[at], parameter.size)
-    grid, block = tuple(numbers[:3]), tuple(numbers[3:6])
-    launches.append((kernel.source.kernel(library.instances[entry].entry).entry, grid, block, numbers[6]))
+    geometry = geometry_of(numbers)
+    entry_name = kernel.source.kernel(library.instances[entry].entry).entry
+    launches.append((entry_name, geometry.grid, geometry.block, geometry.shared))
     try:
-        emulate_launch(kernel, library, entry, Geometry(grid, block, numbers[6]), packed, offsets)
+        emulate_launch(kernel, library, entry, geometry, *passed(library.parameters[entry], parameters))
     except Exception as error:  # which a callback of C cannot raise
         faults.append(str(error))
+    return 0
 
 
 driver.fake_on_launch(launched)

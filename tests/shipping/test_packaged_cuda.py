@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from opsmith.kernels.cuda import nvrtc
 from opsmith.kernels.cuda.driver import Driver, DriverError
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.packaged import MAGIC, gpu_misfit, gpu_rank
+from opsmith.shipping.builder import staged_build
+from opsmith.shipping.targets import BuildTargets
 
 X = torch.tensor([1.0, 2.0, 3.0])
 EVERY = ("sm_80", "sm_90", "compute_90")
@@ -60,13 +63,29 @@ def kernel_of(operator: Any) -> CudaKernel:
     return on_cpu(operator)
 
 
+def test_the_runtime_lies_beside_cuda_kernels(built: Path) -> None:
+    languages = [each["language"] for each in json.loads((built / "manifest.json").read_text())["files"]]
+    assert languages.count("runtime") == 1
+
+
+def test_without_a_compiler_a_package_is_built_without_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    targets = BuildTargets.of("none", "sm_90")
+    with staged_build(source_package(), targets, tmp_path / "_kernels") as made:
+        assert {each.language for each in made.files} == {"CUDA"}
+        (reason,) = made.left_out
+    assert reason.startswith("there is no C++ compiler; ")
+
+
 @pytest.mark.usefixtures("no_nvrtc")
 def test_an_image_for_the_gpu_is_loaded_without_nvrtc(folder: Path, shifted: Any) -> None:
     with packaged.looking_in(PACKAGE, folder, EVERY):
         shifted.reload()
         assert torch.equal(shifted(X), X + 3)
     assert shifted.explain(X).origin == "built into the package for sm_90"
-    (loaded,) = kernel_of(shifted).launcher.functions.values()
+    (loaded,) = kernel_of(shifted).functions.loaded.values()
     assert (loaded.cubin.max_threads, loaded.cubin.resources.registers > 0) == (128, True)
 
 

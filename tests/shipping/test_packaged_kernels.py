@@ -29,9 +29,10 @@ import opsmith
 from opsmith.build import manifest, packaged, processor
 from opsmith.build.cache import CacheEntry
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.cpp.compiler import LIBRARY, build_flags, building_with, compile_kernel
+from opsmith.kernels.cpp.compiler import build_flags, building_with, compile_kernel
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.kernels.runtime.loading import LIBRARY
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
 ELSEWHERE = ("from the cache", "compiled now")

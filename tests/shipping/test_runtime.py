@@ -1,4 +1,4 @@
-"""Library between torch and all kernels in C++: the one that a process takes, and messages without one."""
+"""Library between torch and all kernels: the one that a process takes, and messages without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build import packaged
 from opsmith.core import missing_kernels
-from opsmith.kernels.cpp import runtime
+from opsmith.kernels.runtime import library as runtime
 
 OWN = Path(opsmith.__file__).parent
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no level of this machine's processors is known")
@@ -107,7 +107,7 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
     look_in({OWN: folder.parent / "nothing", PACKAGE: folder})
     operator = scaled()
     operator.reload()
-    missing = "the library between torch and all kernels in C++ is missing"
+    missing = "the library between torch and all kernels is missing"
     with pytest.warns(RuntimeWarning, match=re.escape(missing)):
         assert torch.equal(operator(X, 3.0), X * 3)
     said = said.format(folder=folder, package=PACKAGE)
@@ -121,7 +121,5 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
     operator.forget_calls()
     with pytest.raises(errors.KernelRefusedError) as caught:
         operator(X, 3.0)
-    assert "got: the library between torch and all kernels in C++ is missing: the kernel is" in str(
-        caught.value
-    )
+    assert "got: the library between torch and all kernels is missing: the kernel is" in str(caught.value)
     assert "hint: install what is missing, as a package with built kernels" in str(caught.value)

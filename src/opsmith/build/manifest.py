@@ -18,7 +18,7 @@ from opsmith.build.processor import cpu_features, machine
 VERSION = 2
 """Version of the manifest."""
 RUNTIME = "runtime"
-"""Language of the library between torch and all kernels in C++: every package with such kernels has it."""
+"""Language of the library between torch and all kernels in C++ and CUDA C++, which lies beside them."""
 
 BUILT_FILES = f"*.{'[0-9a-f]' * 16}.*"
 """Names of files with built kernels, as a pattern of shells."""

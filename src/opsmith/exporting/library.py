@@ -24,9 +24,9 @@ from opsmith.exporting.verification import Verification
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cpp.linked_library import KernelObject
 from opsmith.kernels.ort.library import LIBRARY, link_library
 from opsmith.kernels.ort.nodes import NodeArgument, NodeOperator, NodeType
+from opsmith.kernels.runtime.linked_library import KernelObject
 
 NodeName = tuple[str, str]
 """Domain and type of a node."""

@@ -22,7 +22,7 @@ from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import processors
 from opsmith.config import NO_CALLS_BUILD, no_calls_build
 from opsmith.core.kernels import BuiltKernel
-from opsmith.kernels.common.ahead import Ahead, Built
+from opsmith.kernels.common.ahead import Ahead, Built, SharedLibrary
 from opsmith.kernels.languages import Language
 from opsmith.shipping.package_build import (
     STAGED,
@@ -68,8 +68,8 @@ def build_package(
 ) -> PackageBuild:
     """Build the kernels of a package into its folder, without a check.
 
-    With kernels in C++ is the library between torch and all kernels, so that opsmith itself may be installed
-    without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
+    With kernels in C++ or CUDA C++ is the library between torch and all kernels, so that opsmith itself may
+    be installed without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
 
     Args:
         package: Name of a module, or path of a package's folder.
@@ -155,15 +155,21 @@ def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) ->
             jobs.append(_Job(None, calls_target(), build_calls, required=own))
         else:
             left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
+    shared: dict[SharedLibrary, bool] = {}
     for language, kernels in languages.items():
         ahead, wanted = language.ahead, _targets_of(language, targets)
         if ahead is not None and wanted:
-            jobs += [_Job(None, target, partial(_build_shared, each)) for target, each in ahead.shared()]
+            for library, required in ahead.shared():
+                shared[library] = required or shared.get(library, False)
             jobs += [
                 _Job(kernel, target, partial(_build, ahead, kernel, target, package.root))
                 for kernel in kernels
                 for target in wanted
             ]
+    jobs += [
+        _Job(None, library.target, partial(_build_shared, library), required=required)
+        for library, required in shared.items()
+    ]
     return jobs
 
 
@@ -232,9 +238,9 @@ def _build(ahead: Ahead, kernel: BuiltKernel[Any], target: str, root: Path, dire
     return _write(ahead.build(kernel, target, root, root / FOLDER), directory)
 
 
-def _build_shared(build: Callable[[], Built], directory: Path) -> BuiltFile:
+def _build_shared(library: SharedLibrary, directory: Path) -> BuiltFile:
     """Build a library of opsmith's own, and write it."""
-    return _write(build(), directory)
+    return _write(library.build(), directory)
 
 
 def _write(built: Built, directory: Path) -> BuiltFile:

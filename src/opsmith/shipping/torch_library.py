@@ -20,9 +20,9 @@ from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.ahead import refuse_unknown_levels
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cpp.linked_library import KernelObject
 from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
 from opsmith.kernels.cuda.kernel import cuda_kernels
+from opsmith.kernels.runtime.linked_library import KernelObject
 from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator

@@ -11,12 +11,11 @@
 extern "C" void Py_IncRef(PyObject*) {}
 
 int main(int, char** arguments) {
-  opsmith::Exported library{opsmith::version, 0, nullptr, {nullptr, nullptr}, nullptr, nullptr};
-  Record* record = static_cast<Record*>(opsmith_take(&library, nullptr, 0, 1, nullptr, 0, "", ""));
+  Record* record = static_cast<Record*>(opsmith_record(nullptr, 0, 1, nullptr));
   Words words;
   for (uint64_t word = 0; word < (1 << 18); word++) words.push(word);  // the lock is held while they are compared
-  const int64_t plan[] = {0, 0, 0};
-  opsmith_remember(record, new Signature(words), plan);
+  const int64_t plan[] = {1, 0, 0, 0, 0};  // nothing is run by it
+  opsmith_remember(record, new Awaited{Signature(words), 0}, plan);
   words.push(0);
 
   std::atomic<bool> stopped{false};
@@ -28,7 +27,7 @@ int main(int, char** arguments) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(60);  // a child that hangs ends the test
-      opsmith_remember(record, new Signature(words), plan);
+      opsmith_remember(record, new Awaited{Signature(words), 0}, plan);
       _exit(record->plans.find(words) ? 0 : 1);
     }
     int status;

@@ -49,6 +49,9 @@ Status aoti_torch_get_dim(TensorHandle, int64_t* dim) { return *dim = 1, 0; }
 Status aoti_torch_get_sizes(TensorHandle tensor, int64_t** sizes) { return *sizes = &tensor->size, 0; }
 Status aoti_torch_get_strides(TensorHandle tensor, int64_t** strides) { return *strides = &tensor->stride, 0; }
 Status aoti_torch_get_dtype(TensorHandle, int32_t* dtype) { return *dtype = dtype_of<float>::value, 0; }
+Status aoti_torch_get_device_type(TensorHandle, int32_t* type) { return *type = 0, 0; }
+Status aoti_torch_get_device_index(TensorHandle, int32_t* index) { return *index = -1, 0; }
+Status aoti_torch_aten_fill__Scalar(TensorHandle, double) { return 1; }
 Status aoti_torch_delete_tensor_object(TensorHandle tensor) { return delete tensor, stub::tensors--, 0; }
 Status aoti_torch_empty_strided(int64_t, const int64_t* sizes, const int64_t*, int32_t, int32_t, int32_t,
                                 TensorHandle* made) {
@@ -84,7 +87,7 @@ Status torch_delete_string(StringHandle) { return 1; }
 void Py_IncRef(PyObject*) {}
 }
 
-// ---- Libraries of kernels, as codegen.py generates them: each adds another number.
+// ---- Instances of kernels: each adds another number.
 
 constexpr int most_kernels = 3;
 
@@ -92,58 +95,46 @@ template <int number>
 void added(Contiguous<const float> x, Contiguous<float> y) {
   for (int64_t i = 0; i < x.numel(); i++) y[i] = x[i] + number;
 }
-template <int number> constexpr opsmith::Candidate candidates[] = {opsmith::candidate<&added<number>>()};
-template <int number> opsmith::Exported exported();
-template <int number> opsmith::Exported library = exported<number>();
-template <int number, int entry> void boxed(uint64_t* stack, uint64_t, uint64_t) {
-  library<number>.enter(entry, stack);
-}
-template <int number> opsmith::Exported exported() {
-  return {opsmith::version, 1, candidates<number>, {boxed<number, 0>, boxed<number, 1>}, nullptr, nullptr};
-}
-opsmith::Exported* const libraries[most_kernels] = {&library<0>, &library<1>, &library<2>};
+template <int number> constexpr opsmith::Candidate instance = opsmith::candidate<&added<number>>();
+const opsmith::Candidate* const instances[most_kernels] = {&instance<0>, &instance<1>, &instance<2>};
 
 // ---- Python: what dispatch.py and kernel.py do.
 
-std::string own(int kernel) { return "opsmith_kernels::kernel_" + std::to_string(kernel); }
-const std::string operator_name = "demo::added", own_fallback = "opsmith_kernels::fallback_0",
-                  served_fallback = "opsmith_kernels::fallback_1";
-std::atomic<void*> records[most_kernels];
-std::atomic<int> current{0};
+const std::string own = "opsmith_kernels::kernel_0", operator_name = "demo::added",
+                  own_fallback = "opsmith_kernels::fallback_0", served_fallback = "opsmith_kernels::fallback_1";
+void *record, *own_entry, *served_entry;
+std::atomic<int> current{0};  // the instance that is loaded
 
 void without_plan(uint64_t* stack, uint64_t, uint64_t) {
-  void* record = opsmith_pending_record();
-  int kernel = 0;
-  while (records[kernel] != record) kernel++;
   const int64_t size = reinterpret_cast<TensorHandle>(stack[0])->size;
-  const int64_t plan[] = {0, 0, 1, dtype_of<float>::value, 1, 0, size, 1};
-  void* signature = opsmith_pending(record);
-  if (signature != nullptr) opsmith_remember(record, signature, plan);
-  stub::call(own(kernel), stack);
+  const int64_t instance = reinterpret_cast<int64_t>(instances[current]);
+  const int64_t plan[] = {instance, 0, 0, 0, 1, dtype_of<float>::value, 1, 0, size, 1};
+  void* awaited = opsmith_pending(record);
+  if (awaited != nullptr) opsmith_remember(record, awaited, plan);
+  stub::call(own, stack);
 }
 
-void without_kernel(uint64_t* stack, uint64_t, uint64_t) { stub::call(own(current), stack); }
+void without_kernel(uint64_t* stack, uint64_t, uint64_t) { stub::call(own, stack); }
 
-// What Python does when it has loaded a kernel: a library is registered for its own operator the first time, and that
-// of the first kernel for the operator that all of them compute.
-void load(int kernel) {
+// What Python does with a kernel: it gets a record, by which its own operator runs, and the one that it computes.
+void make() {
   const int32_t tensor = opsmith::TENSOR;
-  if (records[kernel] == nullptr) {
-    records[kernel] = opsmith_take(libraries[kernel], &tensor, 1, 1, nullptr, 0, own_fallback.c_str(),
-                                   served_fallback.c_str());
-    opsmith_publish(records[kernel]);
-    opsmith_register(records[kernel], OWN, "opsmith_kernels", own(kernel).substr(own(kernel).rfind(':') + 1).c_str());
-    if (kernel == 0) opsmith_register(records[0], SERVED, "demo", "added");
-  }
-  opsmith_publish(records[kernel]);
-  current = kernel;
-  opsmith_serve(records[0], records[kernel]);
+  record = opsmith_record(&tensor, 1, 1, nullptr);
+  own_entry = opsmith_entry(1, 0, own_fallback.c_str());
+  served_entry = opsmith_entry(1, 0, served_fallback.c_str());
+  opsmith_publish(own_entry, record);
+  opsmith_publish(served_entry, record);
+  opsmith_register(own_entry, 0, "opsmith_kernels", "CPU", "kernel_0");
+  opsmith_register(served_entry, 1, "demo", "CPU", "added");
 }
 
-void release(int kernel) {
-  opsmith_withdraw(records[0], records[kernel]);
-  opsmith_forget(records[kernel]);
-  opsmith_forget_copies(records[kernel]);
+// What it does in a reload. Plans that are made meanwhile may be of what was there before.
+void reload(int kernel) {
+  opsmith_withdraw(served_entry, record);
+  opsmith_forget(record);
+  current = kernel;
+  opsmith_forget(record);
+  opsmith_publish(served_entry, record);
 }
 
 int main(int, char** arguments) {
@@ -154,7 +145,7 @@ int main(int, char** arguments) {
   std::atomic<bool> stopped{false};
   stub::operators[own_fallback] = without_plan;
   stub::operators[served_fallback] = without_kernel;
-  load(0);
+  make();
 
   std::vector<std::thread> threads;
   for (int caller = 0; caller < callers; caller++)
@@ -165,7 +156,7 @@ int main(int, char** arguments) {
         uint64_t stack[1] = {reinterpret_cast<uint64_t>(stub::tensor(1 + draw() % 5))};
         const bool through_own = caller == 0;  // as the fast path calls a kernel
         try {
-          if (!stub::call(through_own ? own(current) : operator_name, stack)) failed++;
+          if (!stub::call(through_own ? own : operator_name, stack)) failed++;
         } catch (const std::exception& error) {
           failed++;
           std::printf("%s\n", error.what());
@@ -180,8 +171,7 @@ int main(int, char** arguments) {
     });
   for (int reload = 1; reload <= reloads; reload++) {
     begun = reload;
-    release((reload - 1) % kernels);
-    load(reload % kernels);
+    ::reload(reload % kernels);
     ended = reload;
     for (const int64_t before = calls; calls < before + callers;) std::this_thread::yield();
   }

@@ -18,9 +18,10 @@ from opsmith import errors
 from opsmith.build.compiler_options import AS_BEFORE, KEEPING, CompilerOptions, compiler_options
 from opsmith.build.toolchain import Toolchain, find_toolchain
 from opsmith.kernels.cpp.codegen import implied_headers
-from opsmith.kernels.cpp.compiler import LIBRARY, compile_kernel, kernel_flags
+from opsmith.kernels.cpp.compiler import compile_kernel, kernel_flags
 from opsmith.kernels.cpp.sanitizer import sanitized, unset_lines
 from opsmith.kernels.cpp.source import CppSource, cpp_source
+from opsmith.kernels.runtime.loading import LIBRARY
 
 TEXT = "{above}\nvoid value(View<const float, 1> x, View<float, 1> y) {{ y(0) = {value}; }}\n"
 

@@ -524,7 +524,8 @@ def test_a_strict_kernel_is_not_passed_over_on_its_device(mode: Any) -> None:
 
 def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.library import LIBRARY, TABLE, loadable
+    from opsmith.kernels.cpp.codegen import TABLE
+    from opsmith.kernels.runtime.loading import LIBRARY, loadable
 
     (tmp_path / LIBRARY).write_text("no library")
     with pytest.raises(errors.CompileError, match=r"the compiled kernel cannot be loaded\n  got: .*"):
@@ -533,7 +534,8 @@ def test_a_library_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path) -> None:
     from opsmith.build.cache import CacheEntry
-    from opsmith.kernels.cpp.library import LIBRARY, TABLE, loadable
+    from opsmith.kernels.cpp.codegen import TABLE
+    from opsmith.kernels.runtime.loading import LIBRARY, loadable
 
     sources = iter(["disk", "built"])
     entries = []
@@ -551,11 +553,11 @@ def test_a_stored_library_that_does_not_load_is_built_again_once(tmp_path: Path)
 
 def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opsmith.build.cache import Cache
-    from opsmith.kernels.cpp import library
+    from opsmith.kernels.runtime import loading
 
     cache = Cache(tmp_path / "cache")
-    monkeypatch.setattr(library, "cache_on_disk", lambda: cache)
-    monkeypatch.setattr(library, "_runs_nothing", lambda directory: directory.parent == cache.directory)
+    monkeypatch.setattr(loading, "cache_on_disk", lambda: cache)
+    monkeypatch.setattr(loading, "_runs_nothing", lambda directory: directory.parent == cache.directory)
     places = []
 
     def load(path: str) -> Any:
@@ -564,9 +566,9 @@ def test_a_disk_that_runs_no_programs_is_not_used(tmp_path: Path, monkeypatch: p
             raise OSError(f"{path}: failed to map segment from shared object")
         return path
 
-    monkeypatch.setattr(library.ctypes, "CDLL", load)
+    monkeypatch.setattr(loading.ctypes, "CDLL", load)
     with pytest.warns(RuntimeWarning, match="for this process alone, .*noexec"):
-        file = library.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
+        file = loading.loadable(lambda: cache.obtain({"a": "b"}, lambda at: (at / "c").touch()), "strip")
     assert places == [places[0], Path(file.path).parent]
     assert not Path(file.path).is_relative_to(cache.directory)
     reason = "no program can be run from its file system (noexec)"

@@ -10,6 +10,7 @@ import pytest
 
 from opsmith.build.toolchain import find_toolchain
 from opsmith.kernels.cpp.compiler import HEADER
+from opsmith.kernels.runtime.library import RUNTIME
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are built on Linux")
 
@@ -21,7 +22,8 @@ FORKS = 20
 @pytest.mark.slow
 def test_a_child_does_not_wait_for_a_thread_that_reads_plans(tmp_path: Path) -> None:
     program = tmp_path / "forked_calls"
-    command = [*find_toolchain().command, *FLAGS, f"-I{HEADER.parent}", str(PROGRAM), "-o", str(program)]
+    folders = [f"-I{each.parent}" for each in (HEADER, RUNTIME)]
+    command = [*find_toolchain().command, *FLAGS, *folders, str(PROGRAM), "-o", str(program)]
     subprocess.run(command, check=True)
     done = subprocess.run([program, str(FORKS)], capture_output=True, text=True, check=False)
     assert int(done.stdout) == FORKS

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
-from opsmith.kernels.cpp.runtime import fill_new_memory
+from opsmith.kernels.runtime.library import fill_new_memory
 
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 LAYOUTS = {name: layout for name, layout in READ.items() if name != "expanded"}

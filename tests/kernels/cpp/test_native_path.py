@@ -16,8 +16,8 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.checking.side_effects.canaries import poison_new_memory
-from opsmith.kernels.cpp import runtime
-from opsmith.kernels.cpp.runtime import fill_new_memory
+from opsmith.kernels.runtime import library
+from opsmith.kernels.runtime.library import fill_new_memory
 from opsmith.torch_library import capabilities
 
 TWICE = """
@@ -330,7 +330,7 @@ def test_new_memory_is_filled_for_the_first_kernel_of_a_process_too() -> None:
         return x * 2
 
     first_written.kernel("cpu", cpp="void first_written(View<const float> x, View<float> y) {}")
-    runtime.runtime.cache_clear()  # as before anything is loaded
+    library.runtime.cache_clear()  # as before anything is loaded
     with poison_new_memory():
         assert first_written(torch.ones(3)).isnan().all()
 

@@ -13,7 +13,7 @@ import pytest
 from opsmith import errors
 from opsmith.build.toolchain import find_toolchain
 from opsmith.kernels.cpp.compiler import HEADER
-from opsmith.kernels.cpp.runtime import RUNTIME, RUNTIME_HEADERS
+from opsmith.kernels.runtime.library import RUNTIME, RUNTIME_HEADERS
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,30 +76,34 @@ def test_a_reload_under_calls_of_other_threads_has_no_data_race(races: Path, ker
     assert figures == {"reloads": RELOADS, "failed": 0, "replaced": 0, "tensors": 0}
 
 
+ATOMIC = "std::atomic<Record*> record{nullptr};"
 PLAIN = """struct {
     Record* plain = nullptr;
     Record* load() { return plain; }
     void operator=(Record* record) { plain = record; }
     void compare_exchange_strong(Record*, Record* record) { plain = record; }
-  } serving;"""
+  } record;"""
 
 
-@pytest.mark.parametrize(
-    ("file", "atomic", "plain"),
-    [
-        ("runtime.cpp", "std::atomic<Record*> serving{nullptr};", PLAIN),
-        ("opsmith.h", "__atomic_store_n(&record, held, __ATOMIC_RELEASE);", "record = held;"),
-    ],
-    ids=["serving", "record"],
-)
-def test_an_exchange_that_is_not_atomic_is_found(
-    folder: Path, tmp_path: Path, file: str, atomic: str, plain: str
-) -> None:
-    mutant = tmp_path / "mutant"
-    shutil.copytree(folder, mutant)
-    text = (mutant / file).read_text()
-    assert text.count(atomic) == 1
-    (mutant / file).write_text(text.replace(atomic, plain))
-    program, printed = compiled(PROGRAM, mutant)
+def mutant(folder: Path, tmp_path: Path, file: str, right: str, wrong: str) -> Path:
+    copied = tmp_path / "mutant"
+    shutil.copytree(folder, copied)
+    text = (copied / file).read_text()
+    assert text.count(right) == 1
+    (copied / file).write_text(text.replace(right, wrong))
+    program, printed = compiled(PROGRAM, copied)
     assert program is not None, printed
+    return program
+
+
+def test_an_exchange_that_is_not_atomic_is_found(folder: Path, tmp_path: Path) -> None:
+    program = mutant(folder, tmp_path, "runtime.cpp", ATOMIC, PLAIN)
     assert RACE in run(program, RELOADS, 3).stderr
+
+
+def test_a_plan_of_what_was_there_before_is_found(folder: Path, tmp_path: Path) -> None:
+    program = mutant(
+        folder, tmp_path, "plan.h", "if (generation != generation_) return;", "(void)generation;"
+    )
+    figures = json.loads(run(program, 4 * RELOADS, 3).stdout)
+    assert figures["replaced"] > 0

@@ -18,8 +18,8 @@ typedef struct { char name[256]; const char* image; int device; } Module;
 // `shared`: bytes of static shared memory; `dynamic`: as many bytes of dynamic shared memory may be launched with.
 typedef struct { Module* module; unsigned shared, dynamic, threads, registers; } Function;
 
-static int initialized, fail_next, modules, depth;
-static int stack[DEPTH];
+static int initialized, fail_next, modules, lost;
+static __thread int depth, stack[DEPTH];  // each thread has contexts of its own
 static Module module_of[MODULES];
 static Function function_of[MODULES];
 
@@ -34,16 +34,19 @@ static Record last;
 
 #define EXPORT __attribute__((visibility("default")))
 
-// Called for each launch: name, grid and block and bytes of shared memory, addresses of the parameters.
-static void (*on_launch)(const char*, const unsigned*, void**);
+// Called for each launch: handle and name of the kernel, grid and block and bytes of shared memory, addresses of the
+// parameters. Returns the status of the launch.
+static int (*on_launch)(void*, const char*, const unsigned*, void**);
 static int capturing;
 
-EXPORT void fake_on_launch(void (*called)(const char*, const unsigned*, void**)) { on_launch = called; }
+EXPORT void fake_on_launch(int (*called)(void*, const char*, const unsigned*, void**)) { on_launch = called; }
 EXPORT void fake_capture(int captures) { capturing = captures; }
 
 EXPORT Record* fake_record(void) { last.depth = depth; return &last; }
 EXPORT void fake_reset(void) { memset(&last, 0, sizeof last); fail_next = 0; }
 EXPORT void fake_fail(int status) { fail_next = status; }
+// Lets no context be made current, as in a forked process.
+EXPORT void fake_lose(int loses) { lost = loses; }
 
 EXPORT int cuInit(unsigned flags) { initialized = 1; return flags ? INVALID_VALUE : OK; }
 
@@ -83,6 +86,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
   return initialized ? OK : NOT_INITIALIZED;
 }
 EXPORT int cuCtxPushCurrent_v2(void* context) {
+  if (lost) return NOT_INITIALIZED;
   if (depth == DEPTH) return INVALID_VALUE;
   stack[depth++] = (int)((size_t)context - 0x100);
   return OK;
@@ -193,7 +197,7 @@ EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
   if (!gx || !gy || !gz || !threads || threads > launched->threads || extra) return INVALID_VALUE;
   if (shared > launched->dynamic) return INVALID_VALUE;
   if (registers_of(launched, threads) > MOST_REGISTERS) return OUT_OF_RESOURCES;
-  last.launches++;
+  __atomic_add_fetch(&last.launches, 1, __ATOMIC_RELAXED);
   last.device = launched->module->device;
   last.grid[0] = gx, last.grid[1] = gy, last.grid[2] = gz;
   last.block[0] = bx, last.block[1] = by, last.block[2] = bz;
@@ -201,6 +205,5 @@ EXPORT int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz,
   last.stream = stream;
   strcpy(last.name, launched->module->name);
   const unsigned numbers[] = {gx, gy, gz, bx, by, bz, shared};
-  if (on_launch) on_launch(last.name, numbers, parameters);  // else fake_driver.py reads the parameters
-  return OK;
+  return on_launch ? on_launch(function, last.name, numbers, parameters) : OK;
 }

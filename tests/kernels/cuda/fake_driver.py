@@ -11,9 +11,11 @@ import ctypes
 import hashlib
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -88,21 +90,60 @@ def driver_library() -> Any:
     return library
 
 
+ON_LAUNCH: Any = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_uint),
+    ctypes.POINTER(ctypes.c_void_p),
+)
+"""What the driver calls for each launch; see fake_driver.c."""
+FAULT = 999
+"""CUDA_ERROR_UNKNOWN."""
+
+
+def geometry_of(numbers: Any) -> Geometry:
+    """The geometry of a launch, from what the driver got."""
+    return Geometry(tuple(numbers[:3]), tuple(numbers[3:6]), numbers[6])
+
+
+def passed(parameters: Sequence[CudaParameter], addresses: Any) -> tuple[bytearray, list[int]]:
+    """The bytes of a launch's parameters, from what the driver got, and the offset of each."""
+    packed, offsets = bytearray(), []
+    for at, parameter in enumerate(parameters):
+        packed += bytes(-len(packed) % parameter.alignment)
+        offsets.append(len(packed))
+        packed += ctypes.string_at(addresses[at], parameter.size)
+    return packed, offsets
+
+
 class FakeDriver(Driver):
     """The driver, behind which kernels are emulated that it was given.
 
     Attributes:
-        dry: True if launches are written down, and nothing runs.
+        fault: Error of the emulation in the last launch, which a callback of C cannot raise.
     """
 
     def __init__(self) -> None:
         super().__init__(driver_library())
-        self.dry = True
+        self.fault: Exception | None = None
         self._kernels: list[CudaKernel] = []
         self._instances: dict[tuple[CudaKernel, Instance], tuple[EmulatedLibrary, int]] = {}
+        self._on_launch = ON_LAUNCH(self._launched)  # as long as the driver may call it
+
+    def run(self, *, dry: bool) -> None:
+        """Run what is launched; if dry, launches are written down, and nothing runs."""
+        driver_library().fake_on_launch(ON_LAUNCH() if dry else self._on_launch)
 
     def take(self, kernel: CudaKernel) -> None:
-        """Take the launches of a kernel."""
+        """Take the launches of a kernel, whose calls raise the faults of its emulation."""
+        failed = kernel._failed
+
+        def raise_fault(_: CudaKernel, text: str) -> Exception:
+            fault, self.fault = self.fault, None
+            return fault or failed(text)
+
+        kernel._failed = MethodType(raise_fault, kernel)  # type: ignore[method-assign]
         self._kernels.append(kernel)
 
     def emulate(self, kernel: CudaKernel, instances: Sequence[Instance]) -> None:
@@ -111,23 +152,37 @@ class FakeDriver(Driver):
             for entry, instance in enumerate(library.instances):
                 self._instances[kernel, instance] = library, entry
 
-    def launch(
-        self, function: int, geometry: Geometry, stream: int, packed: bytearray, offsets: Sequence[int]
-    ) -> None:
-        """Launch a kernel by the driver, and then run it on the CPU, with what a GPU would get."""
-        super().launch(function, geometry, stream, packed, offsets)
-        if self.dry:
-            return
-        kernel, instance = next(
-            (kernel, instance)
-            for kernel in self._kernels
-            for (instance, _), loaded in kernel.launcher.functions.items()
-            if loaded.handle == function
-        )
-        if (kernel, instance) not in self._instances:
-            self.emulate(kernel, [instance])
-        library, entry = self._instances[kernel, instance]
-        emulate_launch(kernel, library, entry, geometry, packed, offsets)
+    def _launched(self, function: int, name: bytes, numbers: Any, parameters: Any) -> int:
+        """Run a launch on the CPU, with what a GPU would get."""
+        try:
+            kernel, instance = next(
+                (kernel, instance)
+                for kernel in self._kernels
+                for (instance, _), loaded in kernel.functions.loaded.items()
+                if loaded.handle == function
+            )
+            if (kernel, instance) not in self._instances:
+                self.emulate(kernel, [instance])
+            library, entry = self._instances[kernel, instance]
+            packed, offsets = passed(library.parameters[entry], parameters)
+            emulate_launch(kernel, library, entry, geometry_of(numbers), packed, offsets)
+        except Exception as error:
+            self.fault = error
+            return FAULT
+        return 0
+
+
+def launch(function: int, geometry: Geometry, parameters: int = 8) -> None:
+    """Launch a kernel by the driver itself, with parameters that are zeros.
+
+    Raises:
+        DriverError: If it refuses.
+    """
+    held = (ctypes.c_char * 1024)()
+    addresses = (ctypes.c_void_p * parameters)(*[ctypes.addressof(held)] * parameters)
+    grid, block, stream = geometry.grid, geometry.block, ctypes.c_void_p(STREAM)
+    handle = ctypes.c_void_p(function)
+    driver()._do("cuLaunchKernel", handle, *grid, *block, geometry.shared, stream, addresses, None)
 
 
 def emulate_launch(
@@ -197,21 +252,33 @@ def record() -> Record:
 
 def forget(*, dry: bool = True) -> None:
     """Let the driver forget; it runs what is launched, unless it is dry."""
-    driver().dry = dry
+    driver().run(dry=dry)
     driver_library().fake_reset()
+
+
+_copies: dict[CudaKernel, Counter[str]] = {}
+
+
+def forget_copies(kernels: Iterable[CudaKernel]) -> None:
+    """Count the copies of kernels from now on."""
+    _copies.update({kernel: Counter(kernel.copied) for kernel in kernels})
+
+
+def copied(kernel: CudaKernel) -> dict[str, int]:
+    """The copies that a kernel has made since then."""
+    return dict(Counter(kernel.copied) - _copies[kernel])
 
 
 class OnCpu(TorchCuda):
     """A machine whose tensors are on the CPU, and whose driver is that one."""
+
+    device = "cpu"
 
     def unavailable(self) -> str | None:
         return None
 
     def architecture(self, index: int) -> str:
         return ARCHITECTURE
-
-    def stream(self, index: int) -> int:
-        return STREAM + index
 
     def is_capturing(self) -> bool:
         return False

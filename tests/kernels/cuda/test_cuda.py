@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_operators import channel_sums, pooled, row_sums, scaled, told
-from fake_driver import STREAM, emulate, forget, instances, on_cpu, record
+from fake_driver import STREAM, copied, emulate, forget, forget_copies, instances, on_cpu, record
 from kernel_cases import EVERY, SHAPES, WIDE
 from kernel_cases import WITH_NEGATIVE as LAYOUTS
 from matrices import diagonal
@@ -35,8 +35,7 @@ def kernels() -> dict[str, CudaKernel]:
 @pytest.fixture(autouse=True)
 def forgotten(kernels: dict[str, CudaKernel]) -> Iterator[None]:
     forget(dry=False)
-    for kernel in kernels.values():
-        kernel.copied.clear()
+    forget_copies(kernels.values())
     yield
     assert record().depth == 0, "a context is left behind"
     forget()
@@ -78,15 +77,15 @@ def test_several_results_and_any_strides(
     x = LAYOUTS[layout](torch.randn(4, 6, dtype=dtype))
     assert_close(row_sums(x), row_sums.reference(x))
     assert record().launches == 1
-    assert kernels["row_sums"].copied == {}
+    assert copied(kernels["row_sums"]) == {}
 
 
 def test_a_negative_bit_becomes_numbers(kernels: dict[str, CudaKernel]) -> None:
-    """The dispatcher sees to it; who calls the kernel itself, as `check` does, goes past that."""
+    """The dispatcher sees to it, also where the kernel itself is called, as `check` does."""
     x = LAYOUTS["negative"](torch.randn(4, 6))
     assert x.is_neg()
     assert_close(kernels["row_sums"](x), row_sums.reference(x))
-    assert kernels["row_sums"].copied == {"x": 1}
+    assert copied(kernels["row_sums"]) == {}
     assert kernels["row_sums"].copies([x]) == ("`x`, which has the negative bit",)
 
 
@@ -96,7 +95,7 @@ def test_channels_last(channels_last: bool, kernels: dict[str, CudaKernel]) -> N
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     assert_close(channel_sums(x), channel_sums.reference(x))
-    assert kernels["channel_sums"].copied == ({} if channels_last else {"x": 1})
+    assert copied(kernels["channel_sums"]) == ({} if channels_last else {"x": 1})
     assert channel_sums.explain(x).copies == (() if channels_last else ("`x`, which is not channels-last",))
 
 
@@ -148,7 +147,7 @@ def test_constants_make_instances_and_are_no_part_of_the_size(kernels: dict[str,
     assert_close(pooled(x, 3, True), pooled.reference(x, 3, True))
     assert record().launches == 4
     assert record().shared == 16 * 4
-    loaded = {str(instance) for instance, _ in kernels["pooled"].launcher.functions}
+    loaded = {str(instance) for instance, _ in kernels["pooled"].functions.loaded}
     assert loaded >= {"float32, SIZE=2, LARGEST=0", "float32, SIZE=3, LARGEST=1"}
     assert not any("SIZE=8" in each for each in loaded)
 

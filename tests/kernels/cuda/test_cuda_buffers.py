@@ -207,6 +207,21 @@ def _forgotten() -> Any:
     forget()
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**53) - 1, 7])
+def test_a_whole_number_is_filled_in_as_it_is_on_a_device(number: int) -> None:
+    @opsmith.operator(f"cuda_buffers::whole_{number % 1000}")
+    def whole(x: Tensor) -> Tensor:
+        return torch.full_like(x, number)
+
+    text = "__global__ void whole(View<const int64_t> x, View<int64_t> y) {}"
+    whole.kernel("cuda", cuda=text, entry="whole", grid=1, initial={"result": number})
+    on_cpu(whole)
+    forget()
+    for _ in range(2):
+        assert whole(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [[number] * 3] * 2
+    assert record().launches == 2
+
+
 @pytest.mark.usefixtures("_forgotten")
 def test_results_are_filled_before_the_launch_on_a_device() -> None:
     @opsmith.operator("cuda_buffers::on_device", results={"counts": opsmith.non_differentiable})

@@ -349,7 +349,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
     for kilobytes, allowed in ((1, 0), (64, 64 * 1024), (96, 96 * 1024), (80, 96 * 1024)):
         operator(torch.ones(kilobytes))
         assert (record().shared, record().allowed) == (kilobytes * 1024, allowed)
-    assert record().loads == len(kernel.launcher.functions) == 1
+    assert record().loads == len(kernel.functions.loaded) == 1
     with pytest.raises(errors.LaunchError) as caught:
         operator(torch.ones(228))
     assert str(caught.value).splitlines()[:4] == [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_driver import ARCHITECTURE, STREAM, driver, emulate, forget, instances, on_cpu, record
+from fake_driver import ARCHITECTURE, driver, emulate, forget, instances, launch, on_cpu, record
 from torch import Tensor
 
 import opsmith
@@ -39,7 +39,7 @@ def status(cubin: Cubin, *, block: int = 32, shared: int = 0, allowed: int | Non
             if allowed is not None:
                 driver().allow_shared(function, allowed)
             geometry = Geometry((1, 1, 1), (block, 1, 1), shared)
-            driver().launch(function, geometry, STREAM, bytearray(1024), [0] * 8)
+            launch(function, geometry)
         except DriverError as error:
             assert record().launches == 0
             return str(error).partition(" returns ")[2].partition(":")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_driver import emulate, forget, instances, on_cpu, record
+from fake_driver import copied, emulate, forget, forget_copies, instances, on_cpu, record
 from kernel_cases import EVERY, SHAPES
 from kernel_cases import LAYOUTS as READ
 from matrices import diagonal
@@ -104,8 +104,7 @@ def kernels() -> dict[str, CudaKernel]:
 @pytest.fixture(autouse=True)
 def forgotten(kernels: dict[str, CudaKernel]) -> Iterator[None]:
     forget(dry=False)
-    for kernel in kernels.values():
-        kernel.copied.clear()
+    forget_copies(kernels.values())
     yield
     assert record().depth == 0, "a context is left behind"
     forget()
@@ -123,7 +122,7 @@ def test_every_dtype_size_and_layout(
         assert_close(raise_(cache, x, 2.0), raise_.reference(expected, x, 2.0))
         assert_close(cache, expected)
     assert cache._version == count + 2
-    assert kernels["raise_"].copied == {}
+    assert copied(kernels["raise_"]) == {}
     assert record().launches == (2 if cache.numel() else 0)
 
 
@@ -140,11 +139,11 @@ def test_another_layout_is_rejected_unless_copies_are_allowed(kernels: dict[str,
     assert found.copies[:2] == ("`x`, which is not contiguous, and back", "`y`, which is not contiguous")
     copying(whole[:, ::2], torch.ones(4, 3).T)
     assert record().launches == 1
-    assert kernels["copying"].copied == {"x": 1, "y": 1}
+    assert copied(kernels["copying"]) == {"x": 1, "y": 1}
     assert_close(whole, torch.tensor([2.0, 0.0]).repeat(3, 4))
     strictly(whole, torch.ones(8, 3).T)
     assert_close(whole, torch.tensor([3.0, 1.0]).repeat(3, 4))
-    assert kernels["strictly"].copied == {"y": 1}
+    assert copied(kernels["strictly"]) == {"y": 1}
 
 
 def test_lists_optional_tensors_and_a_launch_of_nothing() -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from opsmith.build.toolchain import find_toolchain
-from opsmith.kernels.cpp.compiler import HERE
+from opsmith.kernels.runtime.library import PROCESSOR
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the table is of x86-64's instructions"
 )
 
-HEADER = HERE / "processor.h"
-ROWS = re.findall(r'X\((\d+), (__\w+__), "(\w+)"', HEADER.read_text(encoding="utf-8"))
+ROWS = re.findall(r'X\((\d+), (__\w+__), "(\w+)"', PROCESSOR.read_text(encoding="utf-8"))
 COMPUTING = re.compile(r"__(AVX\w*|FMA\w*|XOP|BMI2?|POPCNT|LZCNT|MOVBE|F16C|GFNI|VAES|VPCLMULQDQ)__")
 """Macros of what a compiler may use by itself, or a kernel where its author asks for it."""
 OF_OLD = re.compile(r"__AVX512(ER|PF|4\w+)__")
@@ -48,7 +47,7 @@ def test_missing_are_those_that_the_system_does_not_list(tmp_path: Path) -> None
     described = Path("/proc/cpuinfo").read_text()
     flags = set(re.search(r"^flags\s*:(.*)$", described, re.MULTILINE)[1].replace("_", "").split())
     (tmp_path / "asked.cpp").write_text(
-        f'#include "{HEADER}"\n#include <cstdio>\n'
+        f'#include "{PROCESSOR}"\n#include <cstdio>\n'
         "int main() {\n"
         "  for (int bit = 0; bit < 32; bit++)\n"
         '    if (const char* name = missing_instruction(1u << bit)) std::printf("%s\\n", name);\n'

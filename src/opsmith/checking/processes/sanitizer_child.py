@@ -28,8 +28,8 @@ from opsmith.judging.compare import as_bytes, same_bits, unravel
 from opsmith.judging.tensors import replica
 from opsmith.kernels.cpp.crash_trace import trace_exit, tracer
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cpp.runtime import fill_new_memory
 from opsmith.kernels.cpp.sanitizer import Fill, sanitized
+from opsmith.kernels.runtime.library import fill_new_memory
 from opsmith.torch_library.result_layouts import ResultLayout
 
 DEATHS = 5

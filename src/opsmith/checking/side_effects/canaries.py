@@ -20,7 +20,7 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.judging.compare import describe_write, exact_difference
 from opsmith.judging.tensors import is_inexact
-from opsmith.kernels.cpp.runtime import fill_new_memory
+from opsmith.kernels.runtime.library import fill_new_memory
 
 MARGIN = 64
 """Elements before and after: a multiple of the alignment of any vector unit."""

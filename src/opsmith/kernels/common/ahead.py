@@ -34,6 +34,19 @@ class Built:
     suffix: str
 
 
+@dataclass(frozen=True, slots=True)
+class SharedLibrary:
+    """Library of opsmith's own that kernels need.
+
+    Attributes:
+        target: Its target.
+        build: Function that builds it.
+    """
+
+    target: str
+    build: Callable[[], Built]
+
+
 class Ahead(ABC):
     """Builds kernels of one language into packages."""
 
@@ -74,8 +87,8 @@ class Ahead(ABC):
         """
         return FIRST_CALL
 
-    def shared(self) -> Iterator[tuple[str, Callable[[], Built]]]:
-        """Yield target and function of each library of opsmith's own that kernels of the language need."""
+    def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
+        """Yield each library of opsmith's own that the kernels need; True if no build is without it."""
         yield from ()
 
 

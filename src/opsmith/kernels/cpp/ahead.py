@@ -6,22 +6,20 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from opsmith import errors
 from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
-from opsmith.build.manifest import RUNTIME, BuiltFile
+from opsmith.build.manifest import BuiltFile
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.common.ahead import Ahead, Built, shipped_headers
-from opsmith.kernels.cpp.compiler import LIBRARY, building_with, kernel_toolchain
+from opsmith.kernels.common.ahead import Ahead, Built, SharedLibrary, shipped_headers
+from opsmith.kernels.cpp.compiler import building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION
-from opsmith.kernels.cpp.runtime import compile_runtime, runtime_digest
-
-ANY_TARGET = "any"
-"""Target of a library for every processor of a machine."""
+from opsmith.kernels.runtime.ahead import RUNTIME
+from opsmith.kernels.runtime.loading import LIBRARY
 
 
 class CppAhead(Ahead):
@@ -60,22 +58,9 @@ class CppAhead(Ahead):
         kernel.load()
         return kernel.origin
 
-    def shared(self) -> Iterator[tuple[str, Callable[[], Built]]]:
-        """Yield the library between torch and all kernels, for every processor of this machine."""
-        yield ANY_TARGET, _runtime
-
-
-def _runtime() -> Built:
-    library = compile_runtime().directory / LIBRARY
-    described = BuiltFile(
-        operator="",
-        language=RUNTIME,
-        digest=runtime_digest(),
-        abi=VERSION,
-        target=ANY_TARGET,
-        machine=machine(),
-    )
-    return Built(described, library.read_bytes(), "so")
+    def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
+        """Yield the library between torch and all kernels: without it there is no compiler either."""
+        yield RUNTIME, True
 
 
 _INSTRUCTIONS = re.compile(r"-m(?!arch=|tune=|prefer-vector-width=|no-|cmodel=|llvm$).*")

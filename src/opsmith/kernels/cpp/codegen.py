@@ -56,13 +56,9 @@ __attribute__((visibility("hidden"))) void __wrap_exit(int status) {{
 """
 _TABLE = """\
 static const opsmith::Candidate {name}_candidates[] = {{{candidates}}};
-template <int entry> static void {name}_boxed(uint64_t*, uint64_t, uint64_t);
 extern "C" {{
 __attribute__((visibility("default"))) opsmith::Exported {name} = {{
-    opsmith::version, {count}, {name}_candidates, {{{name}_boxed<0>, {name}_boxed<1>}}, nullptr, nullptr}};
-}}
-template <int entry> static void {name}_boxed(uint64_t* stack, uint64_t, uint64_t) {{
-  {name}.enter(entry, stack);
+    opsmith::version, {count}, {name}_candidates}};
 }}
 """
 

@@ -33,10 +33,10 @@ from opsmith.build.toolchain import FLAGS, Toolchain, compiler_variables, cpu_mo
 from opsmith.kernels.cpp.codegen import kernel_code
 from opsmith.kernels.cpp.diagnostics import changing_headers, compile_error, own_headers, quoted_errors
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.kernels.runtime.loading import LIBRARY
 
 HERE = Path(__file__).parent
 HEADER = HERE / "opsmith.h"
-LIBRARY = "kernel.so"
 OBJECT, WARNINGS = "kernel.o", "warnings.txt"
 STUB = "libtorch_cpu.so"
 """Empty library with the name of torch's own. Linking against the real one takes a third of a second."""

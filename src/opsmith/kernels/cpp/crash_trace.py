@@ -13,9 +13,10 @@ from opsmith.build.cache import cache_on_disk, parts_of
 from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import find_toolchain
 from opsmith.core.kernels import Kernel
-from opsmith.kernels.cpp.compiler import LIBRARY, build_parts
+from opsmith.kernels.cpp.compiler import build_parts
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.kernels.runtime.loading import LIBRARY
 
 TRACE = Path(__file__).with_name("trace.cpp")
 BEGINNING = "C++ frame: "

@@ -12,23 +12,22 @@ import torch
 from opsmith import errors
 from opsmith.build.compiler_options import NO_OPTIONS
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.source import CppSource
-from opsmith.torch_library import capabilities
+from opsmith.kernels.runtime.planned_kernel import PlannedKernel
 
 # A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
 if TYPE_CHECKING:
     from opsmith.build.cache import CacheEntry
     from opsmith.build.packaged import Found
-    from opsmith.kernels.cpp.dispatch import DispatchedKernel
     from opsmith.kernels.cpp.library import CppLibrary
-    from opsmith.kernels.cpp.linked_library import KernelObject
-    from opsmith.kernels.cpp.plan import CppPlan
+    from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.linked_library import KernelObject
+    from opsmith.kernels.runtime.plan import Plan
 
 
-class CppKernel(BuiltKernel[CppSource]):
+class CppKernel(PlannedKernel[CppSource]):
     """Function that computes an operator by a kernel in C++.
 
     Args:
@@ -45,8 +44,8 @@ class CppKernel(BuiltKernel[CppSource]):
     """
 
     key, language = "cpp", "C++"
+    device = "cpu"
     pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
-    _loaded: DispatchedKernel | None = None
 
     def __init__(
         self,
@@ -60,15 +59,10 @@ class CppKernel(BuiltKernel[CppSource]):
     ) -> None:
         super().__init__(operator, read, strict=strict, copies_back=copies_back)
         self._dtypes, self._out_of = dtypes, out_of
-        self._calls = self._without_plan, self._failed  # the same objects for each library
         self.manner = "" if self.source.options is NO_OPTIONS else str(self.source.options)
 
     def _forget(self) -> None:
-        if self._loaded is not None:
-            self._loaded.release()
-        self._loaded = None
-        self._refused: errors.OpsmithError | None = None
-        self._serves = False
+        super()._forget()
         self.origin = ""
 
     @property
@@ -77,17 +71,11 @@ class CppKernel(BuiltKernel[CppSource]):
         return tuple(self._dtypes or DEFAULT_DTYPES) if self.source.template else None
 
     @property
-    def direct(self) -> Callable[..., Any]:
-        """Fastest callable of the kernel, valid only for calls that the kernel takes."""
-        schema = self.operator.specification.schema
-        plain = schema.single or (schema.always_tensors and len(schema.results) != 1)
-        return capabilities.direct_call(self._load().overload) if plain else self
-
-    @property
     def takes_any_layout(self) -> bool:
         """True if it takes what it writes in place in any layout."""
         count = len(self.operator.specification.schema.arguments)
-        arguments = [each for candidate in self._load().candidates for each in candidate[:count]]
+        library: CppLibrary = self._load().library
+        arguments = [each for candidate in library.candidates for each in candidate[:count]]
         return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
 
     @property
@@ -96,22 +84,6 @@ class CppKernel(BuiltKernel[CppSource]):
         from opsmith.build.packaged import package_of
 
         return package_of(self.declared)
-
-    @property
-    def copied(self) -> dict[str, int]:
-        """Number of copies for their layout, of each argument and of `result`, without zeros."""
-        loaded = self._loaded
-        if loaded is None:
-            return {}
-        names = [*self.operator.specification.schema.names, "result"]
-        counts = {name: loaded.copies(index) for index, name in enumerate(names)}
-        return {name: count for name, count in counts.items() if count}
-
-    @property
-    def cached_plans(self) -> int:
-        """Number of call signatures with a plan."""
-        loaded = self._loaded
-        return 0 if loaded is None else loaded.cached_plans
 
     @property
     def sizing(self) -> str:
@@ -127,7 +99,8 @@ class CppKernel(BuiltKernel[CppSource]):
     @property
     def computes_sizes(self) -> bool:
         """True if C++ computes the sizes of the results."""
-        return self._load().computes_sizes
+        library: CppLibrary = self._load().library
+        return library.computes_sizes
 
     def library_object(self, processor: str = "native") -> KernelObject:
         """Compile the kernel as an object for a library without Python.
@@ -139,19 +112,10 @@ class CppKernel(BuiltKernel[CppSource]):
             CompileError: If the compiler refuses the source.
             ToolchainError: If there is no compiler.
         """
-        from opsmith.kernels.cpp.linked_library import kernel_object
+        from opsmith.kernels.cpp.kernel_object import kernel_object
 
         shapes = self._shapes_in_cpp()
         return kernel_object(self.source, self.operator.name, self.dtypes or (), shapes, processor)
-
-    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""
-        with self._lock:
-            if self._loaded is None or self._serves:
-                return None
-            deregister = self._loaded.serve(fallback)
-            self._serves = True
-            return deregister
 
     def into_results(self, operator: Operator[..., Any]) -> CppKernel:
         """Return the kernel for the out form, whose sizes are those of the tensors that it writes."""
@@ -160,13 +124,6 @@ class CppKernel(BuiltKernel[CppSource]):
             return replace(self._read(), sizes=None)
 
         return CppKernel(operator, read, self._dtypes, strict=False, out_of=self)
-
-    def withdraw(self) -> None:
-        """Take no calls from the dispatcher any more, and drop all plans."""
-        with self._lock:
-            if self._loaded is not None:
-                self._loaded.withdraw()
-            self._serves = False
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
@@ -187,7 +144,7 @@ class CppKernel(BuiltKernel[CppSource]):
             return missing_reason(self, error)
         if not tensors_in(list(values)):
             return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
-        choice = self._choose(loaded, values)
+        choice = self._choose(loaded.library, values)
         return choice if isinstance(choice, str) else None
 
     def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
@@ -294,12 +251,12 @@ class CppKernel(BuiltKernel[CppSource]):
         from opsmith.kernels.common.parameters import copied_results, copy_reason
         from opsmith.torch_library.result_layouts import has_layout, result_layouts
 
-        loaded = self._load()
-        choice = self._choose(loaded, values)
+        library: CppLibrary = self._load().library
+        choice = self._choose(library, values)
         if isinstance(choice, str):
             return ()
         schema = self.operator.specification.schema
-        parameters = loaded.candidates[choice]
+        parameters = library.candidates[choice]
         copied = tuple(
             copy_reason(name, parameter.layout, written=parameter.written)
             for name, value, parameter in zip(schema.names, values, parameters, strict=False)
@@ -311,25 +268,7 @@ class CppKernel(BuiltKernel[CppSource]):
         made = result_layouts(self.operator.specification, values)
         return copied + copied_results(schema.results, made, layouts)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by the reference if the kernel does not take the call."""
-        result = self._load().overload(*args, **kwargs)
-        schema = self.operator.specification.schema
-        as_returned = isinstance(result, tuple | list) or schema.single or not schema.results
-        return result if as_returned else (result,)
-
-    def _load(self) -> DispatchedKernel:
-        loaded = self._loaded
-        if loaded is None:
-            with self._lock:
-                loaded = self._loaded
-                if loaded is None:
-                    loaded = self._loaded = self._build()
-        return loaded
-
     def _build(self) -> DispatchedKernel:
-        if self._refused is not None:
-            raise self._refused.with_traceback(None)
         from opsmith.build.cache import COMPILED_NOW
         from opsmith.kernels.common.parameters import (
             Parameter,
@@ -337,8 +276,6 @@ class CppKernel(BuiltKernel[CppSource]):
             cpp_arguments,
             misdeclared,
         )
-        from opsmith.kernels.cpp.dispatch import dispatched_kernel
-        from opsmith.kernels.cpp.runtime import runtime_file
         from opsmith.torch_library.calls.own_build import OWN_BUILD
 
         specification = self.operator.specification
@@ -351,11 +288,9 @@ class CppKernel(BuiltKernel[CppSource]):
             library = self._library()
             check_parameters(self, library.candidates, wanted, names, declared)
             self._check_sizes(library)
-            text = schema.void.text("", with_hidden=True)
-            results = len(schema.results)
-            name = specification.dispatched_name
-            runtime_file((self._out_of or self).package, library.file)
-            loaded = dispatched_kernel(library, name, text, arguments, results, *self._calls)
+            described = f"{library.file.origin}, {library.file.path}"
+            loaded = self._dispatched((self._out_of or self).package, described)
+            loaded.library = library
             self.origin = library.file.origin
             if self.origin == COMPILED_NOW:  # there is a compiler, and a cache
                 OWN_BUILD.begin((self._out_of or self).package)
@@ -369,7 +304,8 @@ class CppKernel(BuiltKernel[CppSource]):
         """Load the library: built in the package of the kernel, from the cache, or compiled now."""
         from opsmith.core.missing_kernels import with_reason
         from opsmith.kernels.cpp.codegen import OUT_TABLE, TABLE
-        from opsmith.kernels.cpp.library import CppLibrary, loadable, packaged_library, refuse_other_library
+        from opsmith.kernels.cpp.library import CppLibrary
+        from opsmith.kernels.runtime.loading import loadable, packaged_library, refuse_other_library
 
         whole, table = (self, TABLE) if self._out_of is None else (self._out_of, OUT_TABLE)
         found = whole.built_in_package()
@@ -413,38 +349,21 @@ class CppKernel(BuiltKernel[CppSource]):
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
 
-    def _choose(self, loaded: DispatchedKernel, values: Sequence[Any]) -> int | str:
+    def _choose(self, library: CppLibrary, values: Sequence[Any]) -> int | str:
         from opsmith.kernels.common.parameters import choose_candidate, index_refusal
 
         names = self.operator.specification.schema.names
-        choice = choose_candidate(names, values, loaded.candidates, copies_back=self.copies_back)
+        choice = choose_candidate(names, values, library.candidates, copies_back=self.copies_back)
         return index_refusal(self, values) or choice
 
-    def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a call whose signature is new, and run it; by the reference if no instance takes it."""
+    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
         from opsmith.kernels.cpp.plan import plan_call
-        from opsmith.torch_library.writes import refuse_unwritable
 
-        specification, loaded = self.operator.specification, self._load()
-        signature = loaded.pending()
-        values = specification.schema.call_values(args, kwargs)
-        plan: CppPlan | None = None
-        try:
-            if specification.schema.written:
-                refuse_unwritable(specification, values)
-            choice = self._choose(loaded, values)
-            if isinstance(choice, int):
-                parameters = loaded.candidates[choice]
-                plan = plan_call(self, values, choice, parameters)
-            else:
-                refuse_strictly([Rejected(Kernel("cpu", self), choice)], self.operator.name)
-        finally:
-            if signature is not None:
-                loaded.remember(signature, None if plan is None else plan.encode())
-        if plan is None:
-            given, named = specification.schema.split(values)
-            return specification.computed_by(*given, **named)
-        return loaded.overload(*args, **kwargs)
+        library: CppLibrary = loaded.library
+        choice = self._choose(library, values)
+        if isinstance(choice, str):
+            return choice
+        return plan_call(self, values, library.instances[choice], library.candidates[choice])
 
     def _failed(self, text: str) -> errors.KernelError:
         hint = "call it with what the kernel takes, or fix the kernel"

@@ -1,30 +1,18 @@
-"""Library of a C++ kernel, loaded from a package or the cache, and the tables that it exports."""
+"""Library of a C++ kernel: the tables that it exports."""
 
 from __future__ import annotations
 
 import ctypes
-import filecmp
-import os
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from opsmith import errors
-from opsmith.build.cache import CacheEntry, cache_on_disk
-from opsmith.build.elf import SONAME, dynamic_texts, fault_of
-from opsmith.build.packaged import Found
 from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.cpp.codegen import TABLE
-from opsmith.kernels.cpp.compiler import LIBRARY
+from opsmith.kernels.runtime.loading import LibraryFile
 from opsmith.torch_library.result_layouts import LAYOUTS
 
-VERSION = 4
+VERSION = 5
 """Version of the structures that a library exports; a test compares it with the header's."""
-_MAPPED = Path("/proc/self/maps")
-"""List of the libraries that this process has loaded; kernels in C++ are built on Linux alone."""
 
 
 class _Parameter(ctypes.Structure):
@@ -46,23 +34,7 @@ class _Exported(ctypes.Structure):
         ("version", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("candidates", ctypes.POINTER(_Candidate)),
-        ("entries", ctypes.c_void_p * 2),
-        ("run", ctypes.c_void_p),
-        ("record", ctypes.c_void_p),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryFile:
-    """File of a library that loads.
-
-    Attributes:
-        path: Its path.
-        origin: Words for where it came from.
-    """
-
-    path: str
-    origin: str
 
 
 class CppLibrary:
@@ -76,6 +48,7 @@ class CppLibrary:
         file: The file.
         exported: Table of what it exports.
         candidates: Parameters of each instance of the kernel.
+        instances: Address of each instance.
         computes_sizes: True if it computes the sizes of the results.
         sized: Number of results whose sizes the author's `sizes` returns; None if there is no such function.
     """
@@ -91,106 +64,7 @@ class CppLibrary:
             tuple(map(_decode, each.parameters[: each.count]))
             for each in self.exported.candidates[: self.exported.count]
         )
-
-
-def packaged_library(found: Found, exported: str, linked: Sequence[Path] = ()) -> LibraryFile | None:
-    """Return the best library among built kernels of a package that loads; None if there is none.
-
-    Args:
-        found: Result of the search.
-        exported: Name that the library exports.
-        linked: Files of shared libraries that it is linked with. It names them without their folders, so that
-            the loader takes one of the same name that the process has loaded.
-    """
-    others = [other for each in linked for other in others_of_name(each)]
-    for built, path, _ in found.usable():
-        if others:
-            found.rejected[path] = f"the process has loaded another library of the same name, {others[0]}"
-            continue
-        try:
-            getattr(ctypes.CDLL(str(path)), exported)
-        except (OSError, AttributeError) as error:
-            found.reject(path, f"it cannot be loaded: {error}")
-            continue
-        return LibraryFile(str(path), f"built into the package for {built.target}")
-    return None
-
-
-def others_of_name(library: Path) -> list[Path]:
-    """Return the loaded libraries of other content that the loader takes for one of this name."""
-    own = library.resolve()
-    names = {library.name, own.name}
-    if fault_of(own) is None:
-        names |= {*dynamic_texts(own.read_bytes(), SONAME)}
-    mapped = {line.split(maxsplit=5)[-1] for line in _MAPPED.read_text().splitlines()}
-    named = [Path(each) for each in sorted(mapped) if os.path.basename(each) in names]
-    return [each for each in named if each != own and not (own.is_file() and _are_equal(each, own))]
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    try:
-        return filecmp.cmp(one, other, shallow=False)
-    except OSError:  # it was deleted after it was loaded
-        return False
-
-
-def refuse_other_library(linked: Sequence[Path]) -> None:
-    """Refuse a loaded kernel for which the loader took other libraries than those that it is linked with.
-
-    Args:
-        linked: Files of shared libraries.
-
-    Raises:
-        CompileError: If one is not loaded, and another one of its name is.
-    """
-    loaded = _MAPPED.read_text() if linked else ""
-    for each in linked:
-        others = others_of_name(each)
-        if others and f" {each.resolve()}\n" not in loaded:
-            raise errors.CompileError(
-                "a process has one library of a name, and has loaded another one than that of the C++ kernel",
-                argument="libraries",
-                expected=str(each),
-                got=str(others[0]),
-                hint="link the library anew under a name of its own, by `-Wl,-soname,` and its file's name",
-            )
-
-
-def loadable(obtain: Callable[[], CacheEntry], exported: str) -> LibraryFile:
-    """Return an entry's library; one from the cache that does not load is built again once.
-
-    Args:
-        obtain: Returns the entry.
-        exported: Name that the library exports.
-
-    Raises:
-        CompileError: If a library that was built now does not load, or does not export that name.
-    """
-    entry = obtain()
-    path = str(entry.directory / LIBRARY)
-    try:
-        getattr(ctypes.CDLL(path), exported)
-    except (OSError, AttributeError) as error:
-        if entry.source in ("disk", "built") and _runs_nothing(entry.directory):
-            cache_on_disk().abandon("no program can be run from its file system (noexec)")
-            return loadable(obtain, exported)
-        if entry.source == "disk":
-            cache_on_disk().discard(entry)
-            return loadable(obtain, exported)
-        absent = re.match(r"(\S+): cannot open shared object file", str(error))
-        raise errors.CompileError(
-            "the compiled kernel cannot be loaded",
-            got=str(error),
-            hint=f"give the path of `{absent[1]}` in `libraries=`, or put its folder into LD_LIBRARY_PATH"
-            if absent
-            else "see that every library it needs is installed, and that CXX is this machine's compiler",
-        ) from error
-    return LibraryFile(path, entry.origin)
-
-
-def _runs_nothing(directory: Path) -> bool:
-    """Return True for a file system that is mounted without the right to run programs from it."""
-    return hasattr(os, "statvfs") and bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)
+        self.instances = tuple(map(ctypes.addressof, self.exported.candidates[: self.exported.count]))
 
 
 def _decode(raw: Any) -> Parameter:

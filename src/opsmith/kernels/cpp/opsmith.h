@@ -416,28 +416,14 @@ constexpr Candidate candidate(SizesStatus (*sizes)(const Value*, Shape*, char*, 
   return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, -1, &E::run, sizes};
 }
 
-// Exports of a kernel's library. The last two are published by runtime.cpp, before an entry is registered.
+// Exports of a kernel's library.
 struct Exported {
   int64_t version;
   int32_t count;
   const Candidate* candidates;
-  void (*entries[2])(uint64_t* stack, uint64_t, uint64_t);  // called by the dispatcher
-  void (*run)(void* record, int32_t entry, uint64_t* stack);
-  void* record;
-
-  // Exchanges the record. Other threads may be in `enter`.
-  void publish(void (*by)(void* record, int32_t entry, uint64_t* stack), void* held) {
-    __atomic_store_n(&run, by, __ATOMIC_RELAXED);
-    __atomic_store_n(&record, held, __ATOMIC_RELEASE);
-  }
-  // Runs a call that comes in by an entry.
-  void enter(int32_t entry, uint64_t* stack) {
-    void* held = __atomic_load_n(&record, __ATOMIC_ACQUIRE);
-    __atomic_load_n(&run, __ATOMIC_RELAXED)(held, entry, stack);
-  }
 };
 
-constexpr int64_t version = 4;
+constexpr int64_t version = 5;
 
 }  // namespace opsmith
 

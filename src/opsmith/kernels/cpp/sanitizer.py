@@ -19,8 +19,9 @@ from opsmith.build.symbols import Line, lines_at
 from opsmith.build.toolchain import FLAGS, Toolchain, find_toolchain
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.codegen import kernel_code
-from opsmith.kernels.cpp.compiler import HEADER, LIBRARY, building_with, kernel_flags
+from opsmith.kernels.cpp.compiler import HEADER, building_with, kernel_flags
 from opsmith.kernels.cpp.source import CppSource
+from opsmith.kernels.runtime.loading import LIBRARY
 
 Fill = Literal["pattern", "zero"]
 """Initial content of variables: a kernel whose results depend on it is wrong."""

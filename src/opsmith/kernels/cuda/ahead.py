@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from opsmith import errors
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.source_text import computed_includes, header_digests
 from opsmith.core.missing_kernels import with_reason
-from opsmith.kernels.common.ahead import FIRST_CALL, Ahead, Built, shipped_headers
+from opsmith.kernels.common.ahead import FIRST_CALL, Ahead, Built, SharedLibrary, shipped_headers
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, known_architectures, name_expression
 from opsmith.kernels.cuda.kernel import CudaKernel
@@ -21,6 +21,7 @@ from opsmith.kernels.cuda.nvrtc import find_nvrtc
 from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
 from opsmith.kernels.cuda.parameters import VERSION
 from opsmith.kernels.cuda.usage import needed_instances
+from opsmith.kernels.runtime.ahead import RUNTIME
 
 PTX, CUBIN = "compute_", "sm_"
 """Beginnings of targets: code for later GPUs, and for one kind."""
@@ -57,6 +58,10 @@ class CudaAhead(Ahead):
             instances=described,
         )
         return Built(file, bytes(content), "images")
+
+    def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
+        """Yield the library between torch and all kernels: images are built without a compiler, too."""
+        yield RUNTIME, False
 
     def origin(self, kernel: CudaKernel) -> str:
         """Return what a package has for the GPU that is here, or for any, else what NVRTC does."""

@@ -1,21 +1,30 @@
-"""The CUDA driver through its C functions, and torch's GPUs and streams."""
+"""The CUDA driver through its C functions, and torch's GPUs."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from opsmith import errors
+from opsmith.core.cached_property import cached_property
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.cuda.launch import Geometry
 
-LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+LIBRARIES = ("libcuda.so.1", "libcuda.so")
+LAUNCHING = (
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuLaunchKernel",
+    "cuGetErrorName",
+    "cuGetErrorString",
+)
+"""Functions for launches, in the order of the runtime's `Driver`."""
+STREAM = "aoti_torch_get_current_cuda_stream"
+"""Torch's function, after them, which the runtime finds in torch where a stand-in for the driver has none."""
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 DEFAULT_MAX_SHARED = 48 * 1024
@@ -47,18 +56,11 @@ class Driver:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._lock = lock_of(self, "_lock")
-        library.cuLaunchKernel.argtypes = [
-            ctypes.c_void_p,
-            *[ctypes.c_uint] * 7,
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_void_p),
-            ctypes.c_void_p,
-        ]
         self._do("cuInit", 0)
 
     @contextmanager
-    def on_device(self, index: int) -> Iterator[None]:
-        """Context manager in which torch's context of a device is current.
+    def on_device(self, index: int) -> Iterator[int]:
+        """Context manager in which torch's context of a device is current; yields the handle of the context.
 
         Args:
             index: Index of the device.
@@ -69,7 +71,7 @@ class Driver:
         context = self._context(index)
         self._do("cuCtxPushCurrent_v2", context)
         try:
-            yield
+            yield context.value or 0
         finally:
             self._do("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
@@ -108,26 +110,32 @@ class Driver:
         """
         self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
 
-    def launch(
-        self, function: int, geometry: Geometry, stream: int, packed: bytearray, offsets: Sequence[int]
-    ) -> None:
-        """Launch a kernel in the current context, asynchronously.
-
-        Args:
-            function: Handle of the kernel.
-            geometry: Grid, block and dynamic shared memory.
-            stream: Handle of the stream.
-            packed: Bytes of the parameters; the driver copies them before it returns.
-            offsets: Offset of each parameter.
+    @cached_property
+    def opened(self) -> int:
+        """The driver as the runtime does launches by it.
 
         Raises:
-            DriverError: If the driver refuses the launch.
+            ToolchainError: If it lacks a function, or this torch has no part for CUDA.
         """
-        held = (ctypes.c_char * len(packed)).from_buffer(packed)
-        base = ctypes.addressof(held)
-        parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
-        grid, block, shared = geometry.grid, geometry.block, geometry.shared
-        self._do("cuLaunchKernel", function, *grid, *block, shared, stream, parameters, None)
+        from opsmith.kernels.runtime.library import runtime
+
+        found = [getattr(self._library, name, None) for name in (*LAUNCHING, STREAM)]
+        absent = [name for name, function in zip(LAUNCHING, found, strict=False) if function is None]
+        functions = [ctypes.cast(each, ctypes.c_void_p) if each else None for each in found]
+        opened: int | None = None
+        if not absent:
+            opened = runtime().opsmith_driver((ctypes.c_void_p * len(functions))(*functions))
+        if opened is None:
+            lacks = (
+                f"the driver has no function `{absent[0]}`" if absent else "its part for CUDA is not loaded"
+            )
+            raise errors.ToolchainError(
+                "no CUDA kernel can be launched",
+                expected="a driver of CUDA 11 or later, and a torch with its part for CUDA",
+                got=f"torch {torch.__version__}; {lacks}",
+                hint="install a torch that is built for CUDA; until then the reference computes the operator",
+            )
+        return opened
 
     def _do(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
@@ -173,7 +181,13 @@ def find_driver() -> Driver:
 
 
 class TorchCuda:
-    """GPUs and streams of torch."""
+    """GPUs of torch.
+
+    Attributes:
+        device: Type of the device whose tensors its kernels take.
+    """
+
+    device = "cuda"
 
     def unavailable(self) -> str | None:
         """Return why no CUDA kernel can run on torch's `cuda` devices; None if one can."""
@@ -185,10 +199,6 @@ class TorchCuda:
         """Return the architecture of a GPU, as `sm_90`."""
         major, minor = torch.cuda.get_device_capability(index)
         return f"sm_{major}{minor}"
-
-    def stream(self, index: int) -> int:
-        """Return the handle of torch's current stream on a GPU."""
-        return int(torch.cuda.current_stream(index).cuda_stream)
 
     def is_capturing(self) -> bool:
         """Return True if torch's current stream records a CUDA graph."""

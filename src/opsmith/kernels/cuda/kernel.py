@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,25 +12,27 @@ import torch
 from opsmith import errors
 from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
-from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
+from opsmith.kernels.runtime.planned_kernel import PlannedKernel
 
 # A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.compiler import Cubin, Instance
     from opsmith.kernels.cuda.driver import TorchCuda
-    from opsmith.kernels.cuda.launcher import Launcher
+    from opsmith.kernels.cuda.functions import GpuFunctions
     from opsmith.kernels.cuda.packaged import PackagedImages
     from opsmith.kernels.cuda.parameters import CudaParameter
     from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan
+    from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.plan import Plan
 
 
-class CudaKernel(BuiltKernel[CudaSource]):
+class CudaKernel(PlannedKernel[CudaSource]):
     """Function that computes an operator by a kernel in CUDA C++.
 
     Args:
@@ -43,13 +44,9 @@ class CudaKernel(BuiltKernel[CudaSource]):
             reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
-
-    Attributes:
-        copied: Number of copies for their layout, of each argument and of the results.
     """
 
     key, language = "cuda", "CUDA"
-    _steps: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def __init__(
         self,
@@ -75,32 +72,36 @@ class CudaKernel(BuiltKernel[CudaSource]):
             self.manner = f"{len(rules.launches)} launches"
 
     def _forget(self) -> None:
+        super()._forget()
         self._missing: errors.ToolchainError | None = None
         self._wrong: dict[Any, errors.OpsmithError] = {}
         self._described: dict[Any, tuple[tuple[CudaParameter, ...], ...]] = {}
-        self._launcher: Launcher | None = None
+        self._functions: GpuFunctions | None = None
         self._choices: CallCache[CudaChoice | str] = CallCache()
-        self._plans: CallCache[CudaPlan] = CallCache()
         self._images: dict[str, PackagedImages] = {}
-        self.copied: Counter[str] = Counter()
 
     @cached_property
     def machine(self) -> TorchCuda:
-        """GPUs, streams and the driver."""
+        """GPUs and the driver."""
         from opsmith.kernels.cuda.driver import TorchCuda
 
         return TorchCuda()
 
     @property
-    def launcher(self) -> Launcher:
+    def device(self) -> str:
+        """Type of the device that it runs on."""
+        return self.machine.device
+
+    @property
+    def functions(self) -> GpuFunctions:
         """Its functions that are loaded on GPUs."""
-        launcher = self._launcher
-        if launcher is None:
-            from opsmith.kernels.cuda.launcher import Launcher
+        functions = self._functions
+        if functions is None:
+            from opsmith.kernels.cuda.functions import GpuFunctions
 
             with self._lock:
-                launcher = self._launcher = self._launcher or Launcher(self)
-        return launcher
+                functions = self._functions = self._functions or GpuFunctions(self)
+        return functions
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -139,7 +140,13 @@ class CudaKernel(BuiltKernel[CudaSource]):
             choice = self._cached_choice(specification, values, signature)
         except errors.ToolchainError as error:
             return missing_reason(self, error)
-        return choice if isinstance(choice, str) else None
+        if isinstance(choice, str):
+            return choice
+        try:
+            self._load()
+        except errors.ToolchainError as error:  # of the runtime
+            return missing_reason(self, error)
+        return None
 
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where the instances of a call came from, in the order of its launches."""
@@ -155,7 +162,7 @@ class CudaKernel(BuiltKernel[CudaSource]):
     def _origin_of_instance(self, instance: Instance, index: int) -> str:
         from opsmith.kernels.cuda.compiler import name_expression
 
-        loaded = self.launcher.functions.get((instance, index))
+        loaded = self.functions.loaded.get((instance, index))
         if loaded is not None:
             return loaded.cubin.origin
         images = self.packaged(self.machine.architecture(index)).images(
@@ -287,37 +294,33 @@ class CudaKernel(BuiltKernel[CudaSource]):
 
         return plan_call(self, self.rules, choice, values)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by the reference if the kernel does not take the call."""
-        prepare_call, finish_call = self._steps or self._import_steps()
+    def _numbers_read(self) -> set[str]:
+        return self.rules.names
+
+    def _build(self) -> DispatchedKernel:
+        try:
+            return self._dispatched(self.package, "in CUDA C++, which needs no C++ compiler")
+        except errors.ToolchainError as error:
+            self._refused = error  # until `reload`
+            raise
+
+    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
+        from opsmith.kernels.common.parameters import device_refusal
+
         specification = self.operator.specification
-        values = specification.schema.call_values(args, kwargs)
-        device = tensors_in(values)[0].device
-        signature = call_signature(values)
-        plan = self._plans.get(specification, signature)
-        if plan is None:
-            choice = self._cached_choice(specification, values, signature)
-            if isinstance(choice, str):
-                refuse_strictly([Rejected(Kernel("cuda", self), choice)], self.operator.name)
-                return specification.computed_by(*args, **kwargs)
-            plan = self._plans.obtain(specification, signature, functools.partial(self.plan, choice, values))
-        call = prepare_call(specification.schema, plan, values, device, self.copied)
-        if plan.launches:
-            try:
-                self.launcher.launch(plan, call.tensors, device.index or 0)
-            except errors.ToolchainError as error:  # built kernels that the driver does not load
-                from opsmith.core.missing_kernels import missing_reason
+        choice = device_refusal(values) or self._cached_choice(specification, values, call_signature(values))
+        if isinstance(choice, str):
+            return choice
+        try:
+            return self.functions.plan(self.plan(choice, values), values)
+        except errors.ToolchainError as error:  # built kernels that the driver does not load
+            from opsmith.core.missing_kernels import missing_reason
 
-                missing_reason(self, error)
-                return specification.computed_by(*args, **kwargs)
-        return finish_call(specification.schema, call, self.copied)
+            return missing_reason(self, error)
 
-    def _import_steps(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return what a call does before and after its launches; kept, since each call needs it."""
-        from opsmith.kernels.cuda.plan import finish_call, prepare_call
-
-        self._steps = prepare_call, finish_call
-        return self._steps
+    def _failed(self, text: str) -> errors.KernelError:
+        problem, _, got = text.partition("\n  got: ")
+        return self.functions.refused(problem, got)
 
     def choose_anew(self, missing: errors.ToolchainError | None = None) -> None:
         """Forget the choices for calls: what they were made by is there no more.

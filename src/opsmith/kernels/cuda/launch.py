@@ -77,6 +77,12 @@ class LaunchRule:
         """True if the value may differ between calls."""
         return any(each.names if isinstance(each, Expression) else callable(each) for each in self.parts)
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the arguments and results that the value depends on."""
+        expressions = [each for each in self.parts if isinstance(each, Expression)]
+        return {*self.parameters, *(name for each in expressions for name in each.names)}
+
     def value(self, values: Mapping[str, Any]) -> tuple[int, ...]:
         """Compute the value for a call: whole numbers.
 

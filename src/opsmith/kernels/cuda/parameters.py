@@ -305,6 +305,24 @@ def pack_parameters(parameters: Sequence[CudaParameter], values: Sequence[Any]) 
     return PackedParameters(bytes(image), tuple(offsets), tuple(addresses))
 
 
+def number_places(parameter: CudaParameter, offset: int, value: Any) -> Iterator[tuple[int, int]]:
+    """Yield the offset of each number of floating point of a value, and its index in a list, else -1.
+
+    Args:
+        parameter: The parameter.
+        offset: Its offset.
+        value: The value that it gets.
+
+    Example:
+        >>> [*number_places(CudaParameter("float[]", capacity_items=3, item=4, size=24), 16, [0.5, 1.0])]
+        [(24, 0), (28, 1)]
+    """
+    if parameter.type == "float" and value is not None:
+        yield offset + (parameter.size - parameter.item) * parameter.optional, -1
+    elif parameter.type == "float[]":
+        yield from ((offset + 8 + at * parameter.item, at) for at in range(len(value)))
+
+
 def _pack_optional(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
     """Pack a parameter; also return the offsets of addresses in it."""
     if not parameter.optional:

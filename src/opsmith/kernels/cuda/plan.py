@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,9 @@ from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.parameters import check_written
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, pack_parameters
+from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, number_places, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
+from opsmith.kernels.runtime.plan import strides_in
 from opsmith.torch_library.result_layouts import ResultLayout, has_layout, memory_format, result_layouts
 
 
@@ -49,12 +49,14 @@ class PlannedLaunch:
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters, without addresses.
         tensors: Indices of the tensors that are passed, among all of the call.
+        numbers: Numbers of floating point that a call gives: see `runtime.plan.Launch`.
     """
 
     instance: Instance
     geometry: Geometry
     packed: PackedParameters
     tensors: tuple[int, ...]
+    numbers: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ class PlannedBuffer:
     layout: ResultLayout
     written: str
     initial: float | None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in which the kernel writes it."""
+        any_layout = self.written == "any"
+        return tuple(self.layout.stride) if any_layout else strides_in(self.layout.shape, self.written)
 
     def allocate(self, device: torch.device | str) -> Tensor:
         """Allocate it in the layout in which the kernel writes it, and fill it."""
@@ -189,61 +197,53 @@ def plan_call(
         more = len(tensors_in([laid[name]]))
         positions[name] = range(count, count + more)
         count += more
-    launches = tuple(
-        PlannedLaunch(
-            instance,
-            geometry,
-            pack_parameters(parameters, [laid[name] for name in launch.passed]),
-            tuple(position for name in launch.passed for position in positions[name]),
-        )
-        for launch, instance, parameters, geometry in zip(
-            rules.launches, choice.instances, choice.parameters, geometries, strict=True
-        )
-        if geometry is not None
-    )
+    launches = []
+    for launch, instance, parameters, geometry in zip(
+        rules.launches, choice.instances, choice.parameters, geometries, strict=True
+    ):
+        if geometry is None:
+            continue
+        packed = pack_parameters(parameters, [laid[name] for name in launch.passed])
+        tensors = tuple(position for name in launch.passed for position in positions[name])
+        numbers = [
+            (offset, schema.names.index(name), parameter.item, item)
+            for name, parameter, at in zip(launch.passed, parameters, packed.offsets, strict=True)
+            for offset, item in number_places(parameter, at, laid[name])
+        ]
+        launches.append(PlannedLaunch(instance, geometry, packed, tensors, tuple(numbers)))
     results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
-    return CudaPlan(tuple(copied), results, rest, launches, passed)
+    return CudaPlan(tuple(copied), results, rest, tuple(launches), passed)
 
 
-def prepare_call(
-    schema: Schema, plan: CudaPlan, values: list[Any], device: torch.device, copied: Counter[str]
-) -> PreparedCall:
-    """Copy arguments into the layouts that a kernel takes; allocate its results and scratch buffers.
+def prepare_call(plan: CudaPlan, values: list[Any]) -> PreparedCall:
+    """Copy arguments into the layouts that a kernel takes; allocate its results and buffers, on the CPU.
 
     Args:
-        schema: Signature of the operator.
         plan: The plan of the call.
         values: Argument values; copies take the places of those that are copied.
-        device: Device of the results.
-        copied: Number of copies of each argument, to count on.
     """
     back: list[tuple[Tensor, Tensor]] = []
     for index, parameter in plan.copied:
         given, values[index] = values[index], copy_of(values[index], parameter)
         if parameter.written:
             back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
-        copied[schema.names[index]] += 1
-    results = [each.allocate(device) for each in plan.results]
-    scratch = [each.allocate(device) for each in plan.scratch]
+    results = [each.allocate("cpu") for each in plan.results]
+    scratch = [each.allocate("cpu") for each in plan.scratch]
     tensors = [*tensors_in([values[index] for index in plan.passed]), *results, *scratch]
     return PreparedCall(plan, tensors, results, back)
 
 
-def finish_call(schema: Schema, call: PreparedCall, copied: Counter[str]) -> Any:
+def finish_call(schema: Schema, call: PreparedCall) -> Any:
     """Return the results of a call that has run, after what it wrote is copied back.
 
     Args:
         schema: Signature of the operator.
         call: The call.
-        copied: Number of copies, to count those of results on under `result`.
     """
     for tensor, copy in call.back:
         tensor.copy_(copy)
-    results = list(call.results)
-    for index, planned in enumerate(call.plan.results):
-        results[index] = planned.layout.restore(call.results[index])
-        if results[index] is not call.results[index]:
-            copied["result"] += 1
+    pairs = zip(call.plan.results, call.results, strict=True)
+    results = [planned.layout.restore(result) for planned, result in pairs]
     return (results[0] if schema.single else tuple(results)) if results else None
 
 

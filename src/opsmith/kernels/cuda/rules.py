@@ -81,6 +81,14 @@ class KernelRules:
     max_spills: int | None = None
     max_registers: int | None = None
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the arguments and results that the rules depend on."""
+        rules = [*self.initial.values(), *(each.sizes for each in self.scratch)]
+        for launch in self.launches:
+            rules += [launch.grid, launch.block, launch.shared, *launch.constants.values()]
+        return {name for rule in rules for name in rule.names}
+
     def initial_number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """Return the number that fills a result or a scratch buffer; None if nothing does.
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opsmith.build.cache import CacheEntry
-from opsmith.kernels.cpp import compiler
-from opsmith.kernels.cpp.linked_library import THIS_PROCESSOR, GeneratedFile, KernelObject, LinkedLibrary
+from opsmith.kernels.cpp.kernel_object import THIS_PROCESSOR
 from opsmith.kernels.ort.nodes import NodeType, class_nodess
+from opsmith.kernels.runtime.library import PROCESSOR
+from opsmith.kernels.runtime.linked_library import GeneratedFile, KernelObject, LinkedLibrary
 
 HERE = Path(__file__).parent
 REGISTERING = HERE / "library.cpp"
@@ -20,7 +21,7 @@ _LIBRARY = LinkedLibrary(
     name=LIBRARY,
     headers=(
         *(HERE / name for name in ("ort_api.h", "nodes.h", "attributes.h", "layouts.h", "call.h")),
-        compiler.HERE / "processor.h",
+        PROCESSOR,
     ),
     exported="{ global: RegisterCustomOps; local: *; };\n",
     linking=("-Wl,--no-undefined",),

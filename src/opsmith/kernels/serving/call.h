@@ -5,7 +5,7 @@
 #pragma once
 #include <string>
 
-#include "calls.h"
+#include "run.h"
 #include "tables.h"
 
 namespace opsmith {
@@ -204,7 +204,7 @@ class ServedCall {
 
   Plan planned(const Candidate& candidate) const {
     Plan plan;
-    plan.candidate = 0;
+    plan.candidate = &candidate;
     every(signature_, arguments_, [&](const RawTensor& raw, size_t tensor, size_t argument) {
       const Parameter& parameter = candidate.parameters[argument];
       if (!has_layout(raw, parameter.layout))

@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opsmith.build.cache import CacheEntry
-from opsmith.kernels.cpp import compiler
 from opsmith.kernels.cpp.compiler import STUB
-from opsmith.kernels.cpp.linked_library import (
-    ANY_PROCESSOR,
-    GeneratedFile,
-    KernelObject,
-    LinkedLibrary,
-    flags_for,
-)
+from opsmith.kernels.cpp.kernel_object import flags_for
+from opsmith.kernels.runtime.library import CALLING, PROCESSOR
+from opsmith.kernels.runtime.linked_library import ANY_PROCESSOR, GeneratedFile, KernelObject, LinkedLibrary
 from opsmith.kernels.serving.cuda_tables import IMAGES, ServedCuda, cuda_tables
 from opsmith.kernels.serving.tables import ServedOperator, served_tables
 
@@ -30,10 +25,8 @@ _LIBRARY = LinkedLibrary(
     name=LIBRARY,
     headers=(
         *(HERE / name for name in ("call.h", "tables.h", "expression.h", "cuda_tables.h", "cuda_driver.h")),
-        *(
-            compiler.HERE / name
-            for name in ("stable_torch.h", "arguments.h", "plans.h", "calls.h", "processor.h")
-        ),
+        *CALLING,
+        PROCESSOR,
     ),
     exported="{ local: *; };\n",
     # Torch holds the kernels as long as the process.

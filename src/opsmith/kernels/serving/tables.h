@@ -1,6 +1,6 @@
 // Tables of a library: kernels, and the operators that they compute.
 #pragma once
-#include "calls.h"
+#include "run.h"
 
 namespace opsmith {
 

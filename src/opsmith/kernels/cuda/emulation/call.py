@@ -93,7 +93,7 @@ class EmulatedCall:
             for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
-        return finish_call(kernel.operator.specification.schema, self.call, kernel.copied)
+        return finish_call(kernel.operator.specification.schema, self.call)
 
 
 class KernelEmulation:
@@ -169,7 +169,7 @@ class KernelEmulation:
             return choice
         plan = kernel.plan(choice, values)
         named = dict(zip(schema.names, values, strict=True))
-        call = prepare_call(schema, plan, list(values), torch.device("cpu"), kernel.copied)
+        call = prepare_call(plan, list(values))
         uses: list[TensorUse] = []
         for name in passed_arguments(schema):
             written = name in choice.taken and choice.taken[name].written

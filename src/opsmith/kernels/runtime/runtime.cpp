@@ -1,43 +1,39 @@
 // Library between torch's dispatcher and all kernels, built once on a machine.
 //
-// A kernel's library has two entries for the dispatcher. `OWN` is an operator that runs the kernel and nothing else.
-// `SERVED` is the operator that it computes. A call whose signature has a plan runs here from end to end. Other calls
-// go to the fallback, an operator with the same arguments that is written in Python: it makes a plan, caches it by
-// `opsmith_remember` and calls again; or it runs the reference where no instance of the kernel takes the call.
+// Each kernel has an operator of its own, which runs the kernel and nothing else; and it may serve the operator that
+// it computes. Each of these operators comes in by an entry. A call whose signature has a plan runs here from end to
+// end. Other calls go to the fallback, an operator with the same arguments that is written in Python: it makes a plan,
+// caches it by `opsmith_remember` and calls again; or it runs the reference where no instance of the kernel takes the
+// call.
 //
 // Calls of other threads run while a kernel is reloaded. Torch's table of kernels cannot be changed under them, so
-// what is registered stays, and a reload exchanges the record by which calls of `SERVED` run.
+// what is registered stays. A reload forgets the plans, each of which holds what it runs; and where another kernel
+// computes the operator from now on, the record is exchanged by which calls of its entry run.
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <string>
+#include <utility>
 
-#include "calls.h"
+#include "launches.h"
 #include "python_errors.h"
 
 namespace {
 using namespace opsmith;
 
-enum Entry : int32_t { OWN, SERVED };
-
-// A library and the signature of its operator. It is complete before a call can find it, and stays as long as the
-// process: a call may be about to use it at any time. Only its caches, counts and `serving` change.
+// A kernel. It is complete before a call can find it, and stays as long as the process: a call may be about to use it
+// at any time. Only its caches and counts change.
 struct Record {
-  Exported* const library;
   const std::vector<Argument> arguments;
   const int64_t results;
   PyObject* const make_error;
-  const uint64_t torch_version;
-  const std::string fallback[2];
-  const bool computes_sizes = library->count > 0 && library->candidates[0].sizes != nullptr;
   const bool writes =
       std::any_of(arguments.begin(), arguments.end(), [](const Argument& each) { return each.written; });
   CallCache<std::shared_ptr<const Plan>> plans{};
-  CallCache<int32_t> sized{};  // kinds of calls whose results C++ sizes as the reference does, contiguous
+  CallCache<const Candidate*> sized{};  // kinds of calls whose results C++ sizes as the reference does, contiguous
   const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
-  // Record by which calls of `SERVED` run, of this library or of a later one; null if all go to the fallback.
-  std::atomic<Record*> serving{nullptr};
   Record* older = nullptr;  // the record that was made before this one
 };
 
@@ -52,20 +48,37 @@ void after_fork() {
 
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, after_fork);
 
+// An operator whose calls come in here.
+struct Entry {
+  const int64_t results;
+  const uint64_t torch_version;
+  const std::string fallback;
+  std::atomic<Record*> record{nullptr};  // by which calls run; null if all go to the fallback
+};
+
 // The call that is in the fallback in this thread.
 struct Pending {
   Record* record = nullptr;
   const Words* words = nullptr;
+  uint64_t generation = 0;  // of the plans when the call came in
 };
 thread_local Pending pending;
 
 class InFallback {
  public:
-  InFallback(Record* record, const Words* words) : before_(pending) { pending = {record, words}; }
+  InFallback(Record* record, const Words* words, uint64_t generation) : before_(pending) {
+    pending = {record, words, generation};
+  }
   ~InFallback() { pending = before_; }
 
  private:
   Pending before_;
+};
+
+// A signature for which a plan is awaited.
+struct Awaited {
+  Signature signature;
+  uint64_t generation;
 };
 
 // The kernel whose `sizes` threw in the call that is in the fallback in this thread. If the reference takes the call,
@@ -82,12 +95,13 @@ class Suspicion {
 };
 
 void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
-  Made results;
-  const Candidate& candidate = record.library->candidates[plan.candidate];
+  Made results(plan.device);
+  const auto threw = [&](const char* text) { throw KernelThrew(record.make_error, text); };
   run_plan(
       record.arguments, plan, arguments, results, [&](size_t at) { record.copies[at]++; },
       [&] {
-        run_candidate(candidate, arguments, [&](const char* text) { throw KernelThrew(record.make_error, text); });
+        if (plan.launches) launch_all(record.arguments, *plan.launches, arguments, results, threw);
+        else run_candidate(*plan.candidate, arguments, threw);
       });
   results.hand_over(stack);
 }
@@ -125,10 +139,10 @@ SizesStatus sizes_of(const Record& record, const Candidate& candidate, const Arg
 }
 
 // Compares the sizes from C++ with those of a plan, and records the kind of call if they agree.
-void compare(Record& record, const Plan& plan, const Arguments& arguments) {
-  const Candidate& candidate = record.library->candidates[plan.candidate];
+void compare(Record& record, const Plan& plan, const Arguments& arguments, uint64_t generation) {
+  const Candidate& candidate = *plan.candidate;
   std::vector<Shape> shapes;
-  if (candidate.sizes == nullptr || !is_sizable(record, arguments)) return;
+  if (!is_sizable(record, arguments)) return;
   if (suspected != &record && record.sized.find(arguments.kind)) return;
   if (sizes_of(record, candidate, arguments, shapes) != KNOWN) return;
   bool agrees = true;
@@ -146,22 +160,22 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments) {
       step *= result.sizes[size_t(d)];
     }
   }
-  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate);
+  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate, generation);
 }
 
 // Plans a call with new sizes, of a kind whose results C++ sizes; null for other kinds. If `sizes` throws, the call
 // goes to the fallback: if the reference refuses the arguments too, its exception is raised.
 std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
-  std::optional<int32_t> number = record.sized.find(arguments.kind);
+  const std::optional<const Candidate*> known = record.sized.find(arguments.kind);
   std::vector<Shape> shapes(size_t(record.results));
-  if (!number || !is_sizable(record, arguments)) return nullptr;
-  const Candidate& candidate = record.library->candidates[*number];
+  if (!known || !is_sizable(record, arguments)) return nullptr;
+  const Candidate& candidate = **known;
   char error[1000];
   const SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
   threw = status == THREW;
   if (status != KNOWN) return nullptr;
   auto plan = std::make_shared<Plan>();
-  plan->candidate = *number;
+  plan->candidate = *known;
   for (int32_t at = 0; at < candidate.count; at++)
     if (candidate.parameters[at].layout == CHANNELS_LAST) return nullptr;
   for (size_t at = 0; at < shapes.size(); at++) {
@@ -184,20 +198,22 @@ std::shared_ptr<const Plan> sized(const Record& record, const Arguments& argumen
 
 // The plan of a call; null if it has none.
 std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, bool& threw) {
+  const uint64_t generation = record.sized.generation();
   if (auto known = record.plans.find(arguments.words)) {
-    if (record.computes_sizes) compare(record, **known, arguments);
+    if ((*known)->candidate != nullptr && (*known)->candidate->sizes != nullptr) compare(record, **known, arguments, generation);
     return *known;
   }
-  return record.computes_sizes ? sized(record, arguments, threw) : nullptr;
+  return sized(record, arguments, threw);
 }
 
-void run(void* held, int32_t entry, uint64_t* stack) {
-  Record& entered = *static_cast<Record*>(held);
-  Record* record = entry == OWN ? &entered : entered.serving.load();
+void enter(Entry& entry, uint64_t* stack) {
+  Record* record = entry.record.load();
   Arguments arguments;
-  for (size_t at = 0; at < entered.arguments.size(); at++) arguments.read(stack[at], entered.arguments[at]);
+  uint64_t generation = 0;
   bool threw = false;
   if (record != nullptr) {
+    generation = record->plans.generation();
+    for (size_t at = 0; at < record->arguments.size(); at++) arguments.read(stack[at], record->arguments[at]);
     auto plan = planned(*record, arguments, threw);
     if (plan && may_write(*record, arguments)) {
       arguments.own();
@@ -205,48 +221,79 @@ void run(void* held, int32_t entry, uint64_t* stack) {
       return;
     }
   }
-  InFallback guard(record, &arguments.words);
+  InFallback guard(record, &arguments.words, generation);
   Suspicion suspicion(threw ? record : nullptr);
-  must(torch_call_dispatcher(entered.fallback[entry].c_str(), "", stack, entered.torch_version),
-       "torch_call_dispatcher");
+  must(torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version), "torch_call_dispatcher");
   if (held_error.error != nullptr)
-    for (int64_t at = 0; at < entered.results; at++)
+    for (int64_t at = 0; at < entry.results; at++)
       aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
   throw_held();
 }
+
+// Torch's dispatcher takes plain functions, without a value of theirs: there is one for each entry.
+using Function = void (*)(uint64_t* stack, uint64_t, uint64_t);
+constexpr size_t most_entries = 2048;
+std::atomic<Entry*> entries[most_entries];
+
+template <size_t number>
+void entered(uint64_t* stack, uint64_t, uint64_t) {
+  enter(*entries[number].load(std::memory_order_acquire), stack);
+}
+
+template <size_t... numbers>
+constexpr std::array<Function, most_entries> functions_of(std::index_sequence<numbers...>) {
+  return {entered<numbers>...};
+}
+constexpr std::array<Function, most_entries> functions = functions_of(std::make_index_sequence<most_entries>());
 }  // namespace
 
 #define PUBLIC extern "C" __attribute__((visibility("default")))
 
-// Makes the record of a kernel's library. `types` has a number for each argument: its type, plus 100 if it is
-// optional, plus 1000 if the operator writes into it. `make_error` turns the text of the kernel's exception into a Python exception. The fallbacks are names of
-// operators, for each entry.
-PUBLIC void* opsmith_take(Exported* library, const int32_t* types, int32_t count, int32_t results,
-                          PyObject* make_error, uint64_t torch_version, const char* own, const char* served) {
+PUBLIC int32_t opsmith_most_entries() { return int32_t(most_entries); }
+
+// Makes an entry for an operator. `fallback` is the name of an operator.
+PUBLIC void* opsmith_entry(int32_t results, uint64_t torch_version, const char* fallback) {
+  return new Entry{results, torch_version, fallback};
+}
+
+// Makes the record of a kernel. `types` has a number for each argument: its type, plus 100 if it is optional, plus 1000
+// if the operator writes into it, plus 10000 if it is free. `make_error` turns the text of its exception into a Python
+// exception.
+PUBLIC void* opsmith_record(const int32_t* types, int32_t count, int32_t results, PyObject* make_error) {
   std::vector<Argument> arguments;
-  for (int32_t at = 0; at < count; at++) arguments.push_back({types[at] % 100, types[at] / 100 % 10 != 0, types[at] >= 1000});
+  for (const int32_t* type = types; type != types + count; type++)
+    arguments.push_back({*type % 100, *type / 100 % 10 != 0, *type / 1000 % 10 != 0, *type >= 10000});
   Py_IncRef(make_error);
-  Record* record = new Record{library, std::move(arguments), results, make_error, torch_version, {own, served}};
+  Record* record = new Record{std::move(arguments), results, make_error};
   record->older = newest;
   while (!newest.compare_exchange_weak(record->older, record)) {
   }
   return record;
 }
 
-// Makes calls of the entries of a record's library use this record.
-PUBLIC void opsmith_publish(void* held) { static_cast<Record*>(held)->library->publish(run, held); }
-
-// Registers an entry of a record's library for the operator `name_space::name`. Returns the registration; null if
-// torch does not accept it.
-PUBLIC void* opsmith_register(void* held, int32_t entry, const char* name_space, const char* name) {
-  const Record& record = *static_cast<Record*>(held);
+// Registers an entry for the operator `name_space::name` on a device, by its number among all entries. No call may
+// come in by another entry of this number any more. Returns the registration; null if torch does not accept it.
+PUBLIC void* opsmith_register(void* entry, int32_t number, const char* name_space, const char* device,
+                              const char* name) {
   LibraryHandle registered;
-  if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &registered)) return nullptr;
-  if (torch_library_impl(registered, name, record.library->entries[entry], record.torch_version)) {
+  if (aoti_torch_library_init_impl(name_space, device, __FILE__, __LINE__, &registered)) return nullptr;
+  Entry* held = static_cast<Entry*>(entry);
+  entries[number].store(held, std::memory_order_release);
+  if (torch_library_impl(registered, name, functions[size_t(number)], held->torch_version)) {
     aoti_torch_delete_library_object(registered);
     return nullptr;
   }
   return registered;
+}
+
+// Makes a driver of functions in the order of `Driver`; torch's is found here where it is null. Returns null if this
+// torch has no part for CUDA.
+PUBLIC void* opsmith_driver(void* const* functions) {
+  auto driver = std::make_unique<Driver>();
+  static_assert(sizeof(Driver) == 6 * sizeof(void*), "functions alone");
+  std::memcpy(static_cast<void*>(driver.get()), functions, sizeof(Driver));
+  if (driver->stream == nullptr) driver->stream = reinterpret_cast<decltype(driver->stream)>(stream_of_torch());
+  return driver->stream != nullptr ? driver.release() : nullptr;
 }
 
 // Ends a registration. No other thread may call the operator.
@@ -254,15 +301,15 @@ PUBLIC void opsmith_deregister(void* registered) {
   aoti_torch_delete_library_object(static_cast<LibraryHandle>(registered));
 }
 
-// Makes calls that come in by the entry `SERVED` of one record's library run by another record.
-PUBLIC void opsmith_serve(void* entered, void* held) {
-  static_cast<Record*>(entered)->serving = static_cast<Record*>(held);
+// Makes calls of an entry run by a record.
+PUBLIC void opsmith_publish(void* entry, void* record) {
+  static_cast<Entry*>(entry)->record = static_cast<Record*>(record);
 }
 
-// Undoes `opsmith_serve`. Does nothing if they run by a third record.
-PUBLIC void opsmith_withdraw(void* entered, void* held) {
-  Record* expected = static_cast<Record*>(held);
-  static_cast<Record*>(entered)->serving.compare_exchange_strong(expected, nullptr);
+// Makes calls of an entry go to the fallback, if they run by this record.
+PUBLIC void opsmith_withdraw(void* entry, void* record) {
+  Record* expected = static_cast<Record*>(record);
+  static_cast<Entry*>(entry)->record.compare_exchange_strong(expected, nullptr);
 }
 
 // Returns the record of the call that is in the fallback in this thread; null if there is none.
@@ -271,15 +318,17 @@ PUBLIC void* opsmith_pending_record() { return pending.record; }
 // Returns the signature of the call that is in the fallback; null if there is none of this record.
 PUBLIC void* opsmith_pending(void* held) {
   if (pending.record != held || pending.words == nullptr) return nullptr;
-  Signature* key = new Signature(*pending.words);
+  auto* awaited = new Awaited{Signature(*pending.words), pending.generation};
   pending.words = nullptr;
-  return key;
+  return awaited;
 }
 
-// Caches a plan for a signature, and releases the signature. Without a plan it is only released.
+// Caches a plan for a signature, unless the plans were forgotten meanwhile, and releases the signature. Without a plan
+// it is only released.
 PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan) {
-  std::unique_ptr<Signature> key(static_cast<Signature*>(signature));
-  if (plan != nullptr) static_cast<Record*>(held)->plans.remember(*key, Plan::read(plan));
+  std::unique_ptr<Awaited> awaited(static_cast<Awaited*>(signature));
+  if (plan != nullptr)
+    static_cast<Record*>(held)->plans.remember(awaited->signature, Plan::read(plan), awaited->generation);
 }
 
 PUBLIC void opsmith_forget(void* held) {

@@ -1,4 +1,4 @@
-"""Library between torch and all kernels in C++, once in a process: how it is found, compiled and loaded."""
+"""Library between torch and all kernels, once in a process: how it is found, compiled and loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from opsmith.build.manifest import digest_of_parts
 from opsmith.build.packaged import Found, package_of, search
 from opsmith.build.toolchain import FLAGS
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.cpp.compiler import HEADER, HERE, LIBRARY, STUB, build_parts, kernel_toolchain
-from opsmith.kernels.cpp.library import VERSION, LibraryFile, loadable, packaged_library
+from opsmith.kernels.cpp.compiler import HEADER, STUB, build_parts, kernel_toolchain
+from opsmith.kernels.cpp.library import VERSION
+from opsmith.kernels.runtime.loading import LIBRARY, LibraryFile, loadable, packaged_library
 
+HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
-RUNTIME_HEADERS = tuple(
-    HERE / name for name in ("stable_torch.h", "python_errors.h", "arguments.h", "plans.h", "calls.h")
-)
+CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_stack.h", "plan.h", "run.h"))
+"""Headers for calls by plans, without Python."""
+PROCESSOR = HERE / "processor.h"
+RUNTIME_HEADERS = (*CALLING, HERE / "launches.h", HERE / "python_errors.h")
 _EXPORTED = "opsmith_hold"
 """One of the names that it exports."""
 
@@ -32,7 +35,7 @@ _fills_memory = False
 """Setting of `fill_new_memory`."""
 
 
-def runtime_file(package: Path | None = None, kernel: LibraryFile | None = None) -> LibraryFile:
+def runtime_file(package: Path | None = None, kernel: str = "") -> LibraryFile:
     """Return the file of the runtime; the first call of a process finds it, and all others get the same.
 
     It is that of opsmith's own package, else that of the kernel's package, else that of the cache, else
@@ -40,7 +43,7 @@ def runtime_file(package: Path | None = None, kernel: LibraryFile | None = None)
 
     Args:
         package: Package of the kernel that is being loaded.
-        kernel: Library of that kernel, for the error.
+        kernel: Words for that kernel, which is there, for the error.
 
     Raises:
         ToolchainError: If it is in none of them and cannot be compiled.
@@ -52,7 +55,7 @@ def runtime_file(package: Path | None = None, kernel: LibraryFile | None = None)
         return _file
 
 
-def _found(package: Path | None, kernel: LibraryFile | None) -> LibraryFile:
+def _found(package: Path | None, kernel: str) -> LibraryFile:
     own = package_of(__file__)
     absences = []
     for each in dict.fromkeys((own, package)):
@@ -64,7 +67,7 @@ def _found(package: Path | None, kernel: LibraryFile | None) -> LibraryFile:
     try:
         return loadable(compile_runtime, _EXPORTED)
     except errors.ToolchainError as error:
-        if kernel is None:
+        if not kernel:
             raise
         raise _missing(kernel, "; ".join(filter(None, absences)), error) from None
 
@@ -84,12 +87,12 @@ def _absence(package: Path | None, found: Found) -> str:
     return found.reason
 
 
-def _missing(kernel: LibraryFile, reason: str, error: errors.ToolchainError) -> errors.ToolchainError:
+def _missing(kernel: str, reason: str, error: errors.ToolchainError) -> errors.ToolchainError:
     """Return the error for a kernel that is there, and cannot run without the runtime."""
     return errors.ToolchainError(
-        "the library between torch and all kernels in C++ is missing",
+        "the library between torch and all kernels is missing",
         expected="this library, built into opsmith or into the package of the kernel, or a C++ compiler",
-        got=f"the kernel is {kernel.origin}, {kernel.path}, and fits; of the library between: {reason}; and "
+        got=f"the kernel is {kernel}, and fits; of the library between: {reason}; and "
         f"it cannot be compiled: {error.problem}: {error.got}",
         hint="install a wheel of this opsmith with built kernels, or build the package's again by it",
     )
@@ -163,12 +166,14 @@ def _with_prototypes(library: Any) -> Any:
     pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
     text = ctypes.c_char_p
     for name, result, arguments in (
-        ("take", pointer, [pointer, numbers, number, number, ctypes.py_object, ctypes.c_uint64, text, text]),
-        ("publish", None, [pointer]),
-        ("register", pointer, [pointer, number, text, text]),
+        ("most_entries", number, []),
+        ("entry", pointer, [number, ctypes.c_uint64, text]),
+        ("record", pointer, [numbers, number, number, ctypes.py_object]),
+        ("register", pointer, [pointer, number, text, text, text]),
         ("deregister", None, [pointer]),
-        ("serve", None, [pointer, pointer]),
+        ("publish", None, [pointer, pointer]),
         ("withdraw", None, [pointer, pointer]),
+        ("driver", pointer, [ctypes.POINTER(pointer)]),
         ("pending_record", pointer, []),
         ("pending", pointer, [pointer]),
         ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),

@@ -1,44 +1,11 @@
-// Arguments of one call, read from the dispatcher's stack, and the words that make up its signature.
+// Reader of the dispatcher's stack: the arguments of one call, and the words that make up its signature.
 #pragma once
 #include <memory>
-#include <vector>
 
 #include "stable_torch.h"
+#include "values.h"
 
 namespace opsmith {
-
-// A vector whose first items lie in the object itself: most calls need no memory of the heap.
-template <class T, size_t N>
-class Inline {
- public:
-  void push(const T& item) {
-    if (count_ < N) {
-      first_[count_] = item;
-    } else {
-      if (count_ == N) more_.assign(first_, first_ + N);
-      more_.push_back(item);
-    }
-    count_++;
-  }
-  T* data() { return count_ <= N ? first_ : more_.data(); }
-  const T* data() const { return count_ <= N ? first_ : more_.data(); }
-  size_t size() const { return count_; }
-  T& operator[](size_t at) { return data()[at]; }
-  const T& operator[](size_t at) const { return data()[at]; }
-
- private:
-  T first_[N];
-  std::vector<T> more_;
-  size_t count_ = 0;
-};
-
-using Words = Inline<uint64_t, 48>;
-
-struct Argument {
-  int32_t type;
-  bool optional;
-  bool written;  // the operator writes into it
-};
 
 // Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.
 class Arguments {
@@ -46,7 +13,7 @@ class Arguments {
   Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
   Inline<int32_t, 12> dtypes;  // of the tensors
-  Words words;  // signature: dtypes, sizes and strides of tensors, and all other values
+  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values but free ones
   Words kind;   // the same without sizes, strides and floating-point numbers
 
   ~Arguments() {
@@ -77,7 +44,10 @@ class Arguments {
     switch (argument.type) {
       case TENSOR: value.tensor = tensor(word); break;
       case INTEGER: value.integer = int64_t(word); both(word); break;
-      case NUMBER: value.number = number(word); words.push(word); break;
+      case NUMBER:
+        value.number = number(word);
+        if (!argument.free) words.push(word);
+        break;
       case FLAG: value.flag = flag(word); both(value.flag); break;
       case STRING: value.list = string(word); break;
       case TENSORS:
@@ -85,8 +55,8 @@ class Arguments {
         break;
       case INTEGERS: value.list = list<int64_t>(word, [this](uint64_t item) { return int64_t(both(item)); }); break;
       case NUMBERS:
-        value.list = list<double>(word, [this](uint64_t item) {
-          words.push(item);
+        value.list = list<double>(word, [&](uint64_t item) {
+          if (!argument.free) words.push(item);
           return number(item);
         });
         break;
@@ -113,16 +83,18 @@ class Arguments {
     tensors.push(handle);
     RawTensor raw;
     int64_t *sizes, *strides;
-    int32_t dtype;
+    int32_t dtype, type, index;
     must(aoti_torch_get_data_ptr(handle, &raw.data), "aoti_torch_get_data_ptr");
     must(aoti_torch_get_dim(handle, &raw.dim), "aoti_torch_get_dim");
     must(aoti_torch_get_sizes(handle, &sizes), "aoti_torch_get_sizes");
     must(aoti_torch_get_strides(handle, &strides), "aoti_torch_get_strides");
     must(aoti_torch_get_dtype(handle, &dtype), "aoti_torch_get_dtype");
+    must(aoti_torch_get_device_type(handle, &type), "aoti_torch_get_device_type");
+    must(aoti_torch_get_device_index(handle, &index), "aoti_torch_get_device_index");
     raw.sizes = sizes;
     raw.strides = strides;
     dtypes.push(dtype);
-    both(uint64_t(dtype) << 32 | uint64_t(raw.dim));
+    both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 | uint64_t(raw.dim));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(sizes[at]));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(strides[at]));
     return raw;

@@ -1,5 +1,5 @@
 // Torch's stable C functions, declared as in torch/csrc/stable/c/shim.h and
-// torch/csrc/inductor/aoti_torch/c/shim.h. No header of torch is read, and a library that is built for one torch
+// torch/csrc/inductor/aoti_torch/c/shim.h, and beside it in generated/c_shim_aten.h. No header of torch is read, and a library that is built for one torch
 // runs on the next.
 #pragma once
 #include <cstddef>
@@ -18,9 +18,12 @@ Status aoti_torch_get_dim(TensorHandle, int64_t*);
 Status aoti_torch_get_sizes(TensorHandle, int64_t**);
 Status aoti_torch_get_strides(TensorHandle, int64_t**);
 Status aoti_torch_get_dtype(TensorHandle, int32_t*);
+Status aoti_torch_get_device_type(TensorHandle, int32_t*);
+Status aoti_torch_get_device_index(TensorHandle, int32_t*);
 Status aoti_torch_delete_tensor_object(TensorHandle);
 Status aoti_torch_empty_strided(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, TensorHandle*);
 Status aoti_torch_copy_(TensorHandle, TensorHandle, int32_t);
+Status aoti_torch_aten_fill__Scalar(TensorHandle, double);
 bool aoti_torch_grad_mode_is_enabled();
 void aoti_torch_grad_mode_set_enabled(bool);
 Status aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t, LibraryHandle*);

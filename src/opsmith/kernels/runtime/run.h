@@ -3,14 +3,12 @@
 // Of torch it uses the stable C functions alone, and nothing of Python: the library between Python and all kernels
 // and the libraries that serve without Python are made of it.
 #pragma once
-#include <algorithm>
 #include <atomic>
+#include <cmath>
 
-#include "plans.h"
+#include "plan.h"
 
 namespace opsmith {
-
-using Signed = std::vector<Argument>;  // the arguments of an operator
 
 class WithoutGrad {
  public:
@@ -21,35 +19,22 @@ class WithoutGrad {
   bool before_;
 };
 
-// Device of a tensor, by torch's number of its type.
-struct Device {
-  int32_t type = 0, index = 0;  // the CPU
-};
-
 // True if new memory is filled with a pattern: see `fill_new_memory`.
 inline std::atomic<int32_t> fills_memory{0};
 
-inline size_t item_size(int32_t dtype) {
-  switch (dtype) {
-    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: return 1;
-    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: return 2;
-    case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
-  }
-  return 8;
+inline void* memory(TensorHandle tensor) {
+  void* data;
+  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
+  return data;
 }
 
-// Bytes from the first to the last element.
-inline size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  int64_t last = 0;
-  for (int64_t at = 0; at < dim; at++) {
-    if (sizes[at] == 0) return 0;
-    last += (sizes[at] - 1) * strides[at];
-  }
-  return item_size(dtype) * size_t(last + 1);
+inline void fill(TensorHandle tensor, double number) {
+  WithoutGrad guard;
+  must(aoti_torch_aten_fill__Scalar(tensor, number), "aoti_torch_aten_fill__Scalar");
 }
 
-inline void fill(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  // All bits set are nan in every floating dtype; a bool has but one.
+// Fills new memory of the CPU with all bits set, which are nan in every floating dtype; a bool has but one.
+inline void fill_bits(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   if (size_t bytes = extent(dtype, dim, sizes, strides))
     std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes);
 }
@@ -67,11 +52,8 @@ struct Made : Inline<TensorHandle, 8> {
     const Status status = aoti_torch_empty_strided(dim, sizes, strides, dtype, device_.type, device_.index, &made);
     must(status, "aoti_torch_empty_strided");
     push(made);
-    if (fills_memory) {
-      void* data;
-      must(aoti_torch_get_data_ptr(made, &data), "aoti_torch_get_data_ptr");
-      fill(data, dtype, dim, sizes, strides);
-    }
+    if (fills_memory && device_.type == 0) fill_bits(memory(made), dtype, dim, sizes, strides);
+    else if (fills_memory) fill(made, is_floating(dtype) ? NAN : dtype == dtype_of<bool>::value ? 1 : -1);
     return made;
   }
 
@@ -96,12 +78,6 @@ inline TensorHandle copy(Made& made, TensorHandle from, int32_t dtype, int64_t d
   WithoutGrad guard;
   must(aoti_torch_copy_(result, from, 0), "aoti_torch_copy_");
   return result;
-}
-
-inline void* memory(TensorHandle tensor) {
-  void* data;
-  must(aoti_torch_get_data_ptr(tensor, &data), "aoti_torch_get_data_ptr");
-  return data;
 }
 
 // Copies a tensor into another layout, and makes its view one of the copy.
@@ -174,17 +150,6 @@ void run_candidate(const Candidate& candidate, const Arguments& arguments, Threw
   if (candidate.run(arguments.values.data(), error, sizeof error)) threw(error);
 }
 
-// True if a tensor is contiguous.
-inline bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  int64_t step = 1;
-  for (int64_t at = dim - 1; at >= 0; at--) {
-    if (sizes[at] == 0) return true;
-    if (sizes[at] != 1 && strides[at] != step) return false;
-    step *= sizes[at];
-  }
-  return true;
-}
-
 // True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
 // index among all tensors, and the index of the argument.
 template <class Holds>
@@ -210,47 +175,6 @@ inline bool raise_versions(const Signed& signature, const Arguments& arguments) 
     // Torch copies nothing from a tensor to itself, and counts it as a write.
     return aoti_torch_copy_(arguments.tensors[tensor], arguments.tensors[tensor], 0) == 0;
   });
-}
-
-// Steps of one size in bytes, and how many there may be.
-struct Step {
-  int64_t size, limit;
-};
-
-// True if steps, the largest first, make up a distance.
-inline bool reach(const Step* step, const Step* last, int64_t distance) {
-  if (step == last) return distance == 0;
-  int64_t rest = 0;
-  for (const Step* other = step + 1; other != last; ++other) rest += other->size * other->limit;
-  const int64_t least = distance > rest ? (distance - rest + step->size - 1) / step->size : 0;
-  for (int64_t count = std::min(step->limit, distance / step->size); count >= least; --count)
-    if (reach(step + 1, last, distance - count * step->size)) return true;
-  return false;
-}
-
-struct Extent {
-  const char *begin, *end;
-  RawTensor raw;
-  bool written;
-  int64_t item;
-};
-
-// True if two tensors share elements: `shares_elements` of writes.py.
-inline bool meet(const Extent& one, const Extent& other) {
-  Inline<Step, 16> steps;
-  for (const Extent* each : {&one, &other}) {
-    steps.push({1, each->item - 1});
-    for (int64_t at = 0; at < each->raw.dim; at++)
-      if (each->raw.strides[at]) steps.push({each->raw.strides[at] * each->item, each->raw.sizes[at] - 1});
-  }
-  Step *first = steps.data(), *last = first;
-  std::sort(first, first + steps.size(), [](const Step& a, const Step& b) { return a.size > b.size; });
-  for (Step* each = first; each != first + steps.size(); ++each)
-    if (last != first && last[-1].size == each->size)
-      last[-1].limit += each->limit;
-    else
-      *last++ = *each;
-  return reach(first, last, other.end - 1 - one.begin);
 }
 
 // True if a written tensor shares elements with another one.

@@ -1,0 +1,185 @@
+"""Functions of a CUDA kernel on GPUs: instances are loaded once, for the launches of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opsmith import errors
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.forked_locks import lock_of
+from opsmith.core.missing_kernels import with_reason
+from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression
+from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError
+from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.cuda.limits import LaunchLimits
+from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
+from opsmith.kernels.runtime.plan import Launch, Launches, Plan, strides_in
+from opsmith.torch_library.result_layouts import has_layout
+
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda.kernel import CudaKernel
+
+
+@dataclass(slots=True)
+class LoadedFunction:
+    """Instance that is loaded on a GPU, with the dynamic shared memory that its launches may use."""
+
+    handle: int
+    cubin: Cubin
+    limits: LaunchLimits
+    shared: int = 0
+
+    @classmethod
+    def of(cls, handle: int, cubin: Cubin) -> LoadedFunction:
+        """Return the function of a cubin by its handle."""
+        return cls(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
+
+
+class GpuFunctions:
+    """Functions of a kernel that are loaded on GPUs.
+
+    Args:
+        kernel: The kernel.
+
+    Attributes:
+        loaded: What is loaded, by instance and index of the GPU. It stays loaded: a launch may be pending.
+    """
+
+    def __init__(self, kernel: CudaKernel) -> None:
+        self._kernel = kernel
+        self._lock = lock_of(self, "_lock")
+        self.loaded: dict[tuple[Instance, int], LoadedFunction] = {}
+
+    def plan(self, call: CudaPlan, values: Sequence[Any]) -> Plan:
+        """Plan the calls that have the signature of these values, with all functions loaded.
+
+        Args:
+            call: Plan of the call without handles.
+            values: Argument values.
+
+        Raises:
+            KernelError, LaunchError: If the driver refuses a function, or the GPU cannot do a launch.
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+        """
+        device = tensors_in(list(values))[0].device
+        parameters, copies, tensors = dict(call.copied), [], 0
+        for index, value in enumerate(values):
+            for tensor in tensors_in([value]):
+                parameter = parameters.get(index)
+                if parameter is not None and not has_layout(tensor, parameter.layout):
+                    strides = strides_in(tensor.shape, parameter.layout)
+                    copies.append((tensors, index, parameter.written, strides))
+                tensors += 1
+        results = []
+        for each in call.results:
+            strides = each.strides
+            results.append((each.layout, None if strides == each.layout.stride else strides))
+        buffers = (*call.results, *call.scratch)
+        driver, context, launches = self._launches(call, device.index or 0) if call.launches else (0, 0, ())
+        work = Launches(
+            driver,
+            context,
+            tuple((each.layout, each.strides) for each in call.scratch),
+            tuple((at, each.initial) for at, each in enumerate(buffers) if each.initial is not None),
+            launches,
+        )
+        return Plan(work, tuple(copies), tuple(results), device)
+
+    def _launches(self, call: CudaPlan, index: int) -> tuple[int, int, tuple[Launch, ...]]:
+        """Return the driver, torch's context of a GPU, and the launches of a call."""
+        machine = self._kernel.machine
+        driver = machine.driver()
+        launches = []
+        planned = call.launches[0]
+        try:
+            with driver.on_device(index) as context:
+                for planned in call.launches:  # which an error names
+                    function = self._function(planned.instance, planned.geometry, index)
+                    launches.append(self._launch(planned, function, index))
+        except DriverError as error:
+            failed, geometry = self._words(planned, index)
+            raise self.refused(f"{failed}: {error}", geometry) from None
+        return driver.opened, context, tuple(launches)
+
+    def _launch(self, planned: PlannedLaunch, function: LoadedFunction, index: int) -> Launch:
+        geometry, packed = planned.geometry, planned.packed
+        return Launch(
+            function.handle,
+            geometry.grid,
+            geometry.block,
+            geometry.shared,
+            packed.image,
+            packed.offsets,
+            tuple(zip(packed.addresses, planned.tensors, strict=True)),
+            planned.numbers,
+            *self._words(planned, index),
+        )
+
+    def _words(self, planned: PlannedLaunch, index: int) -> tuple[str, str]:
+        """Return words for the error of a launch: which kernel is not launched, and how it was to be."""
+        geometry, entry = planned.geometry, planned.instance.entry
+        named = f" `{entry}`" if entry else ""
+        return (
+            f"the CUDA kernel{named} is not launched",
+            f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared memory, on "
+            f"{self._kernel.machine.architecture(index)}",
+        )
+
+    def refused(self, problem: str, got: str) -> errors.KernelError:
+        """Return the error for a launch that the driver refuses."""
+        return self._kernel.error(
+            errors.KernelError,
+            problem,
+            got=got,
+            hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
+            "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+        )
+
+    def _function(self, instance: Instance, geometry: Geometry, index: int) -> LoadedFunction:
+        """Load an instance into the current context, once for each GPU."""
+        with self._lock:
+            function = self.loaded.get((instance, index))
+            if function is None:
+                if self._kernel.machine.is_capturing():
+                    raise self._kernel.error(
+                        errors.KernelError,
+                        "the CUDA kernel cannot be loaded while a CUDA graph is captured",
+                        got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
+                        hint="call the operator once with such arguments before the capture",
+                    )
+                function = self.loaded[instance, index] = self._loaded(instance, index)
+            if not function.limits.allow(geometry):
+                raise function.limits.refused(self._kernel, geometry)
+            total = function.limits.static + geometry.shared
+            if geometry.shared > function.shared and total > DEFAULT_MAX_SHARED:
+                self._kernel.machine.driver().allow_shared(function.handle, geometry.shared)
+                function.shared = geometry.shared
+            return function
+
+    def _loaded(self, instance: Instance, index: int) -> LoadedFunction:
+        """Load an instance: built in the package of the kernel, from the cache, or compiled now.
+
+        Raises:
+            CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
+            DriverError: If the driver refuses what was compiled here.
+        """
+        kernel, machine = self._kernel, self._kernel.machine
+        driver, architecture = machine.driver(), machine.architecture(index)
+        packaged = kernel.packaged(architecture)
+        for path, image in packaged.images(name_expression(kernel.source, instance)):
+            try:
+                handle = driver.load(image.cubin.image, image.cubin.name)
+            except DriverError as error:  # one that is older than what built it
+                packaged.drop(path, f"the driver does not load it: {error}")
+                kernel.choose_anew()
+                continue
+            return LoadedFunction.of(handle, image.cubin)
+        try:
+            cubin = kernel.compile(instance, architecture)
+        except errors.ToolchainError as error:
+            missing = with_reason(error, packaged.found.reason)
+            kernel.choose_anew(missing)
+            raise missing from None
+        return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)

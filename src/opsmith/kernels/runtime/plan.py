@@ -1,0 +1,149 @@
+"""Plan of a call, by which the runtime does it: the work, the copies of arguments, the results."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from opsmith.core.argument_types import NUMBERED
+from opsmith.torch_library.result_layouts import ResultLayout
+
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
+_CPU = torch.device("cpu")
+_DEVICES = ("cpu", "cuda")
+"""Types of devices, by torch's numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch of a kernel.
+
+    Attributes:
+        function: Handle of the kernel.
+        grid: Number of blocks, in three dimensions.
+        block: Number of threads of a block, in three dimensions.
+        shared: Bytes of dynamic shared memory.
+        parameters: Bytes of the parameters as they lie in memory, without addresses.
+        offsets: Offset of each parameter.
+        addresses: Offset of each tensor's address, and the index of the tensor among those of the arguments,
+            the results and the scratch buffers.
+        given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
+            a list or -1.
+        failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
+        geometry: Words for what was launched.
+    """
+
+    function: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    parameters: bytes
+    offsets: tuple[int, ...]
+    addresses: tuple[tuple[int, int], ...]
+    given: tuple[tuple[int, int, int, int], ...]
+    failed: str
+    geometry: str
+
+    def encode(self) -> list[int]:
+        """Return the launch as numbers."""
+        numbers = [self.function, *self.grid, *self.block, self.shared, *_words(self.parameters)]
+        numbers += [len(self.offsets), *self.offsets, len(self.addresses)]
+        for offset, tensor in self.addresses:
+            numbers += [offset, tensor]
+        numbers.append(len(self.given))
+        for each in self.given:
+            numbers += each
+        return [*numbers, *_words(self.failed.encode()), *_words(self.geometry.encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of a call, one after the other.
+
+    Attributes:
+        driver: The driver that does them, as the runtime has opened it; 0 without a launch.
+        context: Handle of torch's context of the GPU; 0 without a launch.
+        scratch: Scratch buffers, each with the strides in which the kernel writes it.
+        filled: Numbers that results and scratch buffers are filled with first, by their indices.
+        launches: The launches; none if there is nothing to write.
+    """
+
+    driver: int
+    context: int
+    scratch: tuple[tuple[ResultLayout, tuple[int, ...]], ...]
+    filled: tuple[tuple[int, float], ...]
+    launches: tuple[Launch, ...]
+
+    def encode(self) -> list[int]:
+        """Return the launches as numbers."""
+        numbers = [self.driver, self.context, len(self.scratch)]
+        for buffer, strides in self.scratch:
+            numbers += [_DTYPE_NUMBERS[buffer.dtype], len(buffer.shape), *buffer.shape, *strides]
+        numbers.append(len(self.filled))
+        for index, number in self.filled:
+            whole = int(number) if isinstance(number, int) and int(float(number)) != number else None
+            numbers += [index, whole is not None, _bits(float(number)), whole or 0]
+        numbers.append(len(self.launches))
+        return [*numbers, *(number for each in self.launches for number in each.encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan for the calls of one signature.
+
+    Attributes:
+        work: Address of the instance in C++ that computes the results, or launches.
+        copies: Tensors to copy into another layout first: index among the call's tensors, index of the
+            argument, True if it is copied back, strides of the copy.
+        results: Layout of each result, and the strides in which the kernel writes it where they differ.
+        device: Device of the results.
+    """
+
+    work: int | Launches
+    copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
+    results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
+    device: torch.device = _CPU
+
+    def encode(self) -> list[int]:
+        """Return the plan as the numbers that `Plan::read` in plan.h expects."""
+        instance, launches = (0, self.work.encode()) if isinstance(self.work, Launches) else (self.work, [])
+        numbers = [instance, _DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
+        for tensor, argument, back, strides in self.copies:
+            numbers += [tensor, argument, back, len(strides), *strides]
+        numbers.append(len(self.results))
+        for result, written in self.results:
+            numbers += [_DTYPE_NUMBERS[result.dtype], len(result.shape), written is not None]
+            numbers += [*result.shape, *result.stride, *(written or ())]
+        return numbers + launches
+
+
+def _words(content: bytes) -> list[int]:
+    """Return bytes as whole numbers, after their count."""
+    count = -(-len(content) // 8)
+    return [len(content), *struct.unpack(f"<{count}q", content.ljust(8 * count, b"\0"))]
+
+
+def _bits(number: float) -> int:
+    (bits,) = struct.unpack("<q", struct.pack("<d", number))
+    return int(bits)
+
+
+def strides_in(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Return the strides of a tensor of this shape in a layout.
+
+    Example:
+        >>> strides_in((2, 3), "contiguous")
+        (3, 1)
+    """
+    if layout == "channels-last":
+        order = [0, *range(2, len(shape)), 1]  # batch, spatial dimensions, channels
+        inner = strides_in([shape[dim] for dim in order], "contiguous")
+        return tuple(dict(zip(order, inner, strict=True))[dim] for dim in range(len(shape)))
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,183 @@
+"""Kernels whose calls run by plans, in C++ from end to end: what all languages of such kernels share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from opsmith import errors
+from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
+from opsmith.torch_library import capabilities
+
+# A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
+if TYPE_CHECKING:
+    from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.plan import Plan
+
+S = TypeVar("S", bound=KernelSource)
+
+
+class PlannedKernel(BuiltKernel[S]):
+    """Function that computes an operator by plans; Python makes a plan for each new signature of a call.
+
+    Its `_build` keeps in `_refused` an error that holds until `reload`.
+    """
+
+    _loaded: DispatchedKernel | None = None
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Type of the device that it runs on, as in `torch.device(...).type`."""
+
+    @abstractmethod
+    def _build(self) -> DispatchedKernel:
+        """Load the kernel.
+
+        Raises:
+            CompileError, KernelSignatureError: If the source is wrong.
+            ToolchainError: If it can neither be loaded nor built.
+        """
+
+    @abstractmethod
+    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
+        """Plan the calls that have the signature of these values; the reason if the kernel takes none."""
+
+    @abstractmethod
+    def _failed(self, text: str) -> errors.KernelError:
+        """Return the error for the text that a call has thrown."""
+
+    def _forget(self) -> None:
+        if self._loaded is not None:
+            self._loaded.release()
+        self._loaded = None
+        self._refused: errors.OpsmithError | None = None
+        self._serves = False
+
+    def _load(self) -> DispatchedKernel:
+        loaded = self._loaded
+        if loaded is None:
+            with self._lock:
+                loaded = self._loaded
+                if loaded is None:
+                    if self._refused is not None:
+                        raise self._refused.with_traceback(None)
+                    loaded = self._loaded = self._build()
+        return loaded
+
+    def _dispatched(self, folder: Path | None, described: str) -> DispatchedKernel:
+        """Give the kernel a place in torch's dispatcher.
+
+        Args:
+            folder: Folder of the package that the kernel lies in; None if there is none.
+            described: Words for what was built of the kernel, for the error.
+
+        Raises:
+            KernelSignatureError: If the runtime cannot give it an argument or a result of its operator.
+            ToolchainError: If the runtime is missing and cannot be compiled, or has no place.
+        """
+        from opsmith.kernels.common.parameters import cpp_arguments
+        from opsmith.kernels.runtime.dispatch import dispatched_kernel
+        from opsmith.kernels.runtime.library import runtime_file
+
+        specification = self.operator.specification
+        arguments = cpp_arguments(self)
+        runtime_file(folder, described)
+        return dispatched_kernel(
+            self,
+            specification.dispatched_name,
+            specification.schema.void.text("", with_hidden=True),
+            arguments,
+            [each.name in self._free_numbers() for each in specification.schema.arguments],
+            len(specification.schema.results),
+            self.device.upper(),
+            self._without_plan,
+            self._failed,
+        )
+
+    def _numbers_read(self) -> Collection[str]:
+        """Return the arguments whose numbers a plan depends on."""
+        return ()
+
+    def _free_numbers(self) -> set[str]:
+        """Return the arguments whose numbers of floating point the kernel alone reads: calls share a plan.
+
+        Results may have sizes that depend on them.
+        """
+        schema = self.operator.specification.schema
+        numbers = {each.name for each in schema.arguments if each.kind.base.annotation == "float"}
+        return set() if schema.results else numbers - set(self._numbers_read())
+
+    @property
+    def direct(self) -> Callable[..., Any]:
+        """Fastest callable of the kernel, valid only for calls that the kernel takes."""
+        schema = self.operator.specification.schema
+        plain = schema.single or (schema.always_tensors and len(schema.results) != 1)
+        return capabilities.direct_call(self._load().overload) if plain else self
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """Number of copies for their layout, of each argument and of `result`, without zeros."""
+        loaded = self._loaded
+        if loaded is None:
+            return {}
+        names = [*self.operator.specification.schema.names, "result"]
+        counts = {name: loaded.copies(index) for index, name in enumerate(names)}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def cached_plans(self) -> int:
+        """Number of call signatures with a plan."""
+        loaded = self._loaded
+        return 0 if loaded is None else loaded.cached_plans
+
+    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
+        """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""
+        with self._lock:
+            if self._loaded is None or self._serves:
+                return None
+            self._serves = True
+            try:
+                return self._loaded.serve(fallback)
+            except errors.ToolchainError:  # no entry is left, and calls of the operator go on through Python
+                return None
+
+    def withdraw(self) -> None:
+        """Take no calls from the dispatcher any more, and drop all plans."""
+        with self._lock:
+            if self._loaded is not None:
+                self._loaded.withdraw()
+            self._serves = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the operator; by the reference if the kernel does not take the call."""
+        result = self._load().overload(*args, **kwargs)
+        schema = self.operator.specification.schema
+        as_returned = isinstance(result, tuple | list) or schema.single or not schema.results
+        return result if as_returned else (result,)
+
+    def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a call whose signature is new, and run it; by the reference if the kernel does not take it."""
+        from opsmith.torch_library.writes import refuse_unwritable
+
+        specification, loaded = self.operator.specification, self._load()
+        signature = loaded.pending()
+        values = specification.schema.call_values(args, kwargs)
+        plan: Plan | None = None
+        try:
+            if specification.schema.written:
+                refuse_unwritable(specification, values)
+            planned = self._plan(loaded, values)
+            if isinstance(planned, str):
+                refuse_strictly([Rejected(Kernel(self.device, self), planned)], self.operator.name)
+            else:
+                plan = planned
+        finally:
+            if signature is not None:
+                loaded.remember(signature, None if plan is None else plan.encode())
+        if plan is None:
+            given, named = specification.schema.split(values)
+            return specification.computed_by(*given, **named)
+        return loaded.overload(*args, **kwargs)

@@ -1,0 +1,140 @@
+// Values of a call: vectors that need no memory of the heap, signatures, and how tensors lie in memory.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "opsmith.h"
+
+namespace opsmith {
+
+// A vector whose first items lie in the object itself: most calls need no memory of the heap.
+template <class T, size_t N>
+class Inline {
+ public:
+  void push(const T& item) {
+    if (count_ < N) {
+      first_[count_] = item;
+    } else {
+      if (count_ == N) more_.assign(first_, first_ + N);
+      more_.push_back(item);
+    }
+    count_++;
+  }
+  T* data() { return count_ <= N ? first_ : more_.data(); }
+  const T* data() const { return count_ <= N ? first_ : more_.data(); }
+  size_t size() const { return count_; }
+  T& operator[](size_t at) { return data()[at]; }
+  const T& operator[](size_t at) const { return data()[at]; }
+
+ private:
+  T first_[N];
+  std::vector<T> more_;
+  size_t count_ = 0;
+};
+
+using Words = Inline<uint64_t, 48>;
+
+struct Argument {
+  int32_t type;
+  bool optional;
+  bool written;  // the operator writes into it
+  bool free = false;  // its numbers of floating point are no part of the signature: the kernel alone reads them
+};
+
+// Device of a tensor, by torch's number of its type.
+struct Device {
+  int32_t type = 0, index = 0;  // the CPU
+};
+
+using Signed = std::vector<Argument>;  // the arguments of an operator
+
+struct Signature {
+  std::vector<uint64_t> words;
+  explicit Signature(const Words& from) : words(from.data(), from.data() + from.size()) {}
+};
+
+inline uint64_t hash(const uint64_t* words, size_t count) {
+  uint64_t sum = count;
+  for (size_t at = 0; at < count; at++) {
+    sum = (sum ^ words[at]) * 0x9e3779b97f4a7c15u;
+    sum ^= sum >> 29;
+  }
+  return sum;
+}
+
+inline size_t item_size(int32_t dtype) {
+  switch (dtype) {
+    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: return 1;
+    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: return 2;
+    case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
+  }
+  return 8;
+}
+
+inline bool is_floating(int32_t dtype) {
+  return dtype == dtype_of<float>::value || dtype == dtype_of<double>::value || dtype == dtype_of<Half>::value ||
+         dtype == dtype_of<BFloat16>::value;
+}
+
+// Bytes from the first to the last element.
+inline size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t last = 0;
+  for (int64_t at = 0; at < dim; at++) {
+    if (sizes[at] == 0) return 0;
+    last += (sizes[at] - 1) * strides[at];
+  }
+  return item_size(dtype) * size_t(last + 1);
+}
+
+// True if a tensor is contiguous.
+inline bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int64_t at = dim - 1; at >= 0; at--) {
+    if (sizes[at] == 0) return true;
+    if (sizes[at] != 1 && strides[at] != step) return false;
+    step *= sizes[at];
+  }
+  return true;
+}
+
+// Steps of one size in bytes, and how many there may be.
+struct Step {
+  int64_t size, limit;
+};
+
+// True if steps, the largest first, make up a distance.
+inline bool reach(const Step* step, const Step* last, int64_t distance) {
+  if (step == last) return distance == 0;
+  int64_t rest = 0;
+  for (const Step* other = step + 1; other != last; ++other) rest += other->size * other->limit;
+  const int64_t least = distance > rest ? (distance - rest + step->size - 1) / step->size : 0;
+  for (int64_t count = std::min(step->limit, distance / step->size); count >= least; --count)
+    if (reach(step + 1, last, distance - count * step->size)) return true;
+  return false;
+}
+
+struct Extent {
+  const char *begin, *end;
+  RawTensor raw;
+  bool written;
+  int64_t item;
+};
+
+// True if two tensors share elements: `shares_elements` of writes.py.
+inline bool meet(const Extent& one, const Extent& other) {
+  Inline<Step, 16> steps;
+  for (const Extent* each : {&one, &other}) {
+    steps.push({1, each->item - 1});
+    for (int64_t at = 0; at < each->raw.dim; at++)
+      if (each->raw.strides[at]) steps.push({each->raw.strides[at] * each->item, each->raw.sizes[at] - 1});
+  }
+  Step *first = steps.data(), *last = first;
+  std::sort(first, first + steps.size(), [](const Step& a, const Step& b) { return a.size > b.size; });
+  for (Step* each = first; each != first + steps.size(); ++each)
+    if (last != first && last[-1].size == each->size)
+      last[-1].limit += each->limit;
+    else
+      *last++ = *each;
+  return reach(first, last, other.end - 1 - one.begin);
+}
+}  // namespace opsmith
