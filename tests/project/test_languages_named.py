@@ -16,8 +16,8 @@ ROOT = Path(opsmith.__file__).parent
 DEVICES = {"cuda"}
 """Keys that are types of devices, too: a string of these says nothing of a language."""
 REGISTRY = "kernels/languages.py"
-BUILDS_ON = {("cuda", "cpp")}
-"""Folders that import from another one: CUDA C++ is C++, and host code is compiled for its emulation."""
+BUILDS_ON = {("cuda", "cpp"), ("runtime", "cpp")}
+"""Folders that import from another one: CUDA C++ and the runtime are C++, and are compiled as kernels in C++ are."""
 RUNTIME = "libraries without Python, whose runtime is in C++"
 PUBLIC = "a public function, command or property for one language"
 CRASH = "the line of a crash in a process: other languages for the CPU have none"

@@ -156,12 +156,13 @@ def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) ->
         else:
             left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
     shared: dict[SharedLibrary, bool] = {}
+    of_kernels: list[_Job] = []
     for language, kernels in languages.items():
         ahead, wanted = language.ahead, _targets_of(language, targets)
         if ahead is not None and wanted:
             for library, required in ahead.shared():
                 shared[library] = required or shared.get(library, False)
-            jobs += [
+            of_kernels += [
                 _Job(kernel, target, partial(_build, ahead, kernel, target, package.root))
                 for kernel in kernels
                 for target in wanted
@@ -170,6 +171,7 @@ def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) ->
         _Job(None, library.target, partial(_build_shared, library), required=required)
         for library, required in shared.items()
     ]
+    jobs += of_kernels
     return jobs
 
 
