@@ -17,18 +17,16 @@ DEVICES = {"cuda"}
 """Keys that are types of devices, too: a string of these says nothing of a language."""
 REGISTRY = "kernels/languages.py"
 BUILDS_ON = {("cuda", "cpp"), ("runtime", "cpp")}
-"""Folders that import from another one: CUDA C++ and the runtime are C++, and are compiled as kernels in C++ are."""
+"""Folders that import from another one: CUDA C++ and the runtime are C++, and compiled as kernels in C++ are."""
 RUNTIME = "libraries without Python, whose runtime is in C++"
 PUBLIC = "a public function, command or property for one language"
 CRASH = "the line of a crash in a process: other languages for the CPU have none"
-FILLED = "the setting by which new memory of kernels in C++ is filled"
 STILL = {
     "__init__.py": PUBLIC,
     "checking/processes/fork.py": CRASH,
     "checking/processes/sanitizer_child.py": PUBLIC,
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,
-    "checking/side_effects/canaries.py": FILLED,
     "exporting/library.py": RUNTIME,
     "kernels/ort/library.py": RUNTIME,
     "kernels/ort/nodes.py": RUNTIME,
