@@ -57,7 +57,7 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
     if not _warned and not _in_silence.get():
         warn_caller(
             f"{kernel.operator.name}: the reference runs in place of its kernel in {kernel.language}, "
-            f"{kernel.where}: {error.problem}: {error.got}. `opsmith doctor` shows what is missing here, and "
+            f"{kernel.where}: {reason}. `opsmith doctor` shows what is missing here, and "
             f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this "
             "warning appears once in a process"
         )

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum { OK = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, OUT_OF_RESOURCES = 701 };
+       INVALID_CONTEXT = 201, NO_BINARY_FOR_GPU = 209, UNSUPPORTED_PTX_VERSION = 222, INVALID_HANDLE = 400, NOT_FOUND = 500, OUT_OF_RESOURCES = 701 };
 enum { DEVICES = 2, MODULES = 4096, DEPTH = 16 };
 // Of sm_90: bytes of shared memory that a block has by default, and at most; threads of a block; registers of a block.
 enum { USUAL_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024, MOST_THREADS = 1024, MOST_REGISTERS = 64 * 1024 };
@@ -18,7 +18,7 @@ typedef struct { char name[256]; const char* image; int device; } Module;
 // `shared`: bytes of static shared memory; `dynamic`: as many bytes of dynamic shared memory may be launched with.
 typedef struct { Module* module; unsigned shared, dynamic, threads, registers; } Function;
 
-static int initialized, fail_next, modules, lost;
+static int initialized, fail_next, modules, lost, refused, refusals;
 static __thread int depth, stack[DEPTH];  // each thread has contexts of its own
 static Module module_of[MODULES];
 static Function function_of[MODULES];
@@ -43,8 +43,10 @@ EXPORT void fake_on_launch(int (*called)(void*, const char*, const unsigned*, vo
 EXPORT void fake_capture(int captures) { capturing = captures; }
 
 EXPORT Record* fake_record(void) { last.depth = depth; return &last; }
-EXPORT void fake_reset(void) { memset(&last, 0, sizeof last); fail_next = 0; }
+EXPORT void fake_reset(void) { memset(&last, 0, sizeof last); fail_next = refusals = 0; }
 EXPORT void fake_fail(int status) { fail_next = status; }
+// Refuses the next images with a status.
+EXPORT void fake_refuse(int status, int images) { refused = status, refusals = images; }
 // Lets no context be made current, as in a forked process.
 EXPORT void fake_lose(int loses) { lost = loses; }
 
@@ -54,6 +56,8 @@ EXPORT int cuGetErrorName(int status, const char** text) {
   *text = status == OUT_OF_RESOURCES ? "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
         : status == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
         : status == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE"
+        : status == NO_BINARY_FOR_GPU ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
+        : status == UNSUPPORTED_PTX_VERSION ? "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
         : status == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND" : NULL;
   return *text ? OK : INVALID_VALUE;
 }
@@ -63,6 +67,7 @@ EXPORT int cuGetErrorString(int status, const char** text) {
   return *text ? OK : INVALID_VALUE;
 }
 
+EXPORT int cuDriverGetVersion(int* version) { return *version = 12040, OK; }
 EXPORT int cuDeviceGet(int* device, int ordinal) {
   if (!initialized) return NOT_INITIALIZED;
   *device = ordinal;
@@ -100,6 +105,7 @@ EXPORT int cuCtxPopCurrent_v2(void** context) {
 EXPORT int cuModuleLoadData(void** module, const void* image) {
   const unsigned char* bytes = image;
   if (!depth) return INVALID_CONTEXT;
+  if (refusals > 0) return refusals--, refused;
   if (memcmp(bytes, "\x7f" "ELF", 4) || bytes[18] != 190) return INVALID_IMAGE;  // EM_CUDA
   Module* loaded = &module_of[modules++];
   loaded->image = image;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ from torch import Tensor
 
 import opsmith
 from opsmith import Launch, errors
-from opsmith.kernels.cuda import driver
+from opsmith.kernels.cuda import functions
 from opsmith.kernels.cuda.compiler import Instance
+from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
 from opsmith.kernels.cuda.usage import cuda_usage
 
 ORDERS = ("forward", "backward", "alternating", "random(3)")
@@ -290,28 +294,88 @@ def test_what_the_driver_refuses_names_the_kernel() -> None:
         operator(torch.ones(3))
 
 
+REFUSALS = [
+    (200, "CUDA_ERROR_INVALID_IMAGE"),
+    (209, "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+    (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"),
+]
+
+
 @pytest.mark.usefixtures("_forgotten")
-def test_what_the_driver_refuses_to_load_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = declared("unloaded", TWICE, dtypes=[torch.float32], **SCRATCH)
+@pytest.mark.parametrize(("status", "text"), REFUSALS)
+def test_an_image_that_no_driver_takes_names_the_kernel_and_both_versions(
+    monkeypatch: pytest.MonkeyPatch, status: int, text: str
+) -> None:
+    operator = declared(f"unloaded_{status}", TWICE, dtypes=[torch.float32], **SCRATCH)
     on_cpu(operator)
-    load = driver.Driver.load
-
-    def refuse(self: Any, image: bytes, name: str) -> int:
-        if "folded" in name:
-            raise driver.DriverError("cuModuleLoadData", 200, "CUDA_ERROR_INVALID_IMAGE")
-        return load(self, image, name)
-
-    monkeypatch.setattr(driver.Driver, "load", refuse)
-    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")  # no reference in place of a kernel, without a reason
-    x = torch.ones(3, dtype=torch.float32)
-    explained = operator.explain(x)
-    assert explained.forward.startswith("kernel"), explained
-    with pytest.raises(errors.KernelError) as caught:
-        operator(x)
-    assert caught.value.problem.startswith(
-        "the CUDA kernel `folded` is not launched: cuModuleLoadData returns"
+    driver_library().fake_refuse(status, 10)
+    monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
+    with pytest.raises(errors.OpsmithError) as caught:
+        operator(torch.ones(3))
+    assert isinstance(caught.value.__cause__, errors.ToolchainError)
+    said = str(caught.value) + str(caught.value.__cause__)
+    version = ".".join(map(str, find_nvrtc().version))
+    assert (
+        f"the driver does not take the CUDA kernel `part` that NVRTC has compiled: {LOADING} {text}" in said
     )
-    assert caught.value.got == "grid (1, 1, 1), block (8, 1, 1), 0 bytes of shared memory, on sm_90"
+    assert f"NVRTC of CUDA {version}, and a driver of CUDA 12.4, for sm_90" in said
+    assert "install a newer driver of NVIDIA, or `pip install nvidia-cuda-nvrtc-cu12`" in said
+
+
+LOADING = "cuModuleLoadData returns"
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_the_reference_computes_where_no_driver_takes_the_image() -> None:
+    operator = declared("refused_image", TWICE, dtypes=[torch.float32], **SCRATCH)
+    on_cpu(operator)
+    driver_library().fake_refuse(200, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # which appears once in a process
+        assert operator(torch.ones(3)) == operator.reference(torch.ones(3))
+    assert record().launches == 0
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_an_image_that_the_driver_refuses_is_compiled_by_an_older_nvrtc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    operator = declared("older", TWICE, dtypes=[torch.float32], **SCRATCH)
+    on_cpu(operator)
+    older = copy(find_nvrtc())
+    older.version, older.file = (12, 0), replace(older.file, identity=str(tmp_path))
+    compiled = []
+
+    def compile_older(*args: Any, **options: Any) -> Any:
+        compiled.append(args)
+        return find_nvrtc().compile(*args, **options)
+
+    monkeypatch.setattr(older, "compile", compile_older)
+    monkeypatch.setattr(functions, "older_nvrtcs", lambda version: iter([older]))
+    driver_library().fake_refuse(222, 1)
+    operator(torch.ones(3))
+    assert len(compiled) == 1  # of the kernel that was refused
+    assert record().launches == len(TWICE)
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_load_that_fails_for_another_reason_names_the_kernel() -> None:
+    operator = declared("unloadable", TWICE, dtypes=[torch.float32], **SCRATCH)
+    on_cpu(operator)
+    driver_library().fake_refuse(1, 1)
+    with pytest.raises(errors.KernelError) as caught:
+        operator(torch.ones(3))
+    assert caught.value.problem == (
+        "the CUDA kernel `part` is not launched: cuModuleLoadData returns CUDA_ERROR_INVALID_VALUE: "
+        "invalid argument"
+    )
+    assert caught.value.got == "grid (2, 1, 1), block (32, 1, 1), 0 bytes of shared memory, on sm_90"
+
+
+def test_older_nvrtcs_are_those_that_load_and_are_older() -> None:
+    version = find_nvrtc().version
+    assert [*older_nvrtcs(version)] == []
+    assert [each.version for each in older_nvrtcs((version[0] + 1, 0))][:1] == [version]
 
 
 @pytest.mark.usefixtures("_forgotten")

@@ -29,6 +29,7 @@ from opsmith.kernels.cpp.diagnostics import (
     quote,
 )
 from opsmith.kernels.cuda.nvrtc import (
+    Nvrtc,
     NvrtcResult,
     find_nvrtc,
     headers_version,
@@ -196,7 +197,9 @@ def describe_instances(
     return read_parameters((entry.directory / PTX).read_text(), len(instances))
 
 
-def compile_instance(source: CudaSource, operator: str, instance: Instance, architecture: str) -> Cubin:
+def compile_instance(
+    source: CudaSource, operator: str, instance: Instance, architecture: str, nvrtc: Nvrtc | None = None
+) -> Cubin:
     """Compile an instance for an architecture, or find it in the cache.
 
     Args:
@@ -204,6 +207,7 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
         operator: Name of the operator.
         instance: The instance.
         architecture: For example `sm_90`.
+        nvrtc: The compiler; `find_nvrtc()` by default.
 
     Raises:
         CompileError: If NVRTC refuses the source, with its errors at the author's lines.
@@ -214,14 +218,15 @@ def compile_instance(source: CudaSource, operator: str, instance: Instance, arch
     options = (*OPTIONS, VERBOSE)
 
     def build(directory: Path) -> None:
-        target = f"--gpu-architecture={nearest_architecture(architecture)}"
+        target = f"--gpu-architecture={nearest_architecture(architecture, nvrtc)}"
         (directory / SOURCE).write_text(text, encoding="utf-8")
-        result = _compile(text, source, operator, [*options, target], names=(name,))
+        result = _compile(text, source, operator, [*options, target], names=(name,), nvrtc=nvrtc)
         (directory / CUBIN).write_bytes(result.image)
         report = {"name": result.names[name], "log": result.log}
         (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
     parts = _parts("cuda", operator, text, options) | {"instance": name, "architecture": architecture}
+    parts |= {} if nvrtc is None else {"compiler": nvrtc.file.identity}
     entry = obtain_with_headers(parts, source, build)
     directory = entry.directory
     report = json.loads((directory / REPORT).read_text(encoding="utf-8"))
@@ -276,21 +281,22 @@ def known_architectures() -> tuple[str, ...]:
     return tuple(f"sm_{each}" for each in find_nvrtc().architectures)
 
 
-def nearest_architecture(architecture: str) -> str:
+def nearest_architecture(architecture: str, nvrtc: Nvrtc | None = None) -> str:
     """Return the architecture to compile for: the same, or the newest one whose code runs on it.
 
     Raises:
         ToolchainError: If there is none, or no NVRTC.
     """
-    known = known_architectures()
+    nvrtc = nvrtc or find_nvrtc()
+    known = [f"sm_{each}" for each in nvrtc.architectures]
     if architecture.rstrip("af") in known:  # suffixed code runs on that GPU or its family alone
         return architecture
     # CUDA programming guide, binary compatibility: within a major version, from each minor one to later ones.
     wanted = int(architecture.removeprefix("sm_").rstrip("af"))
-    older = [each for each in find_nvrtc().architectures if each // 10 == wanted // 10 and each < wanted]
+    older = [each for each in nvrtc.architectures if each // 10 == wanted // 10 and each < wanted]
     if older:
         return f"sm_{max(older)}"
-    version = ".".join(map(str, find_nvrtc().version))
+    version = ".".join(map(str, nvrtc.version))
     raise errors.ToolchainError(
         f"NVRTC does not compile for `{architecture}`",
         expected=f"one of {', '.join(known)}",
@@ -307,10 +313,11 @@ def _compile(
     names: Sequence[str] = (),
     *,
     ptx: bool = False,
+    nvrtc: Nvrtc | None = None,
 ) -> NvrtcResult:
     own = [source.folder] if source.folder is not None and has_includes(source.text) else []
     includes = [f"--include-path={folder}" for folder in (*own, *include_directories())]
-    result = find_nvrtc().compile(
+    result = (nvrtc or find_nvrtc()).compile(
         text, options=[*options, *includes], headers={HEADER.name: header()}, names=names, ptx=ptx
     )
     if result.refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,6 +30,10 @@ MAX_DYNAMIC_SHARED = 8
 DEFAULT_MAX_SHARED = 48 * 1024
 """Bytes of shared memory, static and dynamic, that a kernel may use without `cuFuncSetAttribute`."""
 
+REFUSED = {200, 209, 218, 221, 222, 223}
+"""Statuses for an image that a driver does not take: INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX,
+JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION, JIT_COMPILATION_DISABLED (`CUresult` in the manual)."""
+
 
 class DriverError(Exception):
     """Failure of a function of the driver.
@@ -43,6 +47,11 @@ class DriverError(Exception):
     def __init__(self, function: str, status: int, text: str) -> None:
         self.function, self.status = function, status
         super().__init__(f"{function} returns {text}")
+
+    @property
+    def refuses_image(self) -> bool:
+        """True if the driver does not take an image, as one of a newer compiler."""
+        return self.status in REFUSED
 
 
 class Driver:
@@ -101,6 +110,17 @@ class Driver:
         self._do("cuModuleLoadData", ctypes.byref(module), image)
         self._do("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function.value or 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The version of CUDA that the driver has, as (12, 4).
+
+        Raises:
+            DriverError: If it does not say so.
+        """
+        number = ctypes.c_int()
+        self._do("cuDriverGetVersion", ctypes.byref(number))
+        return number.value // 1000, number.value % 1000 // 10
 
     def allow_shared(self, function: int, shared: int) -> None:
         """Set the dynamic shared memory that launches of a kernel may use, in bytes.
@@ -211,3 +231,9 @@ class TorchCuda:
             ToolchainError: If there is none.
         """
         return find_driver()
+
+    def driver_version(self) -> str:
+        """Return the version of CUDA that the driver has, as `12.4`; empty if it does not say so."""
+        with suppress(DriverError, errors.ToolchainError, AttributeError):  # the last without the function
+            return "{}.{}".format(*self.driver().version)
+        return ""

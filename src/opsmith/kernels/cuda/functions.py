@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression
 from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.limits import LaunchLimits
+from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
 from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
 from opsmith.kernels.runtime.plan import Launch, Launches, Plan, strides_in
 from opsmith.torch_library.result_layouts import has_layout
@@ -163,7 +165,7 @@ class GpuFunctions:
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-            DriverError: If the driver refuses what was compiled here.
+            DriverError: If the driver fails, other than by refusing an image.
         """
         kernel, machine = self._kernel, self._kernel.machine
         driver, architecture = machine.driver(), machine.architecture(index)
@@ -177,9 +179,40 @@ class GpuFunctions:
                 continue
             return LoadedFunction.of(handle, image.cubin)
         try:
-            cubin = kernel.compile(instance, architecture)
+            return self._compiled_and_loaded(instance, index)
         except errors.ToolchainError as error:
             missing = with_reason(error, packaged.found.reason)
             kernel.choose_anew(missing)
             raise missing from None
-        return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
+
+    def _compiled_and_loaded(self, instance: Instance, index: int) -> LoadedFunction:
+        """Compile an instance and load it; by an older NVRTC if the driver does not take its image.
+
+        Raises:
+            ToolchainError: Also if the driver takes no image of any NVRTC.
+        """
+        kernel, machine = self._kernel, self._kernel.machine
+        driver, architecture = machine.driver(), machine.architecture(index)
+        cubin = kernel.compile(instance, architecture)
+        try:
+            return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
+        except DriverError as error:
+            if not error.refuses_image:
+                raise
+            refusal = error
+        newest = find_nvrtc().version
+        for nvrtc in older_nvrtcs(newest):
+            with suppress(DriverError, errors.CompileError, errors.ToolchainError):
+                cubin = kernel.compile(instance, architecture, nvrtc)
+                return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
+        own, version = machine.driver_version(), ".".join(map(str, newest))
+        named = f" `{instance.entry}`" if instance.entry else ""
+        major = own.partition(".")[0] if own else str(newest[0] - 1)
+        raise errors.ToolchainError(
+            f"the driver does not take the CUDA kernel{named} that NVRTC has compiled: {refusal}",
+            operator=kernel.operator.name,
+            expected=f"a driver of CUDA {version} or later, or an NVRTC that is not newer than the driver",
+            got=f"NVRTC of CUDA {version}, and a driver of CUDA {own or 'unknown'}, for {architecture}",
+            hint=f"install a newer driver of NVIDIA, or `pip install nvidia-cuda-nvrtc-cu{major}`; if the "
+            "driver is no older than NVRTC, run `opsmith cache --clear`; until then the reference computes",
+        )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from opsmith.kernels.cuda.compiler import Cubin, Instance
     from opsmith.kernels.cuda.driver import TorchCuda
     from opsmith.kernels.cuda.functions import GpuFunctions
+    from opsmith.kernels.cuda.nvrtc import Nvrtc
     from opsmith.kernels.cuda.packaged import PackagedImages
     from opsmith.kernels.cuda.parameters import CudaParameter
     from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan
@@ -278,15 +279,15 @@ class CudaKernel(PlannedKernel[CudaSource]):
             found if isinstance(found, str) else CudaChoice(variants[found], parameters[found], taken[found])
         )
 
-    def compile(self, instance: Instance, architecture: str) -> Cubin:
-        """Compile an instance for an architecture.
+    def compile(self, instance: Instance, architecture: str, nvrtc: Nvrtc | None = None) -> Cubin:
+        """Compile an instance for an architecture, by an NVRTC; by `find_nvrtc()` without one.
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
         """
         from opsmith.kernels.cuda.compiler import compile_instance
 
-        return compile_instance(self.source, self.operator.name, instance, architecture)
+        return compile_instance(self.source, self.operator.name, instance, architecture, nvrtc)
 
     def plan(self, choice: CudaChoice, values: Sequence[Any]) -> CudaPlan:
         """Plan the calls that have the signature of these values; see `plan_call`."""

@@ -8,6 +8,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,13 @@ class Nvrtc:
         file: File of the library.
 
     Attributes:
+        file: The file.
         version: Version of CUDA, as (13, 0).
         architectures: Compute capabilities that it compiles for, as 80 for sm_80.
     """
 
     def __init__(self, library: Any, file: NvrtcFile) -> None:
-        self._library, self._file = library, file
+        self._library, self.file = library, file
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._do("Version", ctypes.byref(major), ctypes.byref(minor))
@@ -257,7 +259,7 @@ class Nvrtc:
         return errors.ToolchainError(
             f"NVRTC fails: nvrtc{name} returns {text}",
             expected="a complete NVRTC, of the same version as the files beside it",
-            got=" ".join(filter(None, [self._file.path, log.strip()])),
+            got=" ".join(filter(None, [self.file.path, log.strip()])),
             hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
         )
 
@@ -273,6 +275,15 @@ def find_nvrtc() -> Nvrtc:
         ToolchainError: If there is none.
     """
     return _loaded(nvrtc_files())
+
+
+def older_nvrtcs(version: tuple[int, int]) -> Iterator[Nvrtc]:
+    """Yield other versions of NVRTC than `find_nvrtc()`, older ones alone, in the order to try."""
+    for file in nvrtc_files():
+        with suppress(errors.ToolchainError):
+            found = _loaded((file,))
+            if found.version < version:
+                yield found
 
 
 def nvrtc_identity() -> str:

@@ -99,7 +99,7 @@ class DispatchedKernel:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
         entry, name = _Entry(results, _fallback(schema, results)), f"kernel_{next(_numbers)}"
         _define(name, schema)
-        entry.register(NAMESPACE, name, device)
+        entry.register(NAMESPACE, name, "CompositeExplicitAutograd")  # whoever calls it has chosen the kernel
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         packed = (ctypes.c_int32 * len(types))(*types)
         self._record: int = python_runtime().opsmith_record(
