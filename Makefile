@@ -7,7 +7,7 @@ WITHOUT ?=
 
 SET_UP := $(VENV)/.set-up
 OTHER_TORCHES := $(patsubst requirements/%.txt,%,$(wildcard requirements/torch-*.txt))
-BENCHMARKS := $(sort $(filter-out %_cuda.py %/compare.py,$(wildcard benchmarks/*.py)))
+BENCHMARKS := $(sort $(filter-out %_cuda.py %/gpu.py %/compare.py,$(wildcard benchmarks/*.py)))
 RUN_PARTS := $(VENV)/bin/python ci/run_parts.py
 CALLS := $(wildcard src/opsmith/torch_library/capabilities/private/cpp/*)
 KERNELS := $(shell find src/opsmith/kernels src/opsmith/ops -name '*.py' -o -name '*.h' -o -name '*.cpp')

@@ -347,7 +347,8 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         "cpp_messages::no_compiler: the reference runs in place of its kernel in C++, "
         f"{kernel_where(operator)}: there is no C++ compiler: no `no-such-compiler` in PATH; install "
         "a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then the "
-        "reference computes the operator. `opsmith doctor` shows what is missing here, and OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other "
+        "reference computes the operator. `opsmith doctor` shows what is missing here, and "
+        "OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other "
         "kernels may be missing, too: this warning appears once in a process"
     ]
     assert warned[0].filename == __file__
