@@ -244,9 +244,24 @@ class ForgetsTheClamp(Quantizes):
         return grad, (grad * (ratio.round() - ratio) / 2).sum().reshape(step.shape)
 
 
+class ForgetsTheBound(Activates):
+    """Its gradient by the bound is zero, also where something is clipped."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        by_x, by_bound = Activates.backward(ctx, grad)
+        return by_x, torch.zeros_like(by_bound)
+
+
+def test_a_gradient_of_zero_where_something_is_clipped_stays_an_error() -> None:
+    report = gradient_of(ForgetsTheBound, (3 * drawn(3, 4), torch.tensor(2.0)))
+    assert {(each.property, each.input) for each in report.errors} == {("gradient", "bound")}, report
+
+
 QUANTIZERS = {
     "learnt step": (Quantizes, (drawn(3, 4), torch.tensor([0.2]))),
     "clipped": (Activates, (3 * drawn(3, 4), torch.tensor(2.0))),
+    "nothing clipped": (Activates, (drawn(3, 4), torch.tensor(20.0))),
     "both results": (Passes, (-drawn(3).abs() - 0.2, drawn(3, seed=1).abs() + 1)),
 }
 

@@ -85,10 +85,11 @@ class ShownGradient(Run):
         return own.one(self.argnum, plain_grad_outputs(self.subject, self.sample))
 
     def is_sound(self) -> bool:
-        """True if it is finite, and another one for another grad_output."""
+        """True if it is finite, and zero or another one for another grad_output."""
         others = [None if each is None else -1.5 * each for each in self.grads]
         other = Backward(self)([*self.double, *others])[0]
-        return all_finite(self.got) and all_finite(other) and not torch.equal(self.got, other)
+        moves = not self.got.any() or not torch.equal(self.got, other)
+        return all_finite(self.got) and all_finite(other) and moves
 
     def is_shown(self) -> bool:
         """True if it is wrong here, where conventions are asked, and not at other numbers alone."""

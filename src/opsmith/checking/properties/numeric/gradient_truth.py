@@ -378,6 +378,8 @@ def share_off(got: Tensor, right: Tensor) -> float:
     """
     known = right.isfinite()
     off, largest = (got.detach().to(right) - right)[known], largest_magnitude(right)
+    if not off.any():
+        return 0.0
     return float(off.abs().max()) / largest if largest and bool(off.isfinite().all()) else math.inf
 
 
