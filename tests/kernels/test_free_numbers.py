@@ -13,7 +13,7 @@ from fake_driver import OnCpu, driver, forget, on_cpu
 from torch import Tensor
 
 import opsmith
-from opsmith import ops
+from opsmith import errors, ops
 
 CPP = """
 template <class T>
@@ -96,18 +96,34 @@ def test_a_number_that_the_launch_depends_on_is_part_of_the_signature() -> None:
             assert kernel.cached_plans == plans
 
 
-def test_where_there_is_a_result_its_layout_may_depend_on_a_number() -> None:
-    @opsmith.operator("free_numbers::repeated")
+def in_a_size(name: str) -> Any:
+    """An operator whose result has a size that depends on a number, with a kernel in C++."""
+
+    @opsmith.operator(f"free_numbers::{name}")
     def repeated(x: Tensor, times: float) -> Tensor:
         return x.new_zeros(int(times)) + x
 
-    repeated.kernel(
+    return repeated.kernel(
         "cpu",
+        entry="repeated",
         cpp="void repeated(View<const float, 1> x, double times, Contiguous<float> y) {"
         " for (int64_t i = 0; i < y.numel(); i++) y[i] = x(0); }",
     )
+
+
+def test_where_there_is_a_result_its_layout_may_depend_on_a_number() -> None:
+    repeated = in_a_size("repeated")
     for times in (1.0, 2.0, 3.0):
         assert repeated(torch.ones(1), times).shape == (int(times),)
+
+
+def test_out_has_the_sizes_of_the_results_in_each_call() -> None:
+    repeated = in_a_size("repeated_into")
+    out = torch.zeros(2)
+    for _ in range(2):
+        assert torch.equal(repeated.out(torch.ones(1), 2.5, out=out), torch.ones(2))
+        with pytest.raises(errors.ShapeError, match="`out` has another shape"):
+            repeated.out(torch.ones(1), 3.0, out=out)
 
 
 def test_the_reference_checks_numbers_in_the_first_call_of_a_kind() -> None:

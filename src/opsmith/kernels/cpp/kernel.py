@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -348,6 +348,10 @@ class CppKernel(PlannedKernel[CppSource]):
 
         specification = self.operator.specification
         return shapes_in_cpp(specification.shapes, specification.schema)
+
+    def _numbers_read(self) -> Collection[str]:
+        # A plan holds that `out` has the sizes of the results, which may depend on any number.
+        return () if self._out_of is None else self.operator.specification.schema.names
 
     def _choose(self, library: CppLibrary, values: Sequence[Any]) -> int | str:
         from opsmith.kernels.common.parameters import choose_candidate, index_refusal
