@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import opsmith
 from opsmith import errors
 from opsmith.checking.side_effects.canaries import poison_new_memory
-from opsmith.kernels.runtime import library
+from opsmith.kernels.runtime import dispatch, library
 from opsmith.kernels.runtime.library import fill_new_memory
 from opsmith.torch_library import capabilities
 
@@ -143,6 +143,23 @@ def test_what_the_reference_raises_comes_through_as_it_is(
             assert any(frame.name == "twice" for frame in caught.traceback)
         runs.raises = None
         assert_close(native(twice)(torch.arange(3)), torch.arange(3) * 2.0)
+
+
+def test_an_error_while_an_error_is_passed_on_ends_with_its_call(
+    twice: Any, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*sizes: int) -> Tensor:
+        raise KeyboardInterrupt
+
+    x = torch.ones(3)
+    twice(x)
+    runs.raises = ValueError("not today")
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatch, "torch", SimpleNamespace(empty=interrupted))
+        with pytest.raises(ValueError, match="not today"):
+            kernel_of(twice)(torch.ones(4))
+    runs.raises = None
+    assert_close(kernel_of(twice)(torch.ones(5)), torch.full((5,), 2.0))
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -223,11 +223,12 @@ void enter(Entry& entry, uint64_t* stack) {
   }
   InFallback guard(record, &arguments.words, generation);
   Suspicion suspicion(threw ? record : nullptr);
-  must(torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version), "torch_call_dispatcher");
-  if (held_error.error != nullptr)
+  const Status status = torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version);
+  if (status == 0 && held_error.error != nullptr)
     for (int64_t at = 0; at < entry.results; at++)
       aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
-  throw_held();
+  throw_held();  // first: an error that is left would be raised in a later call
+  must(status, "torch_call_dispatcher");
 }
 
 // Torch's dispatcher takes plain functions, without a value of theirs: there is one for each entry.
