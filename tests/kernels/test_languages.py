@@ -205,6 +205,12 @@ def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
     assert report.outcomes[-1].reason == "it has no kernel in Toy"
 
 
+def test_the_error_for_an_unknown_name_beside_it_names_that_one(install: Install) -> None:
+    install("toy-kernels", TOY)
+    with pytest.raises(errors.UsageError, match="there is no property `weather`"):
+        opsmith.check(declared("beside"), only=["toy", "weather"])
+
+
 def test_compile_and_pages_show_what_a_language_compiles(install: Install) -> None:
     install("toy-kernels", TOY + COMPILED)
     operator = declared("compiled").kernel("cuda", toy=double)

@@ -246,8 +246,9 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     given = _names(names)
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
-    if unknown and all(map(language, unknown)):  # of packages that no kernel has named yet
-        unknown = sorted(found - set(PROPERTIES))
+    for name in unknown:
+        language(name)  # of a package that no kernel has named yet: it adds its property
+    unknown = sorted(found - set(PROPERTIES))
     if unknown:
         every = [*PROPERTIES, *GROUPS]
         close = difflib.get_close_matches(unknown[0], every, n=1)
