@@ -9,6 +9,7 @@ they are. The reference says if an index may be negative.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ def _values_of(
     yield from tried.values()
     numbers = [*values_shown, *(other for other, _ in tried.values())]
     # A class returns a gradient for each argument that is passed, and its author passes no more.
-    passed = subject.specification.schema.names.index(argument.name) < (subject.passed or LARGEST)
+    position = subject.specification.schema.names.index(argument.name)
+    passed = subject.passed is None or position < subject.passed
     if passed and len(shown) == 1 and all(map(is_number, numbers)) and len(set(numbers)) == 1:
         yield numbers[0], list(_beside(subject, argument, places))
 
@@ -115,13 +117,19 @@ def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, 
 def numbers_beside(value: int | float) -> tuple[int | float, ...]:
     """Return numbers that take a number's place, the likelier one first: of its sign, and hardly larger.
 
+    There are none beside nan and the infinities.
+
     Example:
         >>> numbers_beside(1.0), numbers_beside(-2.0), numbers_beside(0.0)
         ((0.75, 1.25), (-1.5, -2.5), (0.25, -0.25))
         >>> numbers_beside(3), numbers_beside(1), numbers_beside(-1)
         ((2, 4), (2, 0), (-2, 0))
+        >>> numbers_beside(float("inf"))
+        ()
     """
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return ()
         return (0.75 * value, 1.25 * value) if value else (0.25, -0.25)
     step = -1 if value < 0 else 1
     return (value - step, value + step) if abs(value) > 1 else (value + step, value - step)
