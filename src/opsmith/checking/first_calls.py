@@ -264,7 +264,7 @@ class Inputs:
             )
 
     def precision_remarks(self) -> Iterator[str]:
-        """Yield remarks for the report on kernels in Triton, and on samples that were narrowed."""
+        """Yield remarks for the report on launches that ran on the CPU, and on samples that were narrowed."""
         launched, subject = launched_kernels(), self.subject
         for words, names in launched.items():
             yield f"{words}: {', '.join(f'`{name}`' for name in names)}"

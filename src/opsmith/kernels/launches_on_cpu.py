@@ -38,7 +38,7 @@ def launches_on_cpu() -> Iterator[None]:
 
 
 def runs_launches() -> bool:
-    """Return True inside of `launches_on_cpu`, if a language runs them whose package has been imported."""
+    """Return True inside of `launches_on_cpu`, if a language runs launches there: its package is imported."""
     return bool(_ENTERED)
 
 

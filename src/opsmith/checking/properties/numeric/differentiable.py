@@ -1,6 +1,6 @@
 """Inputs of a sample that have a gradient to check, and parameters that a call reaches through an object.
 
-If a parameter of an object, such as a module, is frozen, all else is the same.
+To freeze a parameter of an object, such as a module, changes no result and no other gradient.
 """
 
 from __future__ import annotations
