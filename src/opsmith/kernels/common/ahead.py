@@ -48,7 +48,11 @@ class SharedLibrary:
 
 
 class Ahead(ABC):
-    """Builds kernels of one language into packages."""
+    """Builds kernels of one language into packages.
+
+    For the CPU, `BuiltKernel.origin_of` of a kernel that runs from a package returns `built into the package
+    for` and the target: `opsmith build --verify` asks if the samples were run by what was built.
+    """
 
     @abstractmethod
     def refuse(self, kernels: Sequence[Any], targets: Sequence[str]) -> None:
