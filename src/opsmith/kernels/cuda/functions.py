@@ -12,7 +12,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression
-from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, DriverError
+from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, Driver, DriverError
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
@@ -37,6 +37,20 @@ class LoadedFunction:
     def of(cls, handle: int, cubin: Cubin) -> LoadedFunction:
         """Return the function of a cubin by its handle."""
         return cls(handle, cubin, LaunchLimits.of(cubin, cubin.architecture))
+
+
+def _taken(driver: Driver, cubin: Cubin) -> LoadedFunction | DriverError:
+    """Load a cubin into the current context, or return the refusal of a driver that does not take it.
+
+    Raises:
+        DriverError: If the driver fails otherwise, as without memory.
+    """
+    try:
+        return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
+    except DriverError as error:
+        if error.refuses_image:
+            return error
+        raise
 
 
 class GpuFunctions:
@@ -171,13 +185,11 @@ class GpuFunctions:
         driver, architecture = machine.driver(), machine.architecture(index)
         packaged = kernel.packaged(architecture)
         for path, image in packaged.images(name_expression(kernel.source, instance)):
-            try:
-                handle = driver.load(image.cubin.image, image.cubin.name)
-            except DriverError as error:  # one that is older than what built it
-                packaged.drop(path, f"the driver does not load it: {error}")
-                kernel.choose_anew()
-                continue
-            return LoadedFunction.of(handle, image.cubin)
+            found = _taken(driver, image.cubin)
+            if isinstance(found, LoadedFunction):
+                return found
+            packaged.drop(path, f"the driver does not load it: {found}")  # it is older than what built it
+            kernel.choose_anew()
         try:
             return self._compiled_and_loaded(instance, index)
         except errors.ToolchainError as error:
@@ -193,23 +205,20 @@ class GpuFunctions:
         """
         kernel, machine = self._kernel, self._kernel.machine
         driver, architecture = machine.driver(), machine.architecture(index)
-        cubin = kernel.compile(instance, architecture)
-        try:
-            return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
-        except DriverError as error:
-            if not error.refuses_image:
-                raise
-            refusal = error
+        found = _taken(driver, kernel.compile(instance, architecture))
+        if isinstance(found, LoadedFunction):
+            return found
         newest = find_nvrtc().version
         for nvrtc in older_nvrtcs(newest):
-            with suppress(DriverError, errors.CompileError, errors.ToolchainError):
-                cubin = kernel.compile(instance, architecture, nvrtc)
-                return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
+            with suppress(errors.CompileError, errors.ToolchainError):
+                other = _taken(driver, kernel.compile(instance, architecture, nvrtc))
+                if isinstance(other, LoadedFunction):
+                    return other
         own, version = machine.driver_version(), ".".join(map(str, newest))
         named = f" `{instance.entry}`" if instance.entry else ""
         major = own.partition(".")[0] if own else str(newest[0] - 1)
         raise errors.ToolchainError(
-            f"the driver does not take the CUDA kernel{named} that NVRTC has compiled: {refusal}",
+            f"the driver does not take the CUDA kernel{named} that NVRTC has compiled: {found}",
             operator=kernel.operator.name,
             expected=f"a driver of CUDA {version} or later, or an NVRTC that is not newer than the driver",
             got=f"NVRTC of CUDA {version}, and a driver of CUDA {own or 'unknown'}, for {architecture}",
