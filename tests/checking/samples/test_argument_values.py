@@ -242,6 +242,39 @@ def test_a_kernel_that_is_wrong_for_a_name_or_a_member_is_found() -> None:
     assert [failure.cause for failure in report.failures] == ["kernel-mismatch"]
 
 
+class WithADefaultSlope(WithOneSlope):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slope: float = 0.01) -> Tensor:
+        return WithOneSlope.forward(ctx, x, slope)
+
+
+class WithOneGradient(WithADefaultSlope):
+    """Its author passes no slope: it returns no gradient for one."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return WithOneSlope.backward(ctx, *grads)[0]
+
+
+def test_a_default_that_no_sample_passes_is_tried_if_the_backward_takes_it() -> None:
+    wrong, right = (
+        opsmith.check(each, samples=[(X,)], only=["gradient"], effort="quick")
+        for each in (WithADefaultSlope, WithOneGradient)
+    )
+    assert [(each.input, each.severity) for each in wrong.failures] == [("x", "error")]
+    assert "slope=0.0075" in wrong.failures[0].evidence["sample"]
+    assert right.passed_as_asked, right
+
+
+def test_a_list_that_is_the_default_of_an_argument_is_no_state() -> None:
+    @opsmith.operator("argument_values::flipped")
+    def flipped(x: Tensor, dims: list[int] = [-1]) -> Tensor:  # noqa: B006
+        return x.flip(dims)
+
+    report = opsmith.check(flipped, samples=[(X,)], effort="quick")
+    assert report.passed, report
+
+
 def test_a_default_that_no_sample_passes_is_tried_of_an_operator_too() -> None:
     @opsmith.operator("argument_values::leaky")
     def leaky(x: Tensor, slope: float = 0.01) -> Tensor:

@@ -98,20 +98,33 @@ def _values_of(
                 tried.setdefault(repr(other), (other, []))[1].extend(made)
     yield from tried.values()
     numbers = [*values_shown, *(other for other, _ in tried.values())]
-    # A class returns a gradient for each argument that is passed, and its author passes no more.
-    position = subject.specification.schema.names.index(argument.name)
-    passed = subject.passed is None or position < subject.passed
-    if passed and len(shown) == 1 and all(map(is_number, numbers)) and len(set(numbers)) == 1:
+    if len(shown) == 1 and all(map(is_number, numbers)) and len(set(numbers)) == 1:
         yield numbers[0], list(_beside(subject, argument, places))
 
 
 def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, int]]) -> Iterator[Variation]:
     """Yield the samples with another number than the only one that is known: a kernel may hold it fixed."""
+    # A class returns a gradient for each argument that is passed; its author may pass no more.
+    position = subject.specification.schema.names.index(argument.name)
+    passed = subject.passed is None or position < subject.passed
     for sizes, argnum in places:
         value = sizes.sample.flat[argnum]
         for other in numbers_beside(value) if may_change(sizes, argnum) else ():
-            words = f"`{argument.name}={other!r}` where it had {value!r}"
-            yield from varied(subject, sizes.sample, words, {argnum: other}, silent=True, given="undeclared")
+            if passed or _is_differentiated(Run(subject, sizes.sample), argnum, other):
+                words = f"`{argument.name}={other!r}` where it had {value!r}"
+                yield from varied(
+                    subject, sizes.sample, words, {argnum: other}, silent=True, given="undeclared"
+                )
+
+
+def _is_differentiated(run: Run, argnum: int, value: Any) -> bool:
+    """Return True if the backward of a call with another argument raises nothing."""
+    with Overlooking():
+        flat = run.flat()
+        flat[argnum] = value
+        run.call(flat).backward()
+        return True
+    return False
 
 
 def numbers_beside(value: int | float) -> tuple[int | float, ...]:
@@ -431,11 +444,5 @@ class _Choosing(Run):
     def takes_negative(self) -> bool:
         """Return True if -1 is the last index to the reference, and to the backward of a call."""
         negative, last = self.with_largest(-1), self.with_largest((self.bound or 0) - 1)
-        if not are_same(self._asked(last), self._asked(negative)):
-            return False
-        with Overlooking():
-            flat = self.flat()
-            flat[self.argnum] = negative
-            self.call(flat).backward()
-            return True
-        return False
+        same = are_same(self._asked(last), self._asked(negative))
+        return same and _is_differentiated(self, self.argnum, negative)

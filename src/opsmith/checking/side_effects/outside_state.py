@@ -295,14 +295,22 @@ class HiddenState:
     values: tuple[Reached, ...]
 
     @classmethod
-    def of(cls, functions: Iterable[Any], run: Callable[[], Any]) -> HiddenState:
+    def of(
+        cls, functions: Iterable[Any], run: Callable[[], Any], defaults: Iterable[Any] = ()
+    ) -> HiddenState:
         """Find the state that an operator reaches, and does not need.
 
         Args:
             functions: The functions and classes that make it up.
             run: Makes a call; a value without which it raises stays.
+            defaults: Defaults of arguments, which are no state: a list may be one.
         """
-        found = [each for each in reachable_values(functions) if _may_hold_state(each)][:MOST_HIDDEN]
+        others = {*map(id, defaults)}
+        found = [
+            each
+            for each in reachable_values(functions)
+            if _may_hold_state(each) and id(each.value) not in others
+        ][:MOST_HIDDEN]
         if cls(tuple(found)).runs_without(run):
             return cls(tuple(found))
         return cls(tuple(each for each in found if cls((each,)).runs_without(run)))

@@ -48,7 +48,8 @@ def run(subject: Subject) -> Findings:
 
 
 def _check(run: Run, every: Sequence[Sample]) -> Findings:
-    memory = HiddenState.of(run.subject.functions, run.values)
+    defaults = [each.default for each in run.subject.specification.schema.arguments]
+    memory = HiddenState.of(run.subject.functions, run.values, defaults)
     with memory.away():
         unsteady = _unsteady(run, memory)
         if unsteady is not None:
