@@ -17,7 +17,7 @@ DEVICES = {"cuda"}
 """Keys that are types of devices, too: a string of these says nothing of a language."""
 REGISTRY = "kernels/languages.py"
 BUILDS_ON = {("cuda", "cpp"), ("runtime", "cpp")}
-"""Folders that import from another one: CUDA C++ and the runtime are C++, and compiled as kernels in C++ are."""
+"""Folders that import from another one: CUDA C++ and the runtime are C++, and compiled as C++ kernels are."""
 RUNTIME = "libraries without Python, whose runtime is in C++"
 PUBLIC = "a public function, command or property for one language"
 CRASH = "the line of a crash in a process: other languages for the CPU have none"

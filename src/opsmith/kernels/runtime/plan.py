@@ -5,15 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from opsmith.core.argument_types import NUMBERED
 from opsmith.torch_library.result_layouts import ResultLayout
 
+if TYPE_CHECKING:
+    from opsmith.kernels.runtime.recipe import Recipe
+
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
 _CPU = torch.device("cpu")
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 """Types of devices, by torch's numbers."""
 
 
@@ -100,17 +104,19 @@ class Plan:
             argument, True if it is copied back, strides of the copy.
         results: Layout of each result, and the strides in which the kernel writes it where they differ.
         device: Device of the results.
+        recipe: Recipe for calls of the same kind with other sizes; None if Python plans them.
     """
 
     work: int | Launches
     copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
     device: torch.device = _CPU
+    recipe: Recipe | None = None
 
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plan.h expects."""
         instance, launches = (0, self.work.encode()) if isinstance(self.work, Launches) else (self.work, [])
-        numbers = [instance, _DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
+        numbers = [instance, DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
         for tensor, argument, back, strides in self.copies:
             numbers += [tensor, argument, back, len(strides), *strides]
         numbers.append(len(self.results))

@@ -176,7 +176,7 @@ class PlannedKernel(BuiltKernel[S]):
                 plan = planned
         finally:
             if signature is not None:
-                loaded.remember(signature, None if plan is None else plan.encode())
+                loaded.remember(signature, plan)
         if plan is None:
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)

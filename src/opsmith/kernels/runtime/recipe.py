@@ -1,0 +1,220 @@
+"""Recipe of a kind of call, by which the runtime plans calls with other sizes, without Python."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opsmith.core.argument_types import NUMBERED
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.expression import parse
+from opsmith.core.schema import Schema
+from opsmith.core.shapes import ANY, Dims, Shapes
+from opsmith.core.specification import Specification
+from opsmith.kernels.runtime.plan import DEVICES, strides_in
+from opsmith.torch_library.result_layouts import ResultLayout
+
+CODES = (
+    *("CONSTANT", "PLACE", "ADD", "SUBTRACT", "MULTIPLY", "DIVIDE", "QUOTIENT", "REMAINDER", "NEGATE"),
+    *("CEIL", "FLOOR", "LEAST", "LARGEST", "LESS", "LESS_OR_EQUAL", "EQUAL", "NOT", "SELECT"),
+)
+"""Codes of programs, in the order of `enum Code` in recipe.h."""
+_CODE = {name: number for number, name in enumerate(CODES)}
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "ADD",
+    ast.Sub: "SUBTRACT",
+    ast.Mult: "MULTIPLY",
+    ast.Div: "DIVIDE",
+    ast.FloorDiv: "QUOTIENT",
+    ast.Mod: "REMAINDER",
+}
+MOST_OPERANDS, MOST_LETTERS = 32, 64
+"""Limits of recipe.h."""
+
+Program = tuple[int, ...]
+"""Codes and numbers, as `evaluated` in recipe.h takes them after their count."""
+
+
+class NotEncodedError(Exception):
+    """A part of a rule that no program computes, as the message says: Python does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Recipe for calls of one kind: of the same dtypes, numbers of dimensions, whole numbers, flags, None.
+
+    Attributes:
+        work: Address of the instance in C++ that computes the results.
+        device: Device of the results.
+        dtypes: Dtypes of the results.
+        ones: For each tensor of the arguments a bit for each dimension whose size is always 1.
+        sizing: Sizes of the results: see `sizing_of`.
+    """
+
+    work: int
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]
+    ones: tuple[int, ...]
+    sizing: tuple[int, ...]
+
+    def encode(self) -> list[int]:
+        """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
+        dtypes = [NUMBERED["ScalarType"].index(each) for each in self.dtypes]
+        numbers = [self.work, DEVICES.index(self.device.type), self.device.index or 0]
+        for several in (dtypes, self.ones, self.sizing):
+            numbers += [len(several), *several]
+        return numbers
+
+
+def contiguous_recipe(
+    specification: Specification, work: int, values: Sequence[Any], results: Sequence[ResultLayout]
+) -> Recipe | None:
+    """Return the recipe for calls of the kind of one whose tensors and results are all contiguous.
+
+    Args:
+        specification: The operator.
+        work: Address of the instance that takes the call, and no tensor of it in another layout.
+        values: Argument values of the call.
+        results: Layouts of its results, as the reference gives them.
+
+    Returns:
+        The recipe; None if `shapes=` does not tell the sizes of the results, or the call does not show that
+        the reference gives contiguous ones: strides of a dimension of size 0 or 1 show nothing.
+    """
+    shapes = specification.shapes
+    sizing = sizing_of(shapes, specification.schema)
+    if shapes is None or sizing is None:
+        return None
+    ones = []
+    for name, value in zip(specification.schema.names, values, strict=True):
+        for tensor in tensors_in([value]):
+            known = _ones(shapes.arguments.get(name), tensor.dim())
+            if not _is_shown(tensor, tensor.stride(), known):
+                return None
+            ones.append(sum(1 << dim for dim in known))
+    for dims, result in zip(shapes.results, results, strict=True):
+        if not _is_shown(result, result.stride, _ones(dims, len(result.shape))):
+            return None
+    device = next(each.device for each in tensors_in(list(values)))
+    return Recipe(work, device, tuple(each.dtype for each in results), tuple(ones), sizing)
+
+
+def _ones(dims: Dims | None, count: int) -> set[int]:
+    """Return the dimensions of a tensor of `count` dimensions that are declared as 1."""
+    sizes = () if dims is None else dims.sizes
+    return {count - len(sizes) + at for at, size in enumerate(sizes) if size == "1"}
+
+
+def _is_shown(tensor: Tensor | ResultLayout, stride: Sequence[int], ones: set[int]) -> bool:
+    """Return True if a tensor is contiguous, and no size is 0, or 1 by chance."""
+    plain = all(size > 1 or dim in ones for dim, size in enumerate(tensor.shape))
+    return plain and tuple(stride) == strides_in(tensor.shape, "contiguous")
+
+
+def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
+    """Return numbers by which C++ computes the sizes of results; None if `shapes=` does not tell them all.
+
+    They are read by `declared_sizes` in recipe.h: the number of letters; for each whole number that is a
+    size its letter and its argument; for each tensor with a declared shape its argument, 1 if any
+    dimensions may come first, the number of the others, and a program for each, empty for any size; and the
+    same for each result.
+
+    Example:
+        >>> from opsmith.core.schema import schema_of
+        >>> from opsmith.core.shapes import read_shapes
+        >>> def doubled(x: Tensor) -> Tensor:
+        ...     return torch.cat((x, x), -1)
+        >>> schema = schema_of(doubled, "demo::doubled")
+        >>> sizing_of(read_shapes("x: ... N -> ... 2*N", schema), schema)
+        (1, 0, 1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 5, 0, 2, 1, 0, 4)
+    """
+    if shapes is None or len(shapes.results) < len(schema.results):
+        return None
+    sequences = {each.name for each in schema.arguments if each.kind.sequence}
+    if sequences & shapes.arguments.keys() or any(ANY in dims.sizes for dims in shapes.results):
+        return None
+    every = (*shapes.arguments.values(), *shapes.results)
+    letters = sorted({letter for dims in every for letter in dims.letters})
+    if len(letters) > MOST_LETTERS:
+        return None
+    place = {name: at for at, name in enumerate(letters)}
+    index = {name: at for at, name in enumerate(schema.names)}
+    numbers = [len(letters), len(shapes.integers)]
+    for name in sorted(shapes.integers):
+        numbers += [place[name], index[name]]
+    try:
+        numbers.append(len(shapes.arguments))
+        for name, dims in shapes.arguments.items():
+            numbers += [index[name], *_dims(dims, place)]
+        numbers.append(len(shapes.results))
+        for dims in shapes.results:
+            numbers += _dims(dims, place)
+    except NotEncodedError:
+        return None
+    return tuple(numbers)
+
+
+def _dims(dims: Dims, place: dict[str, int]) -> list[int]:
+    def leaf(node: ast.expr) -> Program | None:
+        return (_CODE["PLACE"], place[node.id]) if isinstance(node, ast.Name) else None
+
+    numbers = [int(dims.leading), len(dims.sizes)]
+    for size in dims.sizes:
+        codes = () if size == ANY else program(parse(size).tree, leaf)
+        numbers += [len(codes), *codes]
+    return numbers
+
+
+def program(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> Program:
+    """Return the program of an expression.
+
+    Args:
+        node: Tree of the expression.
+        leaf: Returns the program of a part that depends on the call; None for others.
+
+    Raises:
+        NotEncodedError: If no program computes it.
+
+    Example:
+        >>> program(parse("7 // 2").tree, lambda node: None)
+        (0, 7, 0, 2, 6)
+    """
+    codes, operands = _encoded(node, leaf)
+    if operands > MOST_OPERANDS:
+        raise NotEncodedError(f"`{ast.unparse(node)}` is too deep")
+    return codes
+
+
+def constant(number: int) -> Program:
+    """Return the program of a whole number.
+
+    Raises:
+        NotEncodedError: If it exceeds 64 bits.
+    """
+    if not -(2**63) <= number < 2**63:
+        raise NotEncodedError(f"{number} exceeds 64 bits")
+    return _CODE["CONSTANT"], int(number)
+
+
+def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tuple[Program, int]:
+    """Return the program of an expression, and how many operands it holds at once."""
+
+    def joined(name: str, *operands: ast.expr) -> tuple[Program, int]:
+        parts = [_encoded(each, leaf) for each in operands]
+        codes = tuple(code for part, _ in parts for code in part)
+        return (*codes, _CODE[name]), max(at + most for at, (_, most) in enumerate(parts))
+
+    found = leaf(node)
+    if found is not None:
+        return found, 1
+    match node:
+        case ast.Constant(value=int(value)):
+            return constant(value), 1
+        case ast.BinOp(left=left, op=op, right=right):
+            return joined(_ARITHMETIC[type(op)], left, right)
+    raise NotEncodedError(f"`{ast.unparse(node)}`")
