@@ -88,13 +88,9 @@ class CppKernel(PlannedKernel[CppSource]):
     @property
     def sizing(self) -> str:
         """Source of the results' sizes, for `explain`."""
-        count = self.cached_plans
-        reference = f"the reference, cached for {count} call signature{'s' * (count != 1)}"
         if self.source.sizes is not None:
-            return f"`sizes` in C++ for contiguous tensors; else {reference}"
-        if self._sizing is not None:
-            return f"`shapes=` in C++ for contiguous tensors; else {reference}"
-        return reference
+            return f"`sizes` in C++ for contiguous tensors; else {self._by_reference}"
+        return super().sizing
 
     @property
     def computes_sizes(self) -> bool:
@@ -340,13 +336,6 @@ class CppKernel(PlannedKernel[CppSource]):
                 if count
                 else "leave `sizes` out: the operator returns nothing",
             )
-
-    @property
-    def _sizing(self) -> tuple[int, ...] | None:
-        from opsmith.kernels.runtime.recipe import sizing_of
-
-        specification = self.operator.specification
-        return sizing_of(specification.shapes, specification.schema)
 
     def _choose(self, library: CppLibrary, values: Sequence[Any]) -> int | str:
         from opsmith.kernels.common.parameters import choose_candidate, index_refusal

@@ -52,5 +52,5 @@ def plan_call(
         written = result.stride if view.layout == "any" else strides_in(result.shape, view.layout)
         results.append((result, None if written == result.stride else written))
     plain = not sizes and all(each.layout != "channels-last" for each in parameters)
-    recipe = contiguous_recipe(specification, instance, values, layouts) if plain else None
+    recipe = contiguous_recipe(specification, values, layouts) if plain else None
     return Plan(instance, tuple(copies), tuple(results), recipe=recipe)

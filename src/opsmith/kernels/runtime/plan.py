@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
 _CPU = torch.device("cpu")
-DEVICES = ("cpu", "cuda")
+_DEVICES = ("cpu", "cuda")
 """Types of devices, by torch's numbers."""
 
 
@@ -37,7 +37,7 @@ class Launch:
         given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
             a list or -1.
         failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
-        geometry: Words for what was launched.
+        architecture: Architecture of the GPU, for the same.
     """
 
     function: int
@@ -49,7 +49,7 @@ class Launch:
     addresses: tuple[tuple[int, int], ...]
     given: tuple[tuple[int, int, int, int], ...]
     failed: str
-    geometry: str
+    architecture: str
 
     def encode(self) -> list[int]:
         """Return the launch as numbers."""
@@ -60,7 +60,7 @@ class Launch:
         numbers.append(len(self.given))
         for each in self.given:
             numbers += each
-        return [*numbers, *_words(self.failed.encode()), *_words(self.geometry.encode())]
+        return [*numbers, *_words(self.failed.encode()), *_words(self.architecture.encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Plan:
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plan.h expects."""
         instance, launches = (0, self.work.encode()) if isinstance(self.work, Launches) else (self.work, [])
-        numbers = [instance, DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
+        numbers = [instance, _DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
         for tensor, argument, back, strides in self.copies:
             numbers += [tensor, argument, back, len(strides), *strides]
         numbers.append(len(self.results))

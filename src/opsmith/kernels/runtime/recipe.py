@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.expression import parse
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import ANY, Dims, Shapes
 from opsmith.core.specification import Specification
-from opsmith.kernels.runtime.plan import DEVICES, strides_in
+from opsmith.kernels.runtime.plan import strides_in
 from opsmith.torch_library.result_layouts import ResultLayout
 
 CODES = (
@@ -33,6 +31,15 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.FloorDiv: "QUOTIENT",
     ast.Mod: "REMAINDER",
 }
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, bool]] = {
+    ast.Lt: ("LESS", False),
+    ast.LtE: ("LESS_OR_EQUAL", False),
+    ast.Gt: ("LESS", True),
+    ast.GtE: ("LESS_OR_EQUAL", True),
+    ast.Eq: ("EQUAL", False),
+    ast.NotEq: ("EQUAL", False),
+}
+"""Code of a comparison, and True if its operands are turned round."""
 MOST_OPERANDS, MOST_LETTERS = 32, 64
 """Limits of recipe.h."""
 
@@ -45,40 +52,76 @@ class NotEncodedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class SizedLaunch:
+    """Parts of a launch that depend on sizes.
+
+    Attributes:
+        constants: Numbers of the kernel's template, each with its program: others need another instance.
+        grid: Number of blocks, in three dimensions.
+        block: Number of threads of a block, in three dimensions.
+        shared: Bytes of dynamic shared memory.
+        capacities: For each address of the launch, the number of dimensions that its view has room for.
+        most_threads: Most threads of a block.
+        most_shared: Most bytes of dynamic shared memory.
+    """
+
+    constants: tuple[tuple[int, Program], ...]
+    grid: tuple[Program, Program, Program]
+    block: tuple[Program, Program, Program]
+    shared: Program
+    capacities: tuple[int, ...]
+    most_threads: int
+    most_shared: int
+
+    def encode(self) -> list[int]:
+        """Return the parts as numbers."""
+        numbers = [len(self.constants)]
+        for number, each in self.constants:
+            numbers += [number, *_counted(each)]
+        for each in (*self.grid, *self.block, self.shared):
+            numbers += _counted(each)
+        return [*numbers, len(self.capacities), *self.capacities, self.most_threads, self.most_shared]
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """Recipe for calls of one kind: of the same dtypes, numbers of dimensions, whole numbers, flags, None.
 
+    It belongs to the plan of one of them, which has all that does not depend on sizes.
+
     Attributes:
-        work: Address of the instance in C++ that computes the results.
-        device: Device of the results.
-        dtypes: Dtypes of the results.
         ones: For each tensor of the arguments a bit for each dimension whose size is always 1.
         sizing: Sizes of the results: see `sizing_of`.
+        scratch: Programs for the sizes of each scratch buffer. Places of programs are the sizes of all
+            tensors, of the arguments, the results and the scratch buffers, one tensor after the other.
+        launches: The launches of the plan.
     """
 
-    work: int
-    device: torch.device
-    dtypes: tuple[torch.dtype, ...]
     ones: tuple[int, ...]
     sizing: tuple[int, ...]
+    scratch: tuple[tuple[Program, ...], ...] = ()
+    launches: tuple[SizedLaunch, ...] = ()
 
     def encode(self) -> list[int]:
         """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
-        dtypes = [NUMBERED["ScalarType"].index(each) for each in self.dtypes]
-        numbers = [self.work, DEVICES.index(self.device.type), self.device.index or 0]
-        for several in (dtypes, self.ones, self.sizing):
-            numbers += [len(several), *several]
-        return numbers
+        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing, len(self.scratch)]
+        for sizes in self.scratch:
+            numbers += [len(sizes), *(number for each in sizes for number in _counted(each))]
+        numbers.append(len(self.launches))
+        return [*numbers, *(number for each in self.launches for number in each.encode())]
+
+
+def _counted(codes: Program) -> list[int]:
+    return [len(codes) + 1, len(codes), *codes]
 
 
 def contiguous_recipe(
-    specification: Specification, work: int, values: Sequence[Any], results: Sequence[ResultLayout]
+    specification: Specification, values: Sequence[Any], results: Sequence[ResultLayout]
 ) -> Recipe | None:
     """Return the recipe for calls of the kind of one whose tensors and results are all contiguous.
 
     Args:
         specification: The operator.
-        work: Address of the instance that takes the call, and no tensor of it in another layout.
         values: Argument values of the call.
         results: Layouts of its results, as the reference gives them.
 
@@ -100,8 +143,7 @@ def contiguous_recipe(
     for dims, result in zip(shapes.results, results, strict=True):
         if not _is_shown(result, result.stride, _ones(dims, len(result.shape))):
             return None
-    device = next(each.device for each in tensors_in(list(values)))
-    return Recipe(work, device, tuple(each.dtype for each in results), tuple(ones), sizing)
+    return Recipe(tuple(ones), sizing)
 
 
 def _ones(dims: Dims | None, count: int) -> set[int]:
@@ -161,11 +203,11 @@ def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
 
 def _dims(dims: Dims, place: dict[str, int]) -> list[int]:
     def leaf(node: ast.expr) -> Program | None:
-        return (_CODE["PLACE"], place[node.id]) if isinstance(node, ast.Name) else None
+        return size(place[node.id]) if isinstance(node, ast.Name) else None
 
     numbers = [int(dims.leading), len(dims.sizes)]
-    for size in dims.sizes:
-        codes = () if size == ANY else program(parse(size).tree, leaf)
+    for each in dims.sizes:
+        codes = () if each == ANY else program(parse(each).tree, leaf)
         numbers += [len(codes), *codes]
     return numbers
 
@@ -217,4 +259,42 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tupl
             return constant(value), 1
         case ast.BinOp(left=left, op=op, right=right):
             return joined(_ARITHMETIC[type(op)], left, right)
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            return joined("NOT" if isinstance(op, ast.Not) else "NEGATE", operand)
+        case ast.Call(func=ast.Name(id="ceil" | "floor" as name), args=[argument]):
+            return joined(name.upper(), argument)
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as arguments):
+            return _folded(
+                "LEAST" if name == "min" else "LARGEST", [_encoded(each, leaf) for each in arguments]
+            )
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            code, turned = _COMPARISONS[type(op)]
+            codes, most = joined(code, *((right, left) if turned else (left, right)))
+            return ((*codes, _CODE["NOT"]) if isinstance(op, ast.NotEq) else codes), most
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return joined("SELECT", test, body, orelse)
     raise NotEncodedError(f"`{ast.unparse(node)}`")
+
+
+def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, int]:
+    """Return the program of an operation of two values over several, from the first to the last."""
+    (codes, most), *others = parts
+    for part, operands in others:
+        codes, most = (*codes, *part, _CODE[name]), max(most, 1 + operands)
+    return codes, most
+
+
+def elements(places: Sequence[int]) -> Program:
+    """Return the program of a tensor's number of elements, from the places of its sizes.
+
+    Example:
+        >>> elements([2, 3])
+        (1, 2, 1, 3, 4)
+    """
+    parts = [((_CODE["PLACE"], place), 1) for place in places]
+    return _folded("MULTIPLY", parts)[0] if parts else constant(1)
+
+
+def size(place: int) -> Program:
+    """Return the program of a size."""
+    return _CODE["PLACE"], place

@@ -126,11 +126,11 @@ std::string shown(const int64_t* sizes, int64_t dim) {
 }
 
 // Compares the sizes that a kernel computes with those of a plan, and records the kind of call if they agree.
-void compare(Record& record, const Plan& plan, const Arguments& arguments, uint64_t generation) {
+void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arguments& arguments, uint64_t generation) {
+  const Plan& plan = *known;
   if (!is_sizable(record.arguments, arguments, {})) return;
   if (suspected != &record && record.recipes.find(arguments.kind)) return;
-  auto recipe = std::make_shared<Recipe>(Recipe{plan.candidate, plan.device, {}, {}, {}});
-  for (const Result& result : plan.results) recipe->dtypes.push_back(result.dtype);
+  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}, {}});
   for (int32_t at = 0; at < plan.candidate->count; at++)
     if (plan.candidate->parameters[at].layout == CHANNELS_LAST) return;
   char error[1000];
@@ -160,7 +160,7 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments, uint6
 std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, Generations generations, bool& threw) {
   if (auto known = record.plans.find(arguments.words)) {
     const Candidate* candidate = (*known)->candidate;
-    if (candidate != nullptr && candidate->sizes != nullptr) compare(record, **known, arguments, generations.recipes);
+    if (candidate != nullptr && candidate->sizes != nullptr) compare(record, *known, arguments, generations.recipes);
     return *known;
   }
   const auto recipe = record.recipes.find(arguments.kind);
@@ -290,8 +290,10 @@ PUBLIC void* opsmith_pending(void* held) {
 PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan, const int64_t* recipe) {
   std::unique_ptr<Awaited> awaited(static_cast<Awaited*>(signature));
   Record& record = *static_cast<Record*>(held);
-  if (plan != nullptr) record.plans.remember(awaited->signature, Plan::read(plan), awaited->generations.plans);
-  if (recipe != nullptr) record.recipes.remember(awaited->kind, Recipe::read(recipe), awaited->generations.recipes);
+  if (plan == nullptr) return;
+  const auto read = Plan::read(plan);
+  record.plans.remember(awaited->signature, read, awaited->generations.plans);
+  if (recipe != nullptr) record.recipes.remember(awaited->kind, Recipe::read(recipe, read), awaited->generations.recipes);
 }
 
 PUBLIC void opsmith_forget(void* held) {
