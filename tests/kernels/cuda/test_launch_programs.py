@@ -121,7 +121,7 @@ def test_launch_expressions_of_kernels_are_computed_as_python_computes_them(
         assert found is not None, text
         assert found == in_python(text, named), text
         texts.add(text)
-    assert len(texts) >= 20
+    assert len(texts) >= 24
 
 
 def expression(depth: int, chance: random.Random) -> str:
