@@ -7,7 +7,7 @@ GPU's, so nothing is computed by them, and tensors on the CPU stand in for a GPU
 The ways take turns within each round; a figure is the median over rounds, a ratio that of the ratios within
 each round, in the first table to aten, called as `torch.ops.aten.mul.Tensor`. Stated limits: 2.0 through
 `torch.ops`; in the second table 1.3, and 1 us for each tensor in lists; another number in each call, twice
-the same.
+the same; another number of rows in each call, 4 times the same and 15 us.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import itertools
 import statistics
 import sys
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,42 @@ def against_cpp(rounds: int) -> None:
         of_same = ratio(taken["another"], taken["same"])
         name = f"adamw_, 4 lists of 40, another rate in each, {way}"
         print(f"{name:46} {statistics.median(taken['another']) * 1e6:6.2f} us {of_same:7.2f}x of the same")
+    for name, way, kernel, calls in rows_of():
+        first, others = next(calls), list(itertools.islice(calls, 40))
+        for arguments in (first, *others):
+            kernel.direct(*arguments)
+        planned, others_again = kernel.cached_plans, itertools.cycle(others)
+        ways = {
+            "same": partial(kernel.direct, *first),
+            "another": lambda: kernel.direct(*next(others_again)),  # noqa: B023
+        }
+        with torch.no_grad():
+            taken = compared(ways, rounds, 2000)
+        of_same = ratio(taken["another"], taken["same"])
+        name = f"{name}, other rows in each, {way}; plans: {planned}"
+        print(f"{name:58} {statistics.median(taken['another']) * 1e6:6.2f} us {of_same:7.2f}x of the same")
     print(f"{'each tensor in lists':46} {each['C++']:6.2f} us {each['CUDA']:9.2f} us")
+
+
+def rows_of() -> Iterator[tuple[str, str, Any, Iterator[tuple[Any, ...]]]]:
+    """An operator's name, a language, the kernel, and arguments with another number of rows each."""
+    from opsmith.kernels.runtime.planned_kernel import PlannedKernel
+
+    weight = torch.randn(64)
+
+    def forward() -> Iterator[tuple[Any, ...]]:
+        return ((torch.randn(rows, 64), weight, 1e-6) for rows in itertools.count(2))
+
+    def backward() -> Iterator[tuple[Any, ...]]:
+        for x, *_ in forward():
+            yield torch.randn_like(x), x, weight, ops.rms_norm.reference(x, weight)[1]
+
+    for operator, calls in ((ops.rms_norm, forward), (rms_norm_backward, backward)):
+        kernels = dict.fromkeys(each.given for each in operator.specification.kernels)
+        for kernel in kernels:
+            if isinstance(kernel, PlannedKernel):
+                kernel.withdraw()
+                yield operator.name.partition("::")[2], kernel.language, kernel, calls()
 
 
 def main() -> None:

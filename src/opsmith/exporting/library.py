@@ -27,6 +27,7 @@ from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.ort.library import LIBRARY, link_library
 from opsmith.kernels.ort.nodes import NodeArgument, NodeOperator, NodeType
 from opsmith.kernels.runtime.linked_library import KernelObject
+from opsmith.kernels.runtime.recipe import sizing_of
 
 NodeName = tuple[str, str]
 """Domain and type of a node."""
@@ -172,7 +173,8 @@ def _node_operator(
     outputs = tuple(-1 if each.hidden else shown.index(each.name) for each in schema.results)
     shapes = specification.shapes.text if specification.shapes is not None else ""
     tables = tuple(each.table for each in objects)
-    return NodeOperator(specification.name, tables, arguments, outputs, shapes)
+    sizing = sizing_of(specification.shapes, schema) or ()
+    return NodeOperator(specification.name, tables, arguments, outputs, shapes, sizing)
 
 
 def _types(name: NodeName, calls: Sequence[OperatorCall], operator: NodeOperator) -> list[NodeType]:

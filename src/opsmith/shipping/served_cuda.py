@@ -17,13 +17,13 @@ from opsmith.core.specification import Specification
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.common.sample_values import sample_values
-from opsmith.kernels.cpp.codegen import shapes_in_cpp
 from opsmith.kernels.cuda.compiler import Cubin, Instance, compile_to_ptx
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.launch import LaunchRule
 from opsmith.kernels.cuda.parameters import merged_parameters
 from opsmith.kernels.cuda.rules import KernelRules
 from opsmith.kernels.cuda.usage import needed_instances
+from opsmith.kernels.runtime.recipe import sizing_of
 from opsmith.kernels.serving.cuda_tables import (
     ServedCuda,
     ServedCudaKernel,
@@ -52,7 +52,7 @@ def cuda_refusal(specification: Specification) -> str | None:
     if (
         kernels
         and specification.schema.results
-        and not shapes_in_cpp(specification.shapes, specification.schema)
+        and sizing_of(specification.shapes, specification.schema) is None
     ):
         return "the sizes of its results on a GPU are known in Python alone: give it `shapes=`"
     for kernel in kernels:
@@ -120,7 +120,6 @@ def served_cuda(operator: Operator[..., Any], symbol: str, targets: BuildTargets
         specification.schema,
         cpp_arguments(kernels[0]),
         tuple(_served_kernel(each, targets) for each in kernels),
-        shapes_in_cpp(specification.shapes, specification.schema),
     )
 
 

@@ -23,6 +23,7 @@ from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.runtime.linked_library import KernelObject
+from opsmith.kernels.runtime.recipe import sizing_of
 from opsmith.kernels.serving.cuda_tables import ServedCuda
 from opsmith.kernels.serving.library import LIBRARY, link_library
 from opsmith.kernels.serving.tables import ServedOperator
@@ -250,6 +251,7 @@ def _served(
             results=len(schema.results),
             shown=shown,
             shapes="" if specification.shapes is None else specification.shapes.text,
+            sizing=sizing_of(specification.shapes, schema) or (),
             returning=returning,
             cuda=cuda,
         )

@@ -15,7 +15,7 @@ int main(int, char** arguments) {
   Words words;
   for (uint64_t word = 0; word < (1 << 18); word++) words.push(word);  // the lock is held while they are compared
   const int64_t plan[] = {1, 0, 0, 0, 0};  // nothing is run by it
-  opsmith_remember(record, new Awaited{Signature(words), 0}, plan);
+  opsmith_remember(record, new Awaited{Signature(words), Signature(words), {}}, plan, nullptr);
   words.push(0);
 
   std::atomic<bool> stopped{false};
@@ -27,7 +27,7 @@ int main(int, char** arguments) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(60);  // a child that hangs ends the test
-      opsmith_remember(record, new Awaited{Signature(words), 0}, plan);
+      opsmith_remember(record, new Awaited{Signature(words), Signature(words), {}}, plan, nullptr);
       _exit(record->plans.find(words) ? 0 : 1);
     }
     int status;

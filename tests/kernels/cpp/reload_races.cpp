@@ -110,7 +110,7 @@ void without_plan(uint64_t* stack, uint64_t, uint64_t) {
   const int64_t instance = reinterpret_cast<int64_t>(instances[current]);
   const int64_t plan[] = {instance, 0, 0, 0, 1, dtype_of<float>::value, 1, 0, size, 1};
   void* awaited = opsmith_pending(record);
-  if (awaited != nullptr) opsmith_remember(record, awaited, plan);
+  if (awaited != nullptr) opsmith_remember(record, awaited, plan, nullptr);
   stub::call(own, stack);
 }
 

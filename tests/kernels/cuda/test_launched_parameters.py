@@ -80,10 +80,49 @@ def test_each_byte_is_what_python_lays_out(
     name: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator, arguments = CALLS[name]
+    kernel = loaded_anew(operator, monkeypatch)
+    compare(operator, kernel, arguments, launched)
+    assert kernel.cached_plans == 1
+    kernel.reload()
+
+
+SIZED = (
+    "rms_norm, float32",
+    "rms_norm, bfloat16, no weight",
+    "rms_norm_backward, float32",
+    "add_rms_norm_, float64",
+)
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_calls_with_other_sizes_are_planned_by_the_recipe_as_by_python(
+    name: str, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, arguments = CALLS[name]
+    kernel = loaded_anew(operator, monkeypatch)
+    compare(operator, kernel, arguments, launched)
+    for rows in (2, 3, 5, 700):
+        several = [
+            each.repeat(rows, *[1] * (each.dim() - 1))[:rows].contiguous()
+            if isinstance(each, Tensor) and each.dim() > 1
+            else each
+            for each in arguments
+        ]
+        compare(operator, kernel, several, launched)
+    assert kernel.cached_plans == 1
+    kernel.reload()
+
+
+def loaded_anew(operator: Any, monkeypatch: pytest.MonkeyPatch) -> CudaKernel:
     kernel = next(each.given for each in operator.specification.kernels if isinstance(each.given, CudaKernel))
     monkeypatch.setattr(kernel, "machine", OnCpu())
     kernels["it"] = kernel
     kernel.reload()
+    return kernel
+
+
+def compare(operator: Any, kernel: CudaKernel, arguments: Any, launched: list[Any]) -> None:
+    """Compare two calls with the plan in Python."""
     values = operator.specification.schema.call_values(arguments, {})
     choice = kernel.choose(values, ARCHITECTURE)
     assert isinstance(choice, CudaChoice), choice
@@ -112,5 +151,3 @@ def test_each_byte_is_what_python_lays_out(
         assert layouts == [
             (each.layout.shape, each.layout.stride, each.layout.dtype) for each in plan.results
         ]
-    assert kernel.cached_plans == 1
-    kernel.reload()

@@ -106,16 +106,13 @@ def building_with(flags: Sequence[str], last: Sequence[str] = (), home: Path | N
         _manner.reset(before)
 
 
-def compile_kernel(
-    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = ""
-) -> CacheEntry:
+def compile_kernel(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> CacheEntry:
     """Compile a kernel to a library, or find it in the cache.
 
     Args:
         source: The author's source.
         operator: Name of the operator.
         dtypes: The dtypes that a template is instantiated for.
-        shapes: See `shapes_in_cpp`.
 
     Returns:
         Entry whose directory holds `LIBRARY`.
@@ -124,11 +121,11 @@ def compile_kernel(
         CompileError: If the compiler refuses the source, with its errors at the author's lines.
         ToolchainError: If there is no compiler, or kernels are not built on this system.
     """
-    return _kernel_compiler(source, operator, dtypes, shapes).obtain("cpp", KernelCompiler.build_library)
+    return _kernel_compiler(source, operator, dtypes).obtain("cpp", KernelCompiler.build_library)
 
 
 def compile_with_headers(
-    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str = ""
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[CacheEntry, Mapping[str, str]]:
     """Compile a kernel as `compile_kernel`.
 
@@ -139,7 +136,7 @@ def compile_with_headers(
         CompileError: Also if the headers change each time that they are read.
         ToolchainError: See `compile_kernel`.
     """
-    compiler = _kernel_compiler(source, operator, dtypes, shapes)
+    compiler = _kernel_compiler(source, operator, dtypes)
     entry, read = compiler.obtain_with_dependencies("cpp", KernelCompiler.build_library)
     if read is None:
         raise changing_headers(source, operator, dependencies.ATTEMPTS)
@@ -157,15 +154,13 @@ def compile_with_headers(
 
 def index_warnings(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> str:
     """Return what the compiler prints of a kernel if indices of 32 bits are errors; see `compile_kernel`."""
-    compiler = _kernel_compiler(source, operator, dtypes, "")
+    compiler = _kernel_compiler(source, operator, dtypes)
     entry = compiler.obtain("cpp indices in 32 bits", KernelCompiler.build_warnings)
     return (entry.directory / WARNINGS).read_text(encoding="utf-8", errors="surrogateescape")
 
 
-def _kernel_compiler(
-    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str
-) -> KernelCompiler:
-    text = kernel_code(source, operator, dtypes, shapes)
+def _kernel_compiler(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> KernelCompiler:
+    text = kernel_code(source, operator, dtypes)
     return KernelCompiler(kernel_toolchain(), source, operator, text, kernel_flags(source))
 
 

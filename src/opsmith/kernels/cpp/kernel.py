@@ -88,19 +88,15 @@ class CppKernel(PlannedKernel[CppSource]):
     @property
     def sizing(self) -> str:
         """Source of the results' sizes, for `explain`."""
-        count = self.cached_plans
-        reference = f"the reference, cached for {count} call signature{'s' * (count != 1)}"
         if self.source.sizes is not None:
-            return f"`sizes` in C++ for contiguous tensors; else {reference}"
-        if self._shapes_in_cpp():
-            return f"`shapes=` in C++ for contiguous tensors; else {reference}"
-        return reference
+            return f"`sizes` in C++ for contiguous tensors; else {self._by_reference}"
+        return super().sizing
 
     @property
     def computes_sizes(self) -> bool:
         """True if C++ computes the sizes of the results."""
         library: CppLibrary = self._load().library
-        return library.computes_sizes
+        return library.computes_sizes or self._sizing is not None
 
     def library_object(self, processor: str = "native") -> KernelObject:
         """Compile the kernel as an object for a library without Python.
@@ -114,8 +110,7 @@ class CppKernel(PlannedKernel[CppSource]):
         """
         from opsmith.kernels.cpp.kernel_object import kernel_object
 
-        shapes = self._shapes_in_cpp()
-        return kernel_object(self.source, self.operator.name, self.dtypes or (), shapes, processor)
+        return kernel_object(self.source, self.operator.name, self.dtypes or (), processor)
 
     def into_results(self, operator: Operator[..., Any]) -> CppKernel:
         """Return the kernel for the out form, whose sizes are those of the tensors that it writes."""
@@ -192,7 +187,6 @@ class CppKernel(PlannedKernel[CppSource]):
                 **self.source.authored(self.package),
                 "dtypes": list(map(str, self.dtypes or ())),
                 "schema": specification.schema.void.text("", with_hidden=True),
-                "shapes": "" if specification.shapes is None else specification.shapes.text,
             }
         )
 
@@ -204,7 +198,7 @@ class CppKernel(PlannedKernel[CppSource]):
         """
         from opsmith.kernels.cpp.compiler import compile_kernel
 
-        return compile_kernel(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
+        return compile_kernel(self.source, self.operator.name, self.dtypes or ())
 
     def compile_with_headers(self) -> tuple[CacheEntry, Mapping[str, str]]:
         """Compile the library, and return also the digests of its headers by path.
@@ -214,7 +208,7 @@ class CppKernel(PlannedKernel[CppSource]):
         """
         from opsmith.kernels.cpp.compiler import compile_with_headers
 
-        return compile_with_headers(self.source, self.operator.name, self.dtypes or (), self._shapes_in_cpp())
+        return compile_with_headers(self.source, self.operator.name, self.dtypes or ())
 
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return words for where the library came from, whatever the call."""
@@ -343,12 +337,6 @@ class CppKernel(PlannedKernel[CppSource]):
                 else "leave `sizes` out: the operator returns nothing",
             )
 
-    def _shapes_in_cpp(self) -> str:
-        from opsmith.kernels.cpp.codegen import shapes_in_cpp
-
-        specification = self.operator.specification
-        return shapes_in_cpp(specification.shapes, specification.schema)
-
     def _numbers_read(self) -> Collection[str]:
         # A plan holds that `out` has the sizes of the results, which may depend on any number.
         return () if self._out_of is None else self.operator.specification.schema.names
@@ -367,7 +355,8 @@ class CppKernel(PlannedKernel[CppSource]):
         choice = self._choose(library, values)
         if isinstance(choice, str):
             return choice
-        return plan_call(self, values, library.instances[choice], library.candidates[choice])
+        parameters = library.candidates[choice]
+        return plan_call(self, values, library.instances[choice], parameters, sizes=library.computes_sizes)
 
     def _failed(self, text: str) -> errors.KernelError:
         hint = "call it with what the kernel takes, or fix the kernel"

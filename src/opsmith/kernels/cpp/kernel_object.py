@@ -28,7 +28,7 @@ def flags_for(processor: str) -> tuple[str, ...]:
 
 
 def kernel_object(
-    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str, processor: str
+    source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...], processor: str
 ) -> KernelObject:
     """Compile a kernel for a library, or find it in the cache.
 
@@ -36,7 +36,6 @@ def kernel_object(
         source: The author's source.
         operator: Name of the operator.
         dtypes: The dtypes that a template is instantiated for.
-        shapes: See `shapes_in_cpp`.
         processor: See `flags_for`.
 
     Raises:
@@ -47,7 +46,7 @@ def kernel_object(
     flags = [*flags_for(processor), *include_flags(source), *source.options.compiling, *_path_flags(source)]
     if "clang" not in toolchain.identity:
         flags.append("-fno-gnu-unique")  # else equal names are merged across a process
-    text = kernel_code(source, operator, dtypes, shapes)
+    text = kernel_code(source, operator, dtypes)
     compiler = KernelCompiler(toolchain, source, operator, text, flags)
     table = f"{TABLE}_{key_of(compiler.parts(KIND))}"
 

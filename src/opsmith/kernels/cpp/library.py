@@ -11,7 +11,7 @@ from opsmith.kernels.cpp.codegen import TABLE
 from opsmith.kernels.runtime.loading import LibraryFile
 from opsmith.torch_library.result_layouts import LAYOUTS
 
-VERSION = 5
+VERSION = 6
 """Version of the structures that a library exports; a test compares it with the header's."""
 
 

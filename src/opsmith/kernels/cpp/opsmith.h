@@ -307,7 +307,7 @@ struct Candidate {
   int32_t sized;  // results whose sizes the author's `sizes` returns; -1: there is no such function
   // Runs the kernel. Returns whether it threw, with the text in `error`.
   bool (*run)(const Value* values, char* error, size_t room);
-  // Computes the sizes of all results; null where C++ does not.
+  // Computes the sizes of all results; null where the author's text does not.
   SizesStatus (*sizes)(const Value* values, Shape* shapes, char* error, size_t room);
 };
 
@@ -380,26 +380,6 @@ struct SizesMatch<R (*)(P...), void (*)(Q...)> {
                                 sizeof...(P) + shape_count<R> == sizeof...(Q) && rest_is_written();
 };
 
-// Division that rounds down, as in Python. Sets `bad` on a division by zero.
-inline int64_t floor_divided(int64_t dividend, int64_t divisor, bool& bad) {
-  if (divisor == 0) {
-    bad = true;
-    return 0;
-  }
-  return dividend / divisor - (dividend % divisor != 0 && (dividend < 0) != (divisor < 0));
-}
-
-// A letter of `shapes=`, which has the same size everywhere.
-struct Letter {
-  bool known = false;
-  int64_t size = 0;
-  bool takes(int64_t found) {
-    if (!known) size = found;
-    known = true;
-    return size == found;
-  }
-};
-
 template <auto function, auto sizes>
 constexpr Candidate sized_candidate() {
   static_assert(SizesMatch<decltype(sizes), decltype(function)>::value,
@@ -411,9 +391,9 @@ constexpr Candidate sized_candidate() {
 }
 
 template <auto function>
-constexpr Candidate candidate(SizesStatus (*sizes)(const Value*, Shape*, char*, size_t) = nullptr) {
+constexpr Candidate candidate() {
   using E = KernelFunction<function, decltype(function)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, -1, &E::run, sizes};
+  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, -1, &E::run, nullptr};
 }
 
 // Exports of a kernel's library.
@@ -423,7 +403,7 @@ struct Exported {
   const Candidate* candidates;
 };
 
-constexpr int64_t version = 5;
+constexpr int64_t version = 6;
 
 }  // namespace opsmith
 

@@ -9,12 +9,18 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter, check_written
 from opsmith.kernels.runtime.plan import Plan, strides_in
+from opsmith.kernels.runtime.recipe import contiguous_recipe
 from opsmith.torch_library.arguments import refuse_shapes
 from opsmith.torch_library.result_layouts import ResultLayout, has_layout, result_layouts
 
 
 def plan_call(
-    kernel: BuiltKernel[Any], values: Sequence[Any], instance: int, parameters: Sequence[Parameter]
+    kernel: BuiltKernel[Any],
+    values: Sequence[Any],
+    instance: int,
+    parameters: Sequence[Parameter],
+    *,
+    sizes: bool,
 ) -> Plan:
     """Plan the calls that have the signature of these values.
 
@@ -23,6 +29,7 @@ def plan_call(
         values: Argument values.
         instance: Address of the instance that takes them.
         parameters: Parameters of the instance.
+        sizes: True if the instance computes the sizes of its results.
 
     Raises:
         ShapeError: If the tensors do not have the declared shapes.
@@ -44,4 +51,6 @@ def plan_call(
         check_written(kernel, described.name, result, view, values)
         written = result.stride if view.layout == "any" else strides_in(result.shape, view.layout)
         results.append((result, None if written == result.stride else written))
-    return Plan(instance, tuple(copies), tuple(results))
+    plain = not sizes and all(each.layout != "channels-last" for each in parameters)
+    recipe = contiguous_recipe(specification, values, layouts) if plain else None
+    return Plan(instance, tuple(copies), tuple(results), recipe=recipe)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
@@ -17,6 +19,7 @@ from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
 from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
+from opsmith.kernels.cuda.recipe import launch_recipe
 from opsmith.kernels.runtime.plan import Launch, Launches, Plan, strides_in
 from opsmith.torch_library.result_layouts import has_layout
 
@@ -101,7 +104,19 @@ class GpuFunctions:
             tuple((at, each.initial) for at, each in enumerate(buffers) if each.initial is not None),
             launches,
         )
-        return Plan(work, tuple(copies), tuple(results), device)
+        recipe = launch_recipe(
+            self._kernel.operator.specification, self._kernel.rules, call, values, self._most(call, device)
+        )
+        return Plan(work, tuple(copies), tuple(results), device, recipe)
+
+    def _most(self, call: CudaPlan, device: torch.device) -> list[tuple[int, int]]:
+        """Return the most threads and bytes of dynamic shared memory of launches with functions as set."""
+        most = []
+        for each in call.launches:
+            function = self.loaded[each.instance, device.index or 0]
+            allowed = min(DEFAULT_MAX_SHARED, function.limits.shared or 0) - function.limits.static
+            most.append((function.limits.threads, max(function.shared, allowed, 0)))
+        return most
 
     def _launches(self, call: CudaPlan, index: int) -> tuple[int, int, tuple[Launch, ...]]:
         """Return the driver, torch's context of a GPU, and the launches of a call."""
@@ -130,7 +145,8 @@ class GpuFunctions:
             packed.offsets,
             tuple(zip(packed.addresses, planned.tensors, strict=True)),
             planned.numbers,
-            *self._words(planned, index),
+            self._words(planned, index)[0],
+            self._kernel.machine.architecture(index),
         )
 
     def _words(self, planned: PlannedLaunch, index: int) -> tuple[str, str]:

@@ -295,6 +295,10 @@ class CudaKernel(PlannedKernel[CudaSource]):
 
         return plan_call(self, self.rules, choice, values)
 
+    @property
+    def _sizing(self) -> tuple[int, ...] | None:
+        return super()._sizing if self.rules.are_expressions else None
+
     def _numbers_read(self) -> set[str]:
         return self.rules.names
 

@@ -49,6 +49,7 @@ class PlannedLaunch:
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters, without addresses.
         tensors: Indices of the tensors that are passed, among all of the call.
+        views: Parameter of each.
         numbers: Numbers of floating point that a call gives: see `runtime.plan.Launch`.
     """
 
@@ -56,6 +57,7 @@ class PlannedLaunch:
     geometry: Geometry
     packed: PackedParameters
     tensors: tuple[int, ...]
+    views: tuple[CudaParameter, ...]
     numbers: tuple[tuple[int, int, int, int], ...]
 
 
@@ -205,12 +207,14 @@ def plan_call(
             continue
         packed = pack_parameters(parameters, [laid[name] for name in launch.passed])
         tensors = tuple(position for name in launch.passed for position in positions[name])
+        pairs = zip(launch.passed, parameters, strict=True)
+        viewed = tuple(parameter for name, parameter in pairs for _ in positions.get(name, ()))
         numbers = [
             (offset, schema.names.index(name), parameter.item, item)
             for name, parameter, at in zip(launch.passed, parameters, packed.offsets, strict=True)
             for offset, item in number_places(parameter, at, laid[name])
         ]
-        launches.append(PlannedLaunch(instance, geometry, packed, tensors, tuple(numbers)))
+        launches.append(PlannedLaunch(instance, geometry, packed, tensors, viewed, tuple(numbers)))
     results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
     return CudaPlan(tuple(copied), results, rest, tuple(launches), passed)
 

@@ -84,10 +84,19 @@ class KernelRules:
     @property
     def names(self) -> set[str]:
         """Names of the arguments and results that the rules depend on."""
+        return {name for rule in self._every for name in rule.names}
+
+    @property
+    def are_expressions(self) -> bool:
+        """True if no part is a function in Python."""
+        return not any(callable(part) for rule in self._every for part in rule.parts)
+
+    @property
+    def _every(self) -> list[LaunchRule]:
         rules = [*self.initial.values(), *(each.sizes for each in self.scratch)]
         for launch in self.launches:
             rules += [launch.grid, launch.block, launch.shared, *launch.constants.values()]
-        return {name for rule in rules for name in rule.names}
+        return rules
 
     def initial_number(self, name: str, values: Mapping[str, Any]) -> float | None:
         """Return the number that fills a result or a scratch buffer; None if nothing does.

@@ -129,6 +129,7 @@ class NodeCall {
     char error[1000] = "";
     SizesStatus status = UNKNOWN;
     if (candidate.sizes != nullptr) status = candidate.sizes(values_.data(), shapes, error, sizeof error);
+    else if (op_.sizing != nullptr) status = declared_sizes(op_.sizing, values_.data(), shapes);
     if (status == THREW) throw refused(error);
     if (status == UNKNOWN && type_.sizes != nullptr) status = type_.sizes(values_.data(), shapes);
     for (int32_t at = 0; status == KNOWN && at < op_.result_count; at++)

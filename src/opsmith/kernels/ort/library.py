@@ -8,7 +8,7 @@ from pathlib import Path
 from opsmith.build.cache import CacheEntry
 from opsmith.kernels.cpp.kernel_object import THIS_PROCESSOR
 from opsmith.kernels.ort.nodes import NodeType, class_nodess
-from opsmith.kernels.runtime.library import PROCESSOR
+from opsmith.kernels.runtime.library import PROCESSOR, RECIPE
 from opsmith.kernels.runtime.linked_library import GeneratedFile, KernelObject, LinkedLibrary
 
 HERE = Path(__file__).parent
@@ -22,6 +22,7 @@ _LIBRARY = LinkedLibrary(
     headers=(
         *(HERE / name for name in ("ort_api.h", "nodes.h", "attributes.h", "layouts.h", "call.h")),
         PROCESSOR,
+        RECIPE,
     ),
     exported="{ global: RegisterCustomOps; local: *; };\n",
     linking=("-Wl,--no-undefined",),

@@ -1,8 +1,17 @@
 // Tables of a library: kernels, the operators that they compute, the nodes that call them.
 #pragma once
-#include "opsmith.h"
+#include "recipe.h"
 
 namespace opsmith {
+
+// Division that rounds down, as in Python. Sets `bad` on a division by zero.
+inline int64_t floor_divided(int64_t dividend, int64_t divisor, bool& bad) {
+  if (divisor == 0) {
+    bad = true;
+    return 0;
+  }
+  return dividend / divisor - (dividend % divisor != 0 && (dividend < 0) != (divisor < 0));
+}
 
 struct NodeArgument {
   const char* name;
@@ -20,6 +29,7 @@ struct NodeOperator {
   const int32_t* output_indices;  // for each result its output of the node; -1 for a hidden result
   int32_t result_count;
   const char* shapes;  // text of `shapes=` for messages; may be empty
+  const int64_t* sizing;  // the sizes of the results by it: see recipe.h; null if it does not tell them
 };
 
 // One node type with one choice of element types.

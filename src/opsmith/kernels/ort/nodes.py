@@ -37,6 +37,7 @@ class NodeOperator:
         arguments: Arguments of the operator.
         output_indices: Output of a node for each result; -1 for a hidden result.
         shapes: Text of `shapes=`; may be empty.
+        sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class NodeOperator:
     arguments: tuple[NodeArgument, ...]
     output_indices: tuple[int, ...]
     shapes: str
+    sizing: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def class_nodess(types: Sequence[NodeType]) -> str:
             array(f"const opsmith::NodeArgument arguments_{number}", map(_argument, operator.arguments))
         )
         lines.append(array(f"const int32_t outputs_of_{number}", map(str, operator.output_indices)))
+        lines.append(array(f"const int64_t sizing_{number}", map(str, operator.sizing)))
     lines.append(
         array("const opsmith::NodeOperator operators", map(_operator, range(len(operators)), operators))
     )
@@ -118,7 +121,7 @@ def _operator(number: int, operator: NodeOperator) -> str:
     return (
         f"{{{text(operator.name)}, kernels_{number}, {len(operator.kernels)}, arguments_{number}, "
         f"{len(operator.arguments)}, outputs_of_{number}, {len(operator.output_indices)}, "
-        f"{text(operator.shapes)}}}"
+        f"{text(operator.shapes)}, {f'sizing_{number}' if operator.sizing else 'nullptr'}}}"
     )
 
 

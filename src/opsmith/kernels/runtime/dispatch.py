@@ -16,6 +16,7 @@ from opsmith import errors
 from opsmith.core.forked_locks import lock_of
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.runtime.library import python_runtime, runtime
+from opsmith.kernels.runtime.plan import Plan
 
 NAMESPACE = "opsmith_kernels"
 _OPTIONAL, _WRITTEN, _FREE = 100, 1000, 10000
@@ -175,10 +176,12 @@ class DispatchedKernel:
         signature: int | None = runtime().opsmith_pending(self._record)
         return signature
 
-    def remember(self, signature: int, plan: Sequence[int] | None) -> None:
-        """Run calls of this signature by an encoded plan from now on; without one, by the fallback."""
-        packed = None if plan is None else (ctypes.c_int64 * len(plan))(*plan)
-        runtime().opsmith_remember(self._record, signature, packed)
+    def remember(self, signature: int, plan: Plan | None) -> None:
+        """Run calls of this signature by a plan from now on, and those of its kind by its recipe."""
+        recipe = None if plan is None else plan.recipe
+        encoded = [None if each is None else each.encode() for each in (plan, recipe)]
+        packed = [None if each is None else (ctypes.c_int64 * len(each))(*each) for each in encoded]
+        runtime().opsmith_remember(self._record, signature, *packed)
 
     @property
     def cached_plans(self) -> int:

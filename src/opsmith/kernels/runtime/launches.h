@@ -81,6 +81,14 @@ inline int launch(const Driver& driver, const Launch& planned, const Arguments& 
                        parameters.data(), nullptr);
 }
 
+// Words for how a launch was to be.
+inline std::string described(const Launch& launch) {
+  std::string text;
+  for (auto [name, sizes] : {std::pair{"grid (", launch.grid}, {"block (", launch.block}})
+    text += name + std::to_string(sizes[0]) + ", " + std::to_string(sizes[1]) + ", " + std::to_string(sizes[2]) + "), ";
+  return text + std::to_string(launch.shared) + " bytes of shared memory, on " + launch.architecture;
+}
+
 // Does the launches of a call, whose results are the values behind its arguments. `threw` is called with the text of
 // a refusal, and throws.
 template <class Threw>
@@ -118,7 +126,7 @@ void launch_all(const Signed& signature, const Launches& work, Arguments& argume
     }
   }
   if (status)
-    threw((planned->failed + ": " + function + " returns " + driver.described(status) + "\n  got: " + planned->geometry)
+    threw((planned->failed + ": " + function + " returns " + driver.described(status) + "\n  got: " + described(*planned))
               .c_str());
 }
 }  // namespace opsmith

@@ -24,7 +24,10 @@ RUNTIME = HERE / "runtime.cpp"
 CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_stack.h", "plan.h", "run.h"))
 """Headers for calls by plans, without Python."""
 PROCESSOR = HERE / "processor.h"
-RUNTIME_HEADERS = (*CALLING, HERE / "launches.h", HERE / "python_errors.h")
+RECIPE = HERE / "recipe.h"
+"""Header that computes sizes."""
+_OWN = tuple(HERE / name for name in ("planning.h", "launches.h", "python_errors.h"))
+RUNTIME_HEADERS = (*CALLING, RECIPE, *_OWN)
 _EXPORTED = "opsmith_hold"
 """One of the names that it exports."""
 
@@ -176,7 +179,7 @@ def _with_prototypes(library: Any) -> Any:
         ("driver", pointer, [ctypes.POINTER(pointer)]),
         ("pending_record", pointer, []),
         ("pending", pointer, [pointer]),
-        ("remember", None, [pointer, pointer, ctypes.POINTER(ctypes.c_int64)]),
+        ("remember", None, [pointer, pointer, *[ctypes.POINTER(ctypes.c_int64)] * 2]),
         ("forget", None, [pointer]),
         ("forget_copies", None, [pointer]),
         ("cached_plans", ctypes.c_int64, [pointer]),

@@ -47,7 +47,7 @@ struct Launch {
   std::vector<uint32_t> offsets;          // of each parameter
   std::vector<Address> addresses;
   std::vector<Given> given;
-  std::string failed, geometry;  // for the error of a launch that the driver refuses
+  std::string failed, architecture;  // for the error of a launch that the driver refuses
 };
 
 struct Buffer {
@@ -182,7 +182,7 @@ struct Plan {
         launch.given.push_back(given);
       });
       launch.failed = from.bytes<std::string>();
-      launch.geometry = from.bytes<std::string>();
+      launch.architecture = from.bytes<std::string>();
       work->launches.push_back(std::move(launch));
     });
     return work;

@@ -5,11 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from opsmith.core.argument_types import NUMBERED
 from opsmith.torch_library.result_layouts import ResultLayout
+
+if TYPE_CHECKING:
+    from opsmith.kernels.runtime.recipe import Recipe
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
 _CPU = torch.device("cpu")
@@ -33,7 +37,7 @@ class Launch:
         given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
             a list or -1.
         failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
-        geometry: Words for what was launched.
+        architecture: Architecture of the GPU, for the same.
     """
 
     function: int
@@ -45,7 +49,7 @@ class Launch:
     addresses: tuple[tuple[int, int], ...]
     given: tuple[tuple[int, int, int, int], ...]
     failed: str
-    geometry: str
+    architecture: str
 
     def encode(self) -> list[int]:
         """Return the launch as numbers."""
@@ -56,7 +60,7 @@ class Launch:
         numbers.append(len(self.given))
         for each in self.given:
             numbers += each
-        return [*numbers, *_words(self.failed.encode()), *_words(self.geometry.encode())]
+        return [*numbers, *_words(self.failed.encode()), *_words(self.architecture.encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,14 @@ class Plan:
             argument, True if it is copied back, strides of the copy.
         results: Layout of each result, and the strides in which the kernel writes it where they differ.
         device: Device of the results.
+        recipe: Recipe for calls of the same kind with other sizes; None if Python plans them.
     """
 
     work: int | Launches
     copies: tuple[tuple[int, int, bool, tuple[int, ...]], ...]
     results: tuple[tuple[ResultLayout, tuple[int, ...] | None], ...]
     device: torch.device = _CPU
+    recipe: Recipe | None = None
 
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plan.h expects."""

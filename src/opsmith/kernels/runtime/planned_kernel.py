@@ -133,6 +133,26 @@ class PlannedKernel(BuiltKernel[S]):
         loaded = self._loaded
         return 0 if loaded is None else loaded.cached_plans
 
+    @property
+    def sizing(self) -> str:
+        """Source of the results' sizes, for `explain`."""
+        if self._sizing is None:
+            return self._by_reference
+        return f"`shapes=` in C++ for contiguous tensors; else {self._by_reference}"
+
+    @property
+    def _by_reference(self) -> str:
+        count = self.cached_plans
+        return f"the reference, cached for {count} call signature{'s' * (count != 1)}"
+
+    @property
+    def _sizing(self) -> tuple[int, ...] | None:
+        """The sizes of the results as numbers: see `sizing_of`; None if C++ does not plan by them."""
+        from opsmith.kernels.runtime.recipe import sizing_of
+
+        specification = self.operator.specification
+        return sizing_of(specification.shapes, specification.schema)
+
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
         """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""
         with self._lock:
@@ -176,7 +196,7 @@ class PlannedKernel(BuiltKernel[S]):
                 plan = planned
         finally:
             if signature is not None:
-                loaded.remember(signature, None if plan is None else plan.encode())
+                loaded.remember(signature, plan)
         if plan is None:
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "launches.h"
+#include "planning.h"
 #include "python_errors.h"
 
 namespace {
@@ -32,7 +33,7 @@ struct Record {
   const bool writes =
       std::any_of(arguments.begin(), arguments.end(), [](const Argument& each) { return each.written; });
   CallCache<std::shared_ptr<const Plan>> plans{};
-  CallCache<const Candidate*> sized{};  // kinds of calls whose results C++ sizes as the reference does, contiguous
+  CallCache<std::shared_ptr<const Recipe>> recipes{};  // of kinds of calls whose results the reference gives contiguous
   const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
   Record* older = nullptr;  // the record that was made before this one
 };
@@ -42,7 +43,7 @@ std::atomic<Record*> newest{nullptr};
 void after_fork() {
   for (Record* record = newest; record != nullptr; record = record->older) {
     record->plans.after_fork();
-    record->sized.after_fork();
+    record->recipes.after_fork();
   }
 }
 
@@ -56,18 +57,23 @@ struct Entry {
   std::atomic<Record*> record{nullptr};  // by which calls run; null if all go to the fallback
 };
 
+// Generations of what is cached of a record.
+struct Generations {
+  uint64_t plans = 0, recipes = 0;
+};
+
 // The call that is in the fallback in this thread.
 struct Pending {
   Record* record = nullptr;
-  const Words* words = nullptr;
-  uint64_t generation = 0;  // of the plans when the call came in
+  const Arguments* arguments = nullptr;
+  Generations generations;  // when the call came in
 };
 thread_local Pending pending;
 
 class InFallback {
  public:
-  InFallback(Record* record, const Words* words, uint64_t generation) : before_(pending) {
-    pending = {record, words, generation};
+  InFallback(Record* record, const Arguments* arguments, Generations generations) : before_(pending) {
+    pending = {record, arguments, generations};
   }
   ~InFallback() { pending = before_; }
 
@@ -75,10 +81,10 @@ class InFallback {
   Pending before_;
 };
 
-// A signature for which a plan is awaited.
+// A call for which a plan is awaited.
 struct Awaited {
-  Signature signature;
-  uint64_t generation;
+  Signature signature, kind;
+  Generations generations;
 };
 
 // The kernel whose `sizes` threw in the call that is in the fallback in this thread. If the reference takes the call,
@@ -106,16 +112,6 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
   results.hand_over(stack);
 }
 
-// True if C++ may size the results: all tensors are contiguous, and no size is 0 or 1, for which the reference may
-// return other strides. What has more elements than an int counts, Python plans: a kernel may not count them.
-bool is_sizable(const Record& record, const Arguments& arguments) {
-  return every(record.arguments, arguments, [](const RawTensor& raw, size_t, size_t) {
-    if (!is_contiguous(raw.dim, raw.sizes, raw.strides)) return false;
-    if (raw.dim && raw.sizes[0] * raw.strides[0] > INT32_MAX) return false;
-    return std::all_of(raw.sizes, raw.sizes + raw.dim, [](int64_t size) { return size > 1; });
-  });
-}
-
 // True if a call with a plan may run here. One that writes what it must not goes to the fallback, which refuses it in
 // words.
 bool may_write(const Record& record, const Arguments& arguments) {
@@ -129,22 +125,19 @@ std::string shown(const int64_t* sizes, int64_t dim) {
   return text + "]";
 }
 
-SizesStatus sizes_of(const Record& record, const Candidate& candidate, const Arguments& arguments,
-                     std::vector<Shape>& shapes) {
+// Compares the sizes that a kernel computes with those of a plan, and records the kind of call if they agree.
+void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arguments& arguments, uint64_t generation) {
+  const Plan& plan = *known;
+  if (!is_sizable(record.arguments, arguments, {})) return;
+  if (suspected != &record && record.recipes.find(arguments.kind)) return;
+  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}, {}});
+  for (int32_t at = 0; at < plan.candidate->count; at++)
+    if (plan.candidate->parameters[at].layout == CHANNELS_LAST) return;
   char error[1000];
-  shapes.resize(size_t(record.results));
-  SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
-  if (status == THREW) throw KernelThrew(record.make_error, error);
-  return status;
-}
-
-// Compares the sizes from C++ with those of a plan, and records the kind of call if they agree.
-void compare(Record& record, const Plan& plan, const Arguments& arguments, uint64_t generation) {
-  const Candidate& candidate = *plan.candidate;
   std::vector<Shape> shapes;
-  if (!is_sizable(record, arguments)) return;
-  if (suspected != &record && record.sized.find(arguments.kind)) return;
-  if (sizes_of(record, candidate, arguments, shapes) != KNOWN) return;
+  const SizesStatus status = sizes_by(*recipe, arguments, shapes, error, sizeof error);
+  if (status == THREW) throw KernelThrew(record.make_error, error);
+  if (status != KNOWN) return;
   bool agrees = true;
   for (size_t at = 0; at < plan.results.size(); at++) {
     const Result& result = plan.results[at];
@@ -160,68 +153,36 @@ void compare(Record& record, const Plan& plan, const Arguments& arguments, uint6
       step *= result.sizes[size_t(d)];
     }
   }
-  if (agrees) record.sized.remember(Signature(arguments.kind), plan.candidate, generation);
-}
-
-// Plans a call with new sizes, of a kind whose results C++ sizes; null for other kinds. If `sizes` throws, the call
-// goes to the fallback: if the reference refuses the arguments too, its exception is raised.
-std::shared_ptr<const Plan> sized(const Record& record, const Arguments& arguments, bool& threw) {
-  const std::optional<const Candidate*> known = record.sized.find(arguments.kind);
-  std::vector<Shape> shapes(size_t(record.results));
-  if (!known || !is_sizable(record, arguments)) return nullptr;
-  const Candidate& candidate = **known;
-  char error[1000];
-  const SizesStatus status = candidate.sizes(arguments.values.data(), shapes.data(), error, sizeof error);
-  threw = status == THREW;
-  if (status != KNOWN) return nullptr;
-  auto plan = std::make_shared<Plan>();
-  plan->candidate = *known;
-  for (int32_t at = 0; at < candidate.count; at++)
-    if (candidate.parameters[at].layout == CHANNELS_LAST) return nullptr;
-  for (size_t at = 0; at < shapes.size(); at++) {
-    const Parameter& written = candidate.parameters[record.arguments.size() + at];
-    Result result;
-    result.dtype = written.dtype;
-    result.sizes.assign(shapes[at].sizes, shapes[at].sizes + shapes[at].dim);
-    result.strides.resize(result.sizes.size());
-    int64_t step = 1;
-    for (size_t d = result.sizes.size(); d-- > 0;) {
-      if (result.sizes[d] < 0) return nullptr;
-      result.strides[d] = step;
-      step *= result.sizes[d] > 1 ? result.sizes[d] : 1;
-    }
-    if (step > INT32_MAX) return nullptr;
-    plan->results.push_back(std::move(result));
-  }
-  return plan;
+  if (agrees) record.recipes.remember(Signature(arguments.kind), std::move(recipe), generation);
 }
 
 // The plan of a call; null if it has none.
-std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, bool& threw) {
-  const uint64_t generation = record.sized.generation();
+std::shared_ptr<const Plan> planned(Record& record, const Arguments& arguments, Generations generations, bool& threw) {
   if (auto known = record.plans.find(arguments.words)) {
-    if ((*known)->candidate != nullptr && (*known)->candidate->sizes != nullptr) compare(record, **known, arguments, generation);
+    const Candidate* candidate = (*known)->candidate;
+    if (candidate != nullptr && candidate->sizes != nullptr) compare(record, *known, arguments, generations.recipes);
     return *known;
   }
-  return sized(record, arguments, threw);
+  const auto recipe = record.recipes.find(arguments.kind);
+  return recipe ? plan_by(**recipe, record.arguments, arguments, threw) : nullptr;
 }
 
 void enter(Entry& entry, uint64_t* stack) {
   Record* record = entry.record.load();
   Arguments arguments;
-  uint64_t generation = 0;
+  Generations generations;
   bool threw = false;
   if (record != nullptr) {
-    generation = record->plans.generation();
+    generations = {record->plans.generation(), record->recipes.generation()};
     for (size_t at = 0; at < record->arguments.size(); at++) arguments.read(stack[at], record->arguments[at]);
-    auto plan = planned(*record, arguments, threw);
+    auto plan = planned(*record, arguments, generations, threw);
     if (plan && may_write(*record, arguments)) {
       arguments.own();
       compute(*record, *plan, arguments, stack);
       return;
     }
   }
-  InFallback guard(record, &arguments.words, generation);
+  InFallback guard(record, &arguments, generations);
   Suspicion suspicion(threw ? record : nullptr);
   const Status status = torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version);
   if (status == 0 && held_error.error != nullptr)
@@ -318,23 +279,27 @@ PUBLIC void* opsmith_pending_record() { return pending.record; }
 
 // Returns the signature of the call that is in the fallback; null if there is none of this record.
 PUBLIC void* opsmith_pending(void* held) {
-  if (pending.record != held || pending.words == nullptr) return nullptr;
-  auto* awaited = new Awaited{Signature(*pending.words), pending.generation};
-  pending.words = nullptr;
+  if (pending.record != held || pending.arguments == nullptr) return nullptr;
+  const Arguments& arguments = *pending.arguments;
+  auto* awaited = new Awaited{Signature(arguments.words), Signature(arguments.kind), pending.generations};
+  pending.arguments = nullptr;
   return awaited;
 }
 
-// Caches a plan for a signature, unless the plans were forgotten meanwhile, and releases the signature. Without a plan
-// it is only released.
-PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan) {
+// Caches a plan for a signature, and a recipe for calls of its kind, if there are such, unless what is cached was
+// forgotten meanwhile. Releases the signature.
+PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan, const int64_t* recipe) {
   std::unique_ptr<Awaited> awaited(static_cast<Awaited*>(signature));
-  if (plan != nullptr)
-    static_cast<Record*>(held)->plans.remember(awaited->signature, Plan::read(plan), awaited->generation);
+  Record& record = *static_cast<Record*>(held);
+  if (plan == nullptr) return;
+  const auto read = Plan::read(plan);
+  record.plans.remember(awaited->signature, read, awaited->generations.plans);
+  if (recipe != nullptr) record.recipes.remember(awaited->kind, Recipe::read(recipe, read), awaited->generations.recipes);
 }
 
 PUBLIC void opsmith_forget(void* held) {
   static_cast<Record*>(held)->plans.forget();
-  static_cast<Record*>(held)->sized.forget();
+  static_cast<Record*>(held)->recipes.forget();
 }
 
 PUBLIC void opsmith_forget_copies(void* held) {

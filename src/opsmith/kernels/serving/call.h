@@ -229,9 +229,11 @@ class ServedCall {
   // The sizes of the results; without results it refuses tensors that do not fit one another, before any is written.
   std::vector<Shape> sizes(const Candidate& candidate) const {
     std::vector<Shape> shapes(size_t(op_.result_count));
-    if (candidate.sizes == nullptr) return shapes;
+    const Value* values = arguments_.values.data();
     char error[1000];
-    const SizesStatus status = candidate.sizes(arguments_.values.data(), shapes.data(), error, sizeof error);
+    SizesStatus status = KNOWN;
+    if (candidate.sizes != nullptr) status = candidate.sizes(values, shapes.data(), error, sizeof error);
+    else if (op_.sizing != nullptr) status = declared_sizes(op_.sizing, values, shapes.data());
     if (status == THREW) throw refused(std::string("the kernel threw: ") + error);
     if (status != KNOWN) throw misfit();
     return shapes;

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from opsmith.core.argument_types import NUMBERED
 from opsmith.core.schema import Schema
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
-from opsmith.kernels.cpp.codegen import SHAPES_FUNCTION
 from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.cuda.launch import LaunchRule
 from opsmith.kernels.cuda.parameters import CudaParameter
@@ -91,14 +90,12 @@ class ServedCuda:
         schema: Signature of the operator.
         arguments: Parameters for the arguments.
         kernels: The kernels, in the order in which they are tried.
-        shapes: C++ function for the sizes of results; may be empty without results.
     """
 
     symbol: str
     schema: Schema
     arguments: tuple[Parameter, ...]
     kernels: tuple[ServedCudaKernel, ...]
-    shapes: str
 
 
 def cuda_tables(operators: Sequence[ServedCuda]) -> tuple[str, bytes]:
@@ -132,8 +129,6 @@ def cuda_tables(operators: Sequence[ServedCuda]) -> tuple[str, bytes]:
 
 
 def _operator_lines(operator: ServedCuda, images: bytearray) -> Iterator[str]:
-    if operator.shapes:
-        yield operator.shapes
     for number, kernel in enumerate(operator.kernels):
         yield f"namespace kernel_{number} {{"
         yield from _kernel_lines(operator, kernel, images)
@@ -198,8 +193,7 @@ def _kernel_lines(operator: ServedCuda, kernel: ServedCudaKernel, images: bytear
         yield array(f"static const CudaInstance* const instances_{at}", numbered)
         yield array(f"static const int64_t constants_{at}", map(str, variant.constants))
         yield from _taken_lines(at, operator, variant, results)
-        sizes = SHAPES_FUNCTION if operator.shapes else "nullptr"
-        candidate = f"{{parameters_{at}, {len(schema.names) + len(results)}, -1, nullptr, {sizes}}}"
+        candidate = f"{{parameters_{at}, {len(schema.names) + len(results)}, -1, nullptr, nullptr}}"
         rows.append(f"{{constants_{at}, instances_{at}, {candidate}, taken_{at}}}")
     yield array("static const CudaVariant variants", rows)
 

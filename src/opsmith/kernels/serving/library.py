@@ -8,7 +8,7 @@ from pathlib import Path
 from opsmith.build.cache import CacheEntry
 from opsmith.kernels.cpp.compiler import STUB
 from opsmith.kernels.cpp.kernel_object import flags_for
-from opsmith.kernels.runtime.library import CALLING, PROCESSOR
+from opsmith.kernels.runtime.library import CALLING, PROCESSOR, RECIPE
 from opsmith.kernels.runtime.linked_library import ANY_PROCESSOR, GeneratedFile, KernelObject, LinkedLibrary
 from opsmith.kernels.serving.cuda_tables import IMAGES, ServedCuda, cuda_tables
 from opsmith.kernels.serving.tables import ServedOperator, served_tables
@@ -27,6 +27,7 @@ _LIBRARY = LinkedLibrary(
         *(HERE / name for name in ("call.h", "tables.h", "expression.h", "cuda_tables.h", "cuda_driver.h")),
         *CALLING,
         PROCESSOR,
+        RECIPE,
     ),
     exported="{ local: *; };\n",
     # Torch holds the kernels as long as the process.

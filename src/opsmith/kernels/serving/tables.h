@@ -1,5 +1,6 @@
 // Tables of a library: kernels, and the operators that they compute.
 #pragma once
+#include "recipe.h"
 #include "run.h"
 
 namespace opsmith {
@@ -33,6 +34,7 @@ struct ServedOperator {
   int32_t shown_count;
   int32_t result_count;
   const char* shapes;       // text of `shapes=`, for messages; may be empty
+  const int64_t* sizing;    // the sizes of the results by it: see recipe.h; null if it does not tell them
   const char* returning;    // schema of the operator that returns its first argument, which this one writes; or null
   void (*returning_entry)(uint64_t* stack, uint64_t, uint64_t);
   const CudaOperator* cuda;  // its kernels for a GPU; null if the library has none

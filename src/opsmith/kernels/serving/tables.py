@@ -28,6 +28,7 @@ class ServedOperator:
         results: Number of results.
         shown: Positions of the results that callers get.
         shapes: Text of `shapes=`; may be empty.
+        sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
         returning: Schema of the operator that returns its first argument, which this one writes; or empty.
         cuda: Name of the table of its CUDA kernels; empty if it has none.
     """
@@ -43,6 +44,7 @@ class ServedOperator:
     results: int
     shown: tuple[int, ...]
     shapes: str
+    sizing: tuple[int, ...]
     returning: str = ""
     cuda: str = ""
 
@@ -82,6 +84,7 @@ def served_tables(operators: Sequence[ServedOperator]) -> str:
                 f"const opsmith::ServedArgument arguments_{at}", [_argument(*given) for given in arguments]
             ),
             array(f"const int32_t shown_{at}", map(str, each.shown)),
+            array(f"const int64_t sizing_{at}", map(str, each.sizing)),
         ]
     rows = [_operator(at, each) for at, each in enumerate(operators)]
     return "\n".join(
@@ -116,6 +119,7 @@ def _operator(number: int, operator: ServedOperator) -> str:
         str(len(operator.shown)),
         str(operator.results),
         text(operator.shapes),
+        f"sizing_{number}" if operator.sizing else "nullptr",
         text(operator.returning) if operator.returning else "nullptr",
         f"serve_returning<{number}>",
         f"&{operator.cuda}" if operator.cuda else "nullptr",

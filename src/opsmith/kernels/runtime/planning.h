@@ -1,0 +1,195 @@
+// Plans for new sizes of a known kind of call, by its recipe: nothing else here computes a size or a grid.
+#pragma once
+#include "recipe.h"
+#include "run.h"
+
+namespace opsmith {
+
+using Program = std::vector<int64_t>;
+
+// What of a launch depends on sizes.
+struct SizedLaunch {
+  std::vector<std::pair<int64_t, Program>> constants;  // numbers of the kernel's template: others need another instance
+  Program grid[3], block[3], shared;
+  std::vector<uint32_t> capacities;  // of the view behind each address: dimensions that it has room for
+  int64_t most_threads, most_shared;  // of a block
+};
+
+// How calls of one kind are planned: of the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
+struct Recipe {
+  std::shared_ptr<const Plan> known;  // of a call of this kind, which has no copies
+  std::vector<uint64_t> ones;         // for each tensor a bit for each dimension that is always 1
+  std::vector<int64_t> sizing;        // see `declared_sizes`; empty where the kernel computes the sizes
+  std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
+  std::vector<SizedLaunch> launches;          // of each launch of the plan
+
+  static std::shared_ptr<const Recipe> read(const int64_t* first, std::shared_ptr<const Plan> known) {
+    auto recipe = std::make_shared<Recipe>();
+    Numbers from(first);
+    const auto program = [&] { return from.several(from.one()); };
+    recipe->known = std::move(known);
+    from.each([&] { recipe->ones.push_back(uint64_t(from.one())); });
+    recipe->sizing = from.several(from.one());
+    from.each([&] {
+      std::vector<Program> sizes;
+      from.each([&] { sizes.push_back(program()); });
+      recipe->scratch.push_back(std::move(sizes));
+    });
+    from.each([&] {
+      SizedLaunch launch;
+      from.each([&] {
+        const int64_t number = from.one();
+        launch.constants.emplace_back(number, program());
+      });
+      for (Program* programs : {launch.grid, launch.block})
+        for (int at = 0; at < 3; at++) programs[at] = program();
+      launch.shared = program();
+      from.each([&] { launch.capacities.push_back(uint32_t(from.one())); });
+      launch.most_threads = from.one();
+      launch.most_shared = from.one();
+      recipe->launches.push_back(std::move(launch));
+    });
+    return recipe;
+  }
+};
+
+// True if a recipe may plan a call: all tensors are contiguous, and no size is 0, or 1 by chance, for which the
+// reference may return other strides. What has more elements than an int counts, Python plans: a kernel may not count
+// them.
+inline bool is_sizable(const Signed& signature, const Arguments& arguments, const std::vector<uint64_t>& ones) {
+  return every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
+    const uint64_t one = tensor < ones.size() ? ones[tensor] : 0;
+    int64_t step = 1;
+    for (int64_t at = raw.dim - 1; at >= 0; at--) {
+      if (raw.strides[at] != step || raw.sizes[at] < (one >> at & 1 ? 1 : 2)) return false;
+      step *= raw.sizes[at];
+      if (step > INT32_MAX) return false;
+    }
+    return true;
+  });
+}
+
+// Computes the sizes of results by a recipe. Where the kernel throws, its text is in `error`.
+inline SizesStatus sizes_by(const Recipe& recipe, const Arguments& arguments, std::vector<Shape>& shapes, char* error,
+                            size_t room) {
+  shapes.resize(recipe.known->results.size());
+  const Value* values = arguments.values.data();
+  if (recipe.sizing.empty()) return recipe.known->candidate->sizes(values, shapes.data(), error, room);
+  return declared_sizes(recipe.sizing.data(), values, shapes.data());
+}
+
+// Lays a tensor out contiguously. False if its sizes are none, or it has more elements than an int counts.
+inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
+  int64_t step = 1;
+  strides.resize(sizes.size());
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] < 0 || sizes[d] > INT32_MAX) return false;
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+    if (step > INT32_MAX) return false;
+  }
+  return true;
+}
+
+// Programs of one call: their places are the sizes of its tensors, one tensor after the other.
+class Computed {
+ public:
+  explicit Computed(std::vector<RawTensor> tensors) {
+    for (const RawTensor& each : tensors) add(each);
+  }
+  void add(const RawTensor& tensor) {
+    for (int64_t at = 0; at < tensor.dim; at++) places_.push({tensor.sizes[at], 1});
+    tensors_.push_back(tensor);
+  }
+  bool whole(const Program& program, int64_t least, int64_t most, int64_t& found) const {
+    const Fraction value = evaluated(program.data(), places_.data());
+    found = value.over;
+    return value.under == 1 && found >= least && found <= most;
+  }
+  const RawTensor& tensor(size_t at) const { return tensors_[at]; }
+
+ private:
+  Inline<Fraction, 64> places_;
+  std::vector<RawTensor> tensors_;
+};
+
+// Computes a launch that has the parameters of a known one, but for sizes and strides of views. False where a GPU would
+// not do it, or another instance of the kernel is for it.
+inline bool compute_launch(const SizedLaunch& sized, const Computed& computed, Launch& launch) {
+  constexpr int64_t most_grid[3] = {INT32_MAX, 65535, 65535}, most_block[3] = {1024, 1024, 64};
+  int64_t found, threads = 1;
+  for (const auto& [number, program] : sized.constants)
+    if (!computed.whole(program, number, number, found)) return false;
+  for (int at = 0; at < 3; at++) {
+    if (!computed.whole(sized.grid[at], 1, most_grid[at], found)) return false;
+    launch.grid[at] = unsigned(found);
+    if (!computed.whole(sized.block[at], 1, most_block[at], found)) return false;
+    launch.block[at] = unsigned(found);
+    threads *= found;
+  }
+  if (threads > sized.most_threads || !computed.whole(sized.shared, 0, sized.most_shared, found)) return false;
+  launch.shared = unsigned(found);
+  for (size_t at = 0; at < launch.addresses.size(); at++) {
+    const RawTensor& tensor = computed.tensor(launch.addresses[at].tensor);
+    unsigned char* view = launch.parameters.data() + launch.addresses[at].offset;
+    int64_t elements = 1;
+    for (int64_t dim = 0; dim < tensor.dim; dim++) elements *= tensor.sizes[dim];
+    std::memcpy(view + 8, &elements, 8);  // behind the address; then the number of dimensions, sizes, strides
+    std::memcpy(view + 24, tensor.sizes, size_t(tensor.dim) * 8);
+    std::memcpy(view + 24 + 8 * sized.capacities[at], tensor.strides, size_t(tensor.dim) * 8);
+  }
+  return true;
+}
+
+// Computes the launches of a call by a recipe; null where it cannot.
+inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const Signed& signature,
+                                                   const Arguments& arguments, const std::vector<Result>& results) {
+  std::vector<RawTensor> tensors;
+  every(signature, arguments, [&](const RawTensor& raw, size_t, size_t) {
+    tensors.push_back(raw);
+    return true;
+  });
+  for (const Result& each : results) {
+    tensors.push_back({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
+    if (std::count(each.sizes.begin(), each.sizes.end(), 0)) return nullptr;  // launches may be left out
+  }
+  Computed computed(std::move(tensors));
+  auto work = std::make_unique<Launches>(*recipe.known->launches);
+  for (size_t at = 0; at < work->scratch.size(); at++) {
+    Buffer& buffer = work->scratch[at];
+    for (size_t dim = 0; dim < buffer.sizes.size(); dim++)
+      if (!computed.whole(recipe.scratch[at][dim], 0, INT32_MAX, buffer.sizes[dim])) return nullptr;
+    if (!lay_out(buffer.sizes, buffer.strides)) return nullptr;
+  }
+  for (const Buffer& each : work->scratch)
+    computed.add({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
+  for (size_t at = 0; at < work->launches.size(); at++)
+    if (!compute_launch(recipe.launches[at], computed, work->launches[at])) return nullptr;
+  return work;
+}
+
+// Plans a call of the kind of a recipe; null where it cannot. If the kernel's `sizes` throws, the call goes to the
+// fallback: if the reference refuses the arguments too, its exception is raised.
+inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const Arguments& arguments,
+                                           bool& threw) {
+  char error[1000];
+  std::vector<Shape> shapes;
+  if (!is_sizable(signature, arguments, recipe.ones)) return nullptr;
+  const SizesStatus status = sizes_by(recipe, arguments, shapes, error, sizeof error);
+  threw = status == THREW;
+  if (status != KNOWN) return nullptr;
+  auto plan = std::make_shared<Plan>();
+  plan->candidate = recipe.known->candidate;
+  plan->device = recipe.known->device;
+  for (size_t at = 0; at < shapes.size(); at++) {
+    Result result{recipe.known->results[at].dtype, {shapes[at].sizes, shapes[at].sizes + shapes[at].dim}, {}, {}};
+    if (!lay_out(result.sizes, result.strides)) return nullptr;
+    plan->results.push_back(std::move(result));
+  }
+  if (recipe.known->launches) {
+    plan->launches = launches_by(recipe, signature, arguments, plan->results);
+    if (!plan->launches) return nullptr;
+  }
+  return plan;
+}
+}  // namespace opsmith

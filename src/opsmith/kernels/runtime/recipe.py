@@ -1,0 +1,300 @@
+"""Recipe of a kind of call, by which the runtime plans calls with other sizes, without Python."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from opsmith.core.call_arguments import tensors_in
+from opsmith.core.expression import parse
+from opsmith.core.schema import Schema
+from opsmith.core.shapes import ANY, Dims, Shapes
+from opsmith.core.specification import Specification
+from opsmith.kernels.runtime.plan import strides_in
+from opsmith.torch_library.result_layouts import ResultLayout
+
+CODES = (
+    *("CONSTANT", "PLACE", "ADD", "SUBTRACT", "MULTIPLY", "DIVIDE", "QUOTIENT", "REMAINDER", "NEGATE"),
+    *("CEIL", "FLOOR", "LEAST", "LARGEST", "LESS", "LESS_OR_EQUAL", "EQUAL", "NOT", "SELECT"),
+)
+"""Codes of programs, in the order of `enum Code` in recipe.h."""
+_CODE = {name: number for number, name in enumerate(CODES)}
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "ADD",
+    ast.Sub: "SUBTRACT",
+    ast.Mult: "MULTIPLY",
+    ast.Div: "DIVIDE",
+    ast.FloorDiv: "QUOTIENT",
+    ast.Mod: "REMAINDER",
+}
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, bool]] = {
+    ast.Lt: ("LESS", False),
+    ast.LtE: ("LESS_OR_EQUAL", False),
+    ast.Gt: ("LESS", True),
+    ast.GtE: ("LESS_OR_EQUAL", True),
+    ast.Eq: ("EQUAL", False),
+    ast.NotEq: ("EQUAL", False),
+}
+"""Code of a comparison, and True if its operands are turned round."""
+MOST_OPERANDS, MOST_LETTERS = 32, 64
+"""Limits of recipe.h."""
+
+Program = tuple[int, ...]
+"""Codes and numbers, as `evaluated` in recipe.h takes them after their count."""
+
+
+class NotEncodedError(Exception):
+    """A part of a rule that no program computes, as the message says: Python does."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedLaunch:
+    """Parts of a launch that depend on sizes.
+
+    Attributes:
+        constants: Numbers of the kernel's template, each with its program: others need another instance.
+        grid: Number of blocks, in three dimensions.
+        block: Number of threads of a block, in three dimensions.
+        shared: Bytes of dynamic shared memory.
+        capacities: For each address of the launch, the number of dimensions that its view has room for.
+        most_threads: Most threads of a block.
+        most_shared: Most bytes of dynamic shared memory.
+    """
+
+    constants: tuple[tuple[int, Program], ...]
+    grid: tuple[Program, Program, Program]
+    block: tuple[Program, Program, Program]
+    shared: Program
+    capacities: tuple[int, ...]
+    most_threads: int
+    most_shared: int
+
+    def encode(self) -> list[int]:
+        """Return the parts as numbers."""
+        numbers = [len(self.constants)]
+        for number, each in self.constants:
+            numbers += [number, *_counted(each)]
+        for each in (*self.grid, *self.block, self.shared):
+            numbers += _counted(each)
+        return [*numbers, len(self.capacities), *self.capacities, self.most_threads, self.most_shared]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Recipe for calls of one kind: of the same dtypes, numbers of dimensions, whole numbers, flags, None.
+
+    It belongs to the plan of one of them, which has all that does not depend on sizes.
+
+    Attributes:
+        ones: For each tensor of the arguments a bit for each dimension whose size is always 1.
+        sizing: Sizes of the results: see `sizing_of`.
+        scratch: Programs for the sizes of each scratch buffer. Places of programs are the sizes of all
+            tensors, of the arguments, the results and the scratch buffers, one tensor after the other.
+        launches: The launches of the plan.
+    """
+
+    ones: tuple[int, ...]
+    sizing: tuple[int, ...]
+    scratch: tuple[tuple[Program, ...], ...] = ()
+    launches: tuple[SizedLaunch, ...] = ()
+
+    def encode(self) -> list[int]:
+        """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
+        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing, len(self.scratch)]
+        for sizes in self.scratch:
+            numbers += [len(sizes), *(number for each in sizes for number in _counted(each))]
+        numbers.append(len(self.launches))
+        return [*numbers, *(number for each in self.launches for number in each.encode())]
+
+
+def _counted(codes: Program) -> list[int]:
+    return [len(codes) + 1, len(codes), *codes]
+
+
+def contiguous_recipe(
+    specification: Specification, values: Sequence[Any], results: Sequence[ResultLayout]
+) -> Recipe | None:
+    """Return the recipe for calls of the kind of one whose tensors and results are all contiguous.
+
+    Args:
+        specification: The operator.
+        values: Argument values of the call.
+        results: Layouts of its results, as the reference gives them.
+
+    Returns:
+        The recipe; None if `shapes=` does not tell the sizes of the results, or the call does not show that
+        the reference gives contiguous ones: strides of a dimension of size 0 or 1 show nothing.
+    """
+    shapes = specification.shapes
+    sizing = sizing_of(shapes, specification.schema)
+    if shapes is None or sizing is None:
+        return None
+    ones = []
+    for name, value in zip(specification.schema.names, values, strict=True):
+        for tensor in tensors_in([value]):
+            known = _ones(shapes.arguments.get(name), tensor.dim())
+            if not _is_shown(tensor, tensor.stride(), known):
+                return None
+            ones.append(sum(1 << dim for dim in known))
+    for dims, result in zip(shapes.results, results, strict=True):
+        if not _is_shown(result, result.stride, _ones(dims, len(result.shape))):
+            return None
+    return Recipe(tuple(ones), sizing)
+
+
+def _ones(dims: Dims | None, count: int) -> set[int]:
+    """Return the dimensions of a tensor of `count` dimensions that are declared as 1."""
+    sizes = () if dims is None else dims.sizes
+    return {count - len(sizes) + at for at, size in enumerate(sizes) if size == "1"}
+
+
+def _is_shown(tensor: Tensor | ResultLayout, stride: Sequence[int], ones: set[int]) -> bool:
+    """Return True if a tensor is contiguous, and no size is 0, or 1 by chance."""
+    plain = all(size > 1 or dim in ones for dim, size in enumerate(tensor.shape))
+    return plain and tuple(stride) == strides_in(tensor.shape, "contiguous")
+
+
+def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
+    """Return numbers by which C++ computes the sizes of results; None if `shapes=` does not tell them all.
+
+    They are read by `declared_sizes` in recipe.h: the number of letters; for each whole number that is a
+    size its letter and its argument; for each tensor with a declared shape its argument, 1 if any
+    dimensions may come first, the number of the others, and a program for each, empty for any size; and the
+    same for each result.
+
+    Example:
+        >>> from opsmith.core.schema import schema_of
+        >>> from opsmith.core.shapes import read_shapes
+        >>> def doubled(x: Tensor) -> Tensor:
+        ...     return torch.cat((x, x), -1)
+        >>> schema = schema_of(doubled, "demo::doubled")
+        >>> sizing_of(read_shapes("x: ... N -> ... 2*N", schema), schema)
+        (1, 0, 1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 5, 0, 2, 1, 0, 4)
+    """
+    if shapes is None or len(shapes.results) < len(schema.results):
+        return None
+    sequences = {each.name for each in schema.arguments if each.kind.sequence}
+    if sequences & shapes.arguments.keys() or any(ANY in dims.sizes for dims in shapes.results):
+        return None
+    every = (*shapes.arguments.values(), *shapes.results)
+    letters = sorted({letter for dims in every for letter in dims.letters})
+    if len(letters) > MOST_LETTERS:
+        return None
+    place = {name: at for at, name in enumerate(letters)}
+    index = {name: at for at, name in enumerate(schema.names)}
+    numbers = [len(letters), len(shapes.integers)]
+    for name in sorted(shapes.integers):
+        numbers += [place[name], index[name]]
+    try:
+        numbers.append(len(shapes.arguments))
+        for name, dims in shapes.arguments.items():
+            numbers += [index[name], *_dims(dims, place)]
+        numbers.append(len(shapes.results))
+        for dims in shapes.results:
+            numbers += _dims(dims, place)
+    except NotEncodedError:
+        return None
+    return tuple(numbers)
+
+
+def _dims(dims: Dims, place: dict[str, int]) -> list[int]:
+    def leaf(node: ast.expr) -> Program | None:
+        return size(place[node.id]) if isinstance(node, ast.Name) else None
+
+    numbers = [int(dims.leading), len(dims.sizes)]
+    for each in dims.sizes:
+        codes = () if each == ANY else program(parse(each).tree, leaf)
+        numbers += [len(codes), *codes]
+    return numbers
+
+
+def program(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> Program:
+    """Return the program of an expression.
+
+    Args:
+        node: Tree of the expression.
+        leaf: Returns the program of a part that depends on the call; None for others.
+
+    Raises:
+        NotEncodedError: If no program computes it.
+
+    Example:
+        >>> program(parse("7 // 2").tree, lambda node: None)
+        (0, 7, 0, 2, 6)
+    """
+    codes, operands = _encoded(node, leaf)
+    if operands > MOST_OPERANDS:
+        raise NotEncodedError(f"`{ast.unparse(node)}` is too deep")
+    return codes
+
+
+def constant(number: int) -> Program:
+    """Return the program of a whole number.
+
+    Raises:
+        NotEncodedError: If it exceeds 64 bits.
+    """
+    if not -(2**63) <= number < 2**63:
+        raise NotEncodedError(f"{number} exceeds 64 bits")
+    return _CODE["CONSTANT"], int(number)
+
+
+def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tuple[Program, int]:
+    """Return the program of an expression, and how many operands it holds at once."""
+
+    def joined(name: str, *operands: ast.expr) -> tuple[Program, int]:
+        parts = [_encoded(each, leaf) for each in operands]
+        codes = tuple(code for part, _ in parts for code in part)
+        return (*codes, _CODE[name]), max(at + most for at, (_, most) in enumerate(parts))
+
+    found = leaf(node)
+    if found is not None:
+        return found, 1
+    match node:
+        case ast.Constant(value=int(value)):
+            return constant(value), 1
+        case ast.BinOp(left=left, op=op, right=right):
+            return joined(_ARITHMETIC[type(op)], left, right)
+        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
+            return joined("NOT" if isinstance(op, ast.Not) else "NEGATE", operand)
+        case ast.Call(func=ast.Name(id="ceil" | "floor" as name), args=[argument]):
+            return joined(name.upper(), argument)
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as arguments):
+            return _folded(
+                "LEAST" if name == "min" else "LARGEST", [_encoded(each, leaf) for each in arguments]
+            )
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            code, turned = _COMPARISONS[type(op)]
+            codes, most = joined(code, *((right, left) if turned else (left, right)))
+            return ((*codes, _CODE["NOT"]) if isinstance(op, ast.NotEq) else codes), most
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return joined("SELECT", test, body, orelse)
+    raise NotEncodedError(f"`{ast.unparse(node)}`")
+
+
+def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, int]:
+    """Return the program of an operation of two values over several, from the first to the last."""
+    (codes, most), *others = parts
+    for part, operands in others:
+        codes, most = (*codes, *part, _CODE[name]), max(most, 1 + operands)
+    return codes, most
+
+
+def elements(places: Sequence[int]) -> Program:
+    """Return the program of a tensor's number of elements, from the places of its sizes.
+
+    Example:
+        >>> elements([2, 3])
+        (1, 2, 1, 3, 4)
+    """
+    parts = [((_CODE["PLACE"], place), 1) for place in places]
+    return _folded("MULTIPLY", parts)[0] if parts else constant(1)
+
+
+def size(place: int) -> Program:
+    """Return the program of a size."""
+    return _CODE["PLACE"], place
