@@ -117,11 +117,13 @@ class OpsmithBuildHook(BuildHookInterface[Any]):
         done = subprocess.run(command, cwd=self.root, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             self.finalize("", {}, "")
-            for difference in _differences(done.stdout):
+            differences = _differences(done.stdout)
+            for difference in differences:
                 self.app.display_error(difference)
+            pure = f"{PURE}=1 makes a wheel without built kernels"
             self._abort(
                 f"the kernels cannot be built (exit status {done.returncode}; the message stands above). "
-                f"{PURE}=1 makes a wheel without built kernels"
+                + ("Mend the kernels that differ from their references" if differences else pure)
             )
         held: dict[str, Any] = json.loads(done.stdout)
         for text in held.get("left_out", []):

@@ -284,6 +284,51 @@ def test_a_key_that_is_taken(install: Install, key: str, problem: str) -> None:
     assert languages.language("forward") is None
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "problem"),
+    [
+        ("key", "dtypes", "the kernel language ToyLanguage has no fitting `key`"),
+        ("key", "toy_file", "the kernel language ToyLanguage has no fitting `key`"),
+        ("key", "", "the kernel language ToyLanguage has no fitting `key`"),
+        ("key", None, "the kernel language ToyLanguage has no fitting `key`"),
+        ("name", None, "the kernel language ToyLanguage has no fitting `name`"),
+        ("devices", (), "the kernel language ToyLanguage has no fitting `devices`"),
+    ],
+)
+def test_a_language_without_what_every_one_has(
+    install: Install, attribute: str, value: Any, problem: str
+) -> None:
+    unfit = loaded(install, key="toy")
+    setattr(type(unfit), attribute, value)
+    with pytest.raises(errors.UsageError) as caught:
+        languages.add_language(unfit)
+    assert caught.value.problem == problem
+    assert (caught.value.argument, caught.value.got) == (attribute, repr(value))
+    assert caught.value.hint == f"define `{attribute}` in its class"
+
+
+def test_what_is_no_language_is_not_added(install: Install) -> None:
+    for other in (type(loaded(install, key="toy")), "toy"):
+        with pytest.raises(errors.UsageError, match="only a kernel language can be added"):
+            languages.add_language(other)
+
+
+def test_a_language_that_makes_no_kernel(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = loaded(install, key="toy")
+    monkeypatch.setattr(type(toy), "kernel", lambda self, declaration: None)
+    languages.add_language(toy)
+    with pytest.raises(errors.UsageError, match="the kernel language Toy makes no kernel") as caught:
+        declared("none").kernel("cpu", toy=double)
+    assert caught.value.got == "None"
+
+
+def test_a_key_of_this_process_is_meant_by_one_that_is_close(install: Install) -> None:
+    languages.add_language(loaded(install, key="toy"))
+    with pytest.raises(errors.UsageError) as caught:
+        declared("close").kernel("cpu", toi=double)
+    assert caught.value.hint == "did you mean `toy=`?"
+
+
 def test_doctor_lists_what_languages_need(install: Install) -> None:
     text = """    def parts(self):
         yield Part("Toy compiler", "toy-kernels", "kernels in Toy", "pip install toy-kernels")

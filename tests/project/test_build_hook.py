@@ -234,7 +234,8 @@ def test_a_build_that_fails_makes_no_wheel(
     said = "".join(capsys.readouterr())
     assert not Path(builds.commands[0][builds.commands[0].index("--output") + 1]).parent.exists()
     assert f"opsmith: the kernels cannot be built (exit status {status}; the message stands above)" in said
-    assert f"{PURE}=1 makes a wheel without built kernels" in said
+    assert (f"{PURE}=1 makes a wheel without built kernels" in said) is (status == 2)
+    assert ("Mend the kernels that differ from their references" in said) is (status == 1)
     assert ("demo::scale for x86-64-v3: wrong\n" in said) is (status == 1)
 
 

@@ -85,6 +85,14 @@ def build_kernel(
             language=chosen,
         )
     )
+    if not isinstance(kernel, BuiltKernel):
+        raise errors.UsageError(
+            f"the kernel language {chosen.name} makes no kernel",
+            argument=given,
+            expected="a `BuiltKernel`, of `Language.kernel`",
+            got=repr(kernel),
+            hint="return the kernel from that method, or update the package that brings the language",
+        )
     kernel.declared = declared
     return kernel
 

@@ -196,10 +196,20 @@ def _load(found: Language) -> None:
 def add_language(found: Language) -> None:
     """Add a language in this process, as a notebook does; a package names it in its entry points instead.
 
+    One that was added before under the same key is replaced.
+
     Raises:
-        UsageError: If its key is that of a language of opsmith's own.
+        UsageError: If it is no language, or its key is that of a language of opsmith's own.
     """
-    if found.key in OWN:
+    if not isinstance(found, Language):
+        raise errors.UsageError(
+            "only a kernel language can be added",
+            argument="found",
+            expected="an object of a class that is derived from `opsmith.kernels.languages.Language`",
+            got=repr(found),
+            hint="make an object of the class: `add_language(Helion())`",
+        )
+    if getattr(found, "key", None) in OWN:
         raise errors.UsageError(
             f"opsmith has a kernel language `{found.key}` of its own",
             argument="key",
@@ -207,7 +217,36 @@ def add_language(found: Language) -> None:
             got=repr(found.key),
             hint="give the language another key",
         )
+    _refuse_unfit(found)
     _load(found)
+
+
+SHARED = ("device", "function", "dtypes", "strict", "copies", "deterministic")
+"""Arguments of `op.kernel` that all languages have."""
+
+
+def _refuse_unfit(found: Language) -> None:
+    """Refuse a language without what every language has.
+
+    Raises:
+        UsageError: If a part is missing, or no option can have its key.
+    """
+    key = getattr(found, "key", None)
+    fits = isinstance(key, str) and key.isidentifier() and key not in SHARED and not key.endswith(FILE)
+    parts: dict[str, tuple[Any, bool, str]] = {
+        "key": (key, fits, "a name that an argument of `op.kernel` can have and no other argument has"),
+        "name": (getattr(found, "name", None), isinstance(getattr(found, "name", None), str), "a text"),
+        "devices": (getattr(found, "devices", None), bool(getattr(found, "devices", ())), "a type of device"),
+    }
+    for name, (value, right, expected) in parts.items():
+        if not right:
+            raise errors.UsageError(
+                f"the kernel language {type(found).__name__} has no fitting `{name}`",
+                argument=name,
+                expected=expected,
+                got=repr(value),
+                hint=f"define `{name}` in its class",
+            )
 
 
 def own_languages() -> list[Language]:
@@ -221,10 +260,11 @@ def loaded_languages() -> list[Language]:
 
 
 def installed_keys() -> tuple[str, ...]:
-    """Return the keys of opsmith's own languages, and of those of installed packages."""
+    """Return the keys of opsmith's own languages, of those of installed packages, and of those added here."""
     from importlib.metadata import entry_points
 
-    return tuple(dict.fromkeys((*OWN, *sorted(point.name for point in entry_points(group=GROUP)))))
+    installed = sorted(point.name for point in entry_points(group=GROUP))
+    return tuple(dict.fromkeys((*OWN, *installed, *_loaded)))
 
 
 def observe_languages(observe: Callable[[Language], None]) -> None:
@@ -286,4 +326,5 @@ def _of_a_package(key: str) -> Language | None:
             else f"{packages[0]}, which has the key `{found.key}`",
             hint="name the object in the entry point, as `opsmith_helion:LANGUAGE`, or update its package",
         )
+    _refuse_unfit(found)
     return found
