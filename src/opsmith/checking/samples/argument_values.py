@@ -91,7 +91,7 @@ def _values_of(
                 listed = bool(argument.kind.base.values) or isinstance(other, bool)
                 meant = listed or (other is None and states_none) or repr(other) == repr(argument.default)
                 given: Given = "usual" if meant else "undeclared"
-                if repr(other) not in named and is_number(other):
+                if repr(other) not in named and is_number(other) and value is not None:
                     given = "strained"
                 change = {argnum: other}
                 made = varied(subject, sizes.sample, words, change, silent=silent, given=given)
