@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_operators
+import kernel_cases
 import kernels_matrices
 import kernels_reductions
 import kernels_reported
@@ -85,7 +86,7 @@ def in_python(text: str, named: dict[str, Any]) -> Any:
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 BUNDLED = Path(opsmith.ops.__file__).parent
-CORPORA = (cuda_operators, kernels_matrices, kernels_reductions, kernels_reported, kernels_rows)
+CORPORA = (kernel_cases, cuda_operators, kernels_matrices, kernels_reductions, kernels_reported, kernels_rows)
 
 
 def declared() -> Iterator[tuple[str, dict[str, Any]]]:
