@@ -271,9 +271,9 @@ def tripled(x: Tensor) -> Tensor:
 def test_a_kernel_for_each_dtype_is_compiled_when_its_dtype_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[tuple[torch.dtype, ...]] = []
 
-    def watched(source: Any, operator: str, dtypes: tuple[torch.dtype, ...], shapes: str) -> Any:
+    def watched(source: Any, operator: str, dtypes: tuple[torch.dtype, ...]) -> Any:
         compiled.append(dtypes)
-        return compile_kernel(source, operator, dtypes, shapes)
+        return compile_kernel(source, operator, dtypes)
 
     compile_kernel = compiler.compile_kernel
     monkeypatch.setattr(compiler, "compile_kernel", watched)  # imported with the first kernel
