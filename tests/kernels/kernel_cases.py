@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -83,3 +85,20 @@ def declared(reference: Callable[..., Any], namespace: str) -> Any:
     operator = opsmith.operator(f"{namespace}::{reference.__name__}")(reference)
     operator.samples(SAMPLES[reference])
     return operator
+
+
+def frames_in(call: Callable[[], Any]) -> list[str]:
+    """The functions in Python that a call runs."""
+    seen: list[str] = []
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    around = ("frames_in", "<lambda>", "OpOverload.__call__")
+    return [name for name in seen if not any(part in name for part in around)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import frames_in
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -61,23 +61,6 @@ def native(operator: Any) -> Callable[..., Any]:
 
 def kernel_of(operator: Any) -> Any:
     return operator.specification.kernels[0].function
-
-
-def frames_in(call: Callable[[], Any]) -> list[str]:
-    """The functions in Python that a call runs."""
-    seen: list[str] = []
-
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
-            seen.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    around = ("frames_in", "<lambda>", "OpOverload.__call__")
-    return [name for name in seen if not any(part in name for part in around)]
 
 
 def test_below_autograd_no_python_runs_for_a_form_that_is_known(twice: Any, runs: Runs) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from fake_driver import OnCpu, driver_library, forget, on_cpu, record
+from kernel_cases import frames_in
 from torch import Tensor
 
 import opsmith
@@ -46,23 +45,6 @@ def _forgotten() -> Iterator[None]:
     yield
     assert record().depth == 0, "a context is left behind"
     forget()
-
-
-def frames_in(call: Callable[[], Any]) -> list[str]:
-    """The functions in Python that a call runs."""
-    seen: list[str] = []
-
-    def note(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
-            seen.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    around = ("frames_in", "<lambda>", "OpOverload.__call__")
-    return [name for name in seen if not any(part in name for part in around)]
 
 
 def test_no_python_runs_for_a_form_that_is_known() -> None:

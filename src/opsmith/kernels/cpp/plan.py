@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter, check_written
-from opsmith.kernels.runtime.plan import Plan, strides_in
+from opsmith.kernels.runtime.plan import Plan, copies_in, strides_in
 from opsmith.kernels.runtime.recipe import contiguous_recipe
 from opsmith.torch_library.arguments import refuse_shapes
-from opsmith.torch_library.result_layouts import ResultLayout, has_layout, result_layouts
+from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 
 def plan_call(
@@ -37,13 +36,6 @@ def plan_call(
     """
     specification = kernel.operator.specification
     refuse_shapes(specification, list(values))
-    copies, tensors = [], 0
-    for index, (value, parameter) in enumerate(zip(values, parameters, strict=False)):
-        for tensor in tensors_in([value]):
-            if not has_layout(tensor, parameter.layout):
-                strides = strides_in(tensor.shape, parameter.layout)
-                copies.append((tensors, index, parameter.written, strides))
-            tensors += 1
     results: list[tuple[ResultLayout, tuple[int, ...] | None]] = []
     views = parameters[len(specification.schema.arguments) :]
     layouts = result_layouts(specification, values)
@@ -53,4 +45,5 @@ def plan_call(
         results.append((result, None if written == result.stride else written))
     plain = not sizes and all(each.layout != "channels-last" for each in parameters)
     recipe = contiguous_recipe(specification, values, layouts) if plain else None
-    return Plan(instance, tuple(copies), tuple(results), recipe=recipe)
+    copies = copies_in(values, dict(enumerate(parameters)))
+    return Plan(instance, copies, tuple(results), recipe=recipe)

@@ -20,8 +20,7 @@ from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
 from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
 from opsmith.kernels.cuda.recipe import launch_recipe
-from opsmith.kernels.runtime.plan import Launch, Launches, Plan, strides_in
-from opsmith.torch_library.result_layouts import has_layout
+from opsmith.kernels.runtime.plan import Launch, Launches, Plan, copies_in
 
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.kernel import CudaKernel
@@ -83,14 +82,6 @@ class GpuFunctions:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
         """
         device = tensors_in(list(values))[0].device
-        parameters, copies, tensors = dict(call.copied), [], 0
-        for index, value in enumerate(values):
-            for tensor in tensors_in([value]):
-                parameter = parameters.get(index)
-                if parameter is not None and not has_layout(tensor, parameter.layout):
-                    strides = strides_in(tensor.shape, parameter.layout)
-                    copies.append((tensors, index, parameter.written, strides))
-                tensors += 1
         results = []
         for each in call.results:
             strides = each.strides
@@ -107,7 +98,7 @@ class GpuFunctions:
         recipe = launch_recipe(
             self._kernel.operator.specification, self._kernel.rules, call, values, self._most(call, device)
         )
-        return Plan(work, tuple(copies), tuple(results), device, recipe)
+        return Plan(work, copies_in(values, dict(call.copied)), tuple(results), device, recipe)
 
     def _most(self, call: CudaPlan, device: torch.device) -> list[tuple[int, int]]:
         """Return the most threads and bytes of dynamic shared memory of launches with functions as set."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opsmith.core.argument_types import NUMBERED
-from opsmith.torch_library.result_layouts import ResultLayout
+from opsmith.core.call_arguments import tensors_in
+from opsmith.torch_library.result_layouts import ResultLayout, has_layout
 
 if TYPE_CHECKING:
+    from opsmith.kernels.common.parameters import Parameter
     from opsmith.kernels.runtime.recipe import Recipe
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(NUMBERED["ScalarType"])}
@@ -135,6 +137,26 @@ def _words(content: bytes) -> list[int]:
 def _bits(number: float) -> int:
     (bits,) = struct.unpack("<q", struct.pack("<d", number))
     return int(bits)
+
+
+def copies_in(
+    values: Sequence[Any], parameters: Mapping[int, Parameter]
+) -> tuple[tuple[int, int, bool, tuple[int, ...]], ...]:
+    """Return the copies of a call's tensors into the layouts that a kernel takes, as `Plan` has them.
+
+    Args:
+        values: Argument values.
+        parameters: Parameter by the index of its argument, of those that may be copied.
+    """
+    copies, tensors = [], 0
+    for index, value in enumerate(values):
+        parameter = parameters.get(index)
+        for tensor in tensors_in([value]):
+            if parameter is not None and not has_layout(tensor, parameter.layout):
+                strides = strides_in(tensor.shape, parameter.layout)
+                copies.append((tensors, index, parameter.written, strides))
+            tensors += 1
+    return tuple(copies)
 
 
 def strides_in(shape: Sequence[int], layout: str) -> tuple[int, ...]:
