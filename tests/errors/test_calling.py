@@ -65,6 +65,20 @@ CALL = "call it as `operator(x, by=2.0, shift=0)`"
             id="tensor-for-float",
         ),
         pytest.param(
+            (torch.ones(2), 10**400),
+            {},
+            "`by` is a number that torch cannot hold",
+            ["argument: by", "expected: a float of 64 bits", f"got: int 1{'0' * 56}..."],
+            id="beyond-float",
+        ),
+        pytest.param(
+            (torch.ones(2),),
+            {"shift": -(2**63) - 1},
+            "`shift` is a number that torch cannot hold",
+            ["argument: shift", "expected: an int of 64 bits", "got: int -9223372036854775809"],
+            id="beyond-int",
+        ),
+        pytest.param(
             (torch.ones(2),),
             {"shift": 1.5},
             "`shift` has the wrong type",
@@ -111,6 +125,29 @@ def test_arguments_that_do_not_fit(
         operator(*args, **kwargs)
     with says(errors.ArgumentError, "\n".join(lines)):
         operator.explain(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kwargs", [{"by": 10**400}, {"shift": 2**63}, {"size": (1, 2**63)}], ids=str)
+def test_numbers_that_torch_cannot_hold_after_the_first_calls(kwargs: Any, name: str) -> None:
+    def resized(x: Tensor, by: float = 1.0, shift: int = 0, size: tuple[int, int] = (1, 1)) -> Tensor:
+        return x * by + shift
+
+    operator = opsmith.operator(name)(resized)
+    for _ in range(3):
+        operator(torch.ones(2), 2, 3, (1, 2))
+    (argument,) = kwargs
+    with pytest.raises(errors.ArgumentError, match=f"`{argument}` is a number that torch cannot hold"):
+        operator(torch.ones(2), **kwargs)
+
+
+def test_a_number_for_a_bool_is_not_what_is_wrong(name: str) -> None:
+    def flagged(x: Tensor, on: bool, by: float = 2.0) -> Tensor:
+        return x * by if on else x.clone()
+
+    operator = opsmith.operator(name)(flagged)
+    assert operator(torch.ones(2), 1).tolist() == [2.0, 2.0]  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentError, match="`by` has the wrong type"):
+        operator(torch.ones(2), 1, "a")  # type: ignore[arg-type]
 
 
 def test_an_argument_that_comes_twice_after_the_first_call(name: str) -> None:

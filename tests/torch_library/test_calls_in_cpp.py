@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,56 @@ def test_values_and_gradients(operator: Any, shape: str, dtype: torch.dtype) -> 
                     torch.autograd.grad(right, other, grad),
                     equal_nan=True,
                 )
+
+
+def opsmith_frames(call: Callable[[], Any]) -> list[str]:
+    """Name the functions of opsmith that a call enters."""
+    entered: list[str] = []
+    folder = os.path.dirname(opsmith.__file__)
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def test_torch_ops_takes_the_same_routes(operator: Any) -> None:
+    overload = operator.torch_operator
+    x, w = torch.randn(3, 2), torch.randn(3, 2, requires_grad=True)
+    y = x.clone().requires_grad_()
+    for args in [(x,), (x, x), (y,), (y, w), (w, w, 3.0)]:
+        operator(*args)
+        assert_close(overload(*args), scaled(*args))
+        assert opsmith_frames(partial(overload, *args)) == [], args
+    assert_close(torch.autograd.grad(overload(y, w).sum(), (y, w)), (w * 2, x * 2))
+    assert_close(overload(x, shift=5), scaled(x, shift=5))
+    with torch.autocast("cpu"):
+        assert_close(overload(x, x), scaled(x, x))
+    assert_close(torch.func.vmap(overload)(x), scaled(x))
+    with torch.no_grad():
+        assert not overload(y, w).requires_grad
+    with pytest.raises(RuntimeError, match="takes 3 positional"):
+        overload(x, w, 3.0, 1)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_torch_ops_returns_what_its_schema_says(hidden: bool) -> None:
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x / 2, x - 1
+
+    made = declared(halves, hidden=("second",) if hidden else (), results=("first", "second"))
+    x = torch.ones(2)
+    for _ in range(3):
+        made(x)
+    found = made.torch_operator(x)
+    assert_close(found, x / 2) if hidden else assert_close(found, halves(x))
+    assert_close(made._registration.full_overload(x), halves(x))
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

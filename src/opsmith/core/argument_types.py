@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag
@@ -61,7 +62,12 @@ class ValueType:
 # Numbers are converted before torch sees them: its dispatcher cuts tensors and 2.5 of NumPy down to an int,
 # and refuses others that its functions take. torch.compile traces this; a number of NumPy is an array there.
 _INTS = int | torch.SymInt
+_LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, int(sys.float_info.max)
 _NUMBERS = int | float | torch.SymInt | torch.SymFloat
+
+
+def _exceeds(number: Any, largest: int) -> bool:
+    return isinstance(number, int) and not -largest - 1 <= number <= largest
 
 
 def _conversion(types: Any, *, to_float: bool = False, symbolic: bool = False) -> Callable[[Any], Any]:
@@ -79,8 +85,11 @@ def _conversion(types: Any, *, to_float: bool = False, symbolic: bool = False) -
         # As in Python, a bool of NumPy is no index.
         if not isinstance(number, types) or (of_numpy and types is _INTS and isinstance(number, bool)):
             raise TypeError(types)
-        if of_numpy and torch.compiler.is_dynamo_compiling():
-            _refuse_unknown(number, symbolic)
+        if torch.compiler.is_dynamo_compiling():
+            if of_numpy:
+                _refuse_unknown(number, symbolic)
+        elif _exceeds(number, _LARGEST_FLOAT if to_float else _LARGEST_INT):
+            raise TypeError(types)
         return float(number) if to_float and isinstance(number, int) else number
 
     return lower
@@ -291,6 +300,21 @@ class ArgumentType:
         if items is None or (self.length is not None and len(items) != self.length):
             return False
         return all(self.item_optional if item is None else self.base.accepts(item) for item in items)
+
+    def converts(self, value: Any) -> bool:
+        """Return True if calls take a value, if only as another one, as 1 for a bool."""
+        try:
+            self.lower(value)
+        except TypeError:
+            return False
+        return self.base.lower is not None
+
+    def is_exceeded(self, value: Any) -> bool:
+        """Return True if an int in a value is larger than torch's dispatcher carries for this type."""
+        if self.base not in (INT, FLOAT, NUMBER):
+            return False
+        items = value if isinstance(value, list | tuple) else [value]
+        return any(_exceeds(each, _LARGEST_FLOAT if self.base is FLOAT else _LARGEST_INT) for each in items)
 
     def default_text(self, value: Any) -> str:
         """Return a default value in the schema language."""

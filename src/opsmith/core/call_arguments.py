@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
+from opsmith.core.argument_types import FLOAT
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Schema
@@ -37,6 +38,7 @@ def call_error(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
     if unknown is not None:
         expected = f"one of {listed(schema.names)}"
         return errors.ArgumentError(f"it has no argument `{unknown}`", argument=unknown, expected=expected)
+    fault: tuple[Argument, Any] | None = None
     for position, argument in enumerate(schema.arguments):
         name = argument.name
         if position < len(args):
@@ -53,8 +55,11 @@ def call_error(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
         else:
             continue
         if not argument.kind.accepts(value):
-            return type_error(argument, value)
-    return None
+            if not argument.kind.converts(value):
+                return type_error(argument, value)
+            # The call takes it: another argument may be what is wrong.
+            fault = fault or (argument, value)
+    return None if fault is None else type_error(*fault)
 
 
 def type_error(argument: Argument, value: Any) -> errors.ArgumentError:
@@ -64,9 +69,11 @@ def type_error(argument: Argument, value: Any) -> errors.ArgumentError:
     if fault is not None:
         behind, kind, value = fault
         name += behind
-    return errors.ArgumentError(
-        f"`{name}` has the wrong type", argument=name, expected=kind.expected(), got=shown(value)
-    )
+    problem, expected, got = f"`{name}` has the wrong type", kind.expected(), shown(value)
+    if kind.is_exceeded(value):
+        problem = f"`{name}` is a number that torch cannot hold"
+        expected = f"{'a float' if kind.base is FLOAT else 'an int'} of 64 bits"
+    return errors.ArgumentError(problem, argument=name, expected=expected, got=got)
 
 
 def shown(value: Any) -> str:

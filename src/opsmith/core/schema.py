@@ -497,7 +497,7 @@ def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
             got=ascii(default),
             hint="leave surrogates out of it",
         )
-    if not kind.accepts(default):
+    if not kind.accepts(default) and not kind.is_exceeded(default):
         raise errors.DefaultError(
             f"the default of `{name}` does not fit its type hint",
             argument=name,

@@ -23,6 +23,7 @@ from opsmith.core.schema import REQUIRED
 from opsmith.core.specification import Specification
 from opsmith.torch_library import autocast, capabilities, served_libraries
 from opsmith.torch_library.arguments import fake_by_shapes, refuse_shapes, refuse_unsupported
+from opsmith.torch_library.calls.autograd_kernel import AutogradKernel
 from opsmith.torch_library.compilation import EAGER, CompiledCode, inline_reference, traced_results
 from opsmith.torch_library.contract import Contract, run_call
 from opsmith.torch_library.dtensor.placements import author_code, mesh_of, validated_placements
@@ -74,6 +75,7 @@ class DispatcherRegistration:
         out_form: The out form; None before it is needed.
         functional: The functional form of an operator that writes in place; None before it is needed.
         owner: The handle; None for a functional form until it has one.
+        autograd_kernels: The kernels for the autograd key.
     """
 
     overload: Any
@@ -94,6 +96,7 @@ class DispatcherRegistration:
         for make in (type(self).make_out_form, type(self).make_functional):
             capabilities.run_in_traces(make)
         self._packets: list[Any] = []
+        self.autograd_kernels: list[AutogradKernel] = []
         self._announced: list[str] = []
         self.out_form: OutForm | None = None
         self.functional: Operator[..., Any] | None = None
@@ -221,7 +224,7 @@ class DispatcherRegistration:
     def _register(self) -> None:
         specification = self.specification
         schema, name = specification.schema, specification.torch_name.partition("::")[2]
-        self._packets = []
+        self._packets, self.autograd_kernels = [], []
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self._nodes = {}
         self._placements: list[DTensorRule] = []
@@ -230,7 +233,8 @@ class DispatcherRegistration:
             self.full_overload = self._define(name + HIDDEN_SUFFIX, hidden=True)
 
     def _define(self, name: str, *, hidden: bool) -> Any:
-        text = self.specification.schema.void.text(name, with_hidden=hidden)
+        schema = self.specification.schema
+        text = schema.void.text(name, with_hidden=hidden)
         tags = [torch.Tag.pt2_compliant_tag]
         if self.specification.random:
             tags.append(torch.Tag.nondeterministic_seeded)
@@ -252,7 +256,9 @@ class DispatcherRegistration:
             self._take_over(name, hidden=hidden)
         served_libraries.announce(full_name, partial(self._share, name, hidden))
         self._announced.append(full_name)
-        at_autograd = partial(self._at_autograd, overload, returned)
+        shown = tuple(range(len(schema.results))) if hidden else schema.visible
+        at_autograd = AutogradKernel(partial(self._at_autograd, overload, returned), shown)
+        self.autograd_kernels.append(at_autograd)
         self._library.impl(name, at_autograd, "Autograd", with_keyset=True)
         self._register_transforms(overload, name, returned)
         fake = self._kernel(self._run_fake, hidden=hidden)
@@ -407,12 +413,10 @@ class DispatcherRegistration:
                     else "leave the default out, or let it hold no list of strings",
                 )
 
-    def _at_autograd(
-        self, overload: Any, returned: Returned, keyset: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:
-        """The kernel for the autograd key."""
+    def _at_autograd(self, overload: Any, returned: Returned, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a call at the autograd key."""
         if _is_compiled():
-            return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, *args, **kwargs)
+            return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, args, kwargs)
         routes = self._routes  # another thread may forget it
         results = None if routes is None else routes.results(keyset, args, kwargs)
         if results is not None:

@@ -24,6 +24,7 @@ from opsmith.torch_library.flattening import ArgumentFlattening, Flat, ResultFla
 
 if TYPE_CHECKING:
     from opsmith.torch_library.autograd.formula_rule import FormulaRule
+    from opsmith.torch_library.calls.autograd_kernel import AutogradKernel
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
 """Function of saved values by name and the gradient of each result; returns that of each flat argument."""
@@ -34,6 +35,7 @@ class RegisteredOperator(Protocol):
 
     specification: Specification
     owner: Any
+    autograd_kernels: list[AutogradKernel]
 
     def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it through the dispatcher, and return its hidden results, too."""

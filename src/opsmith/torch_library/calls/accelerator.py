@@ -6,7 +6,7 @@ It computes the calls whose signature it was handed, and leaves the others to th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from opsmith.core.schema import REQUIRED, Argument, Schema
 from opsmith.core.shapes import ANY, Shapes
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
+from opsmith.torch_library.calls.autograd_kernel import AutogradKernel
 from opsmith.torch_library.calls.computation import Route, UnknownCallError
 
 _TYPES = {INT: int, BOOL: bool, STR: str}
@@ -35,6 +36,13 @@ class Accelerator:
     def __init__(self, specification: Specification, handle: type, *, as_apply: bool = False) -> None:
         self._plan = _plan(specification, handle, as_apply)
         self._in_cpp = None if self._plan is None else capabilities.calls_in_cpp()
+
+    def serve(self, kernels: Iterable[AutogradKernel]) -> None:
+        """Make calls of an operator's kernels for the autograd key, too: those by `torch.ops`."""
+        if self._in_cpp is not None:
+            self._in_cpp.use_autograd_kernels(AutogradKernel)
+            for each in kernels:
+                each.table = self._plan
 
     def accept(self, values: list[Any], route: Route) -> None:
         """Take over the calls with the signature of these argument values.

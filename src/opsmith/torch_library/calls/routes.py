@@ -160,6 +160,7 @@ class RouteTable:
         with _MAKING:
             if self._accelerator is None and not self._detached:
                 self._accelerator = Accelerator(self.specification, handle, as_apply=as_apply)
+                self._accelerator.serve(self._registered.autograd_kernels)
 
     def _must_be_deterministic(self) -> bool:
         """Return True if torch refuses some kernels of the operator, or all of its calls."""

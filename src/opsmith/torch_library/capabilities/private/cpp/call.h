@@ -98,10 +98,10 @@ struct Call {
 };
 
 // The arguments in order; false where one is missing, unknown or given twice.
-inline bool bind(const Plan* plan, PyObject* args, PyObject* kwargs, Values& values) {
-  const Py_ssize_t count = PyTuple_GET_SIZE(plan->names.ptr()), given = PyTuple_GET_SIZE(args);
+inline bool bind(const Plan* plan, PyObject* const* args, Py_ssize_t given, PyObject* kwargs, Values& values) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(plan->names.ptr());
   if (given > plan->positional) return false;
-  values.append(&PyTuple_GET_ITEM(args, 0), &PyTuple_GET_ITEM(args, 0) + given);
+  values.append(args, args + given);
   values.resize(count, nullptr);
   PyObject *key, *value;
   for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &key, &value);) {
@@ -120,12 +120,19 @@ inline bool bind(const Plan* plan, PyObject* args, PyObject* kwargs, Values& val
   return true;
 }
 
+// True for an int that torch holds.
+inline bool is_integer(PyObject* value) {
+  int beyond = 0;
+  if (PyLong_CheckExact(value)) PyLong_AsLongLongAndOverflow(value, &beyond);
+  return PyLong_CheckExact(value) && !beyond;
+}
+
 inline bool are_integers(PyObject* value, Py_ssize_t count) {
   if (!PyTuple_CheckExact(value) && !PyList_CheckExact(value) && Py_TYPE(value) != &THPSizeType) return false;
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
   if (count && size != count) return false;
   for (Py_ssize_t at = 0; at < size; at++) {
-    if (!PyLong_CheckExact(PySequence_Fast_GET_ITEM(value, at))) return false;
+    if (!is_integer(PySequence_Fast_GET_ITEM(value, at))) return false;
   }
   return true;
 }
@@ -187,14 +194,15 @@ inline bool has_forms(const Plan* plan, Call& call) {
         break;
       case FLOATING:
       case NUMBER:
-        fits = PyFloat_CheckExact(value) || PyLong_CheckExact(value);
+        fits = PyFloat_CheckExact(value) || is_integer(value);
         break;
       case INTEGERS:
       case SIZES:
-        fits = (plan->spread[at] && PyLong_CheckExact(value)) || are_integers(value, plan->counts[at]);
+        fits = (plan->spread[at] && is_integer(value)) || are_integers(value, plan->counts[at]);
         break;
       case EXACT:
         fits = reinterpret_cast<PyObject*>(type) == PyTuple_GET_ITEM(plan->types.ptr(), at);
+        if (type == &PyLong_Type) fits = fits && is_integer(value);
         break;
     }
     if (!fits) return false;
@@ -303,11 +311,11 @@ inline bool convert(const Plan* plan, const Values& values, bool by_node, Values
 }
 
 // What callers see, from all results: a tuple of them, or the one that there is. `-1 - n` is the argument `n`.
-inline PyObject* seen(const Plan* plan, const Values& values, THPObjectPtr result, bool in_tuple) {
+inline PyObject* seen(const Plan* plan, PyObject* shown, const Values& values, THPObjectPtr result, bool in_tuple) {
   if (!result) return nullptr;
-  const Py_ssize_t count = PyTuple_GET_SIZE(plan->shown.ptr());
+  const Py_ssize_t count = PyTuple_GET_SIZE(shown);
   const auto item = [&](Py_ssize_t at) {
-    const Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan->shown.ptr(), at));
+    const Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(shown, at));
     if (place < 0) return Py_NewRef(values[-1 - place]);
     return Py_NewRef(in_tuple ? PyTuple_GET_ITEM(result.get(), place) : result.get());
   };
@@ -370,30 +378,57 @@ inline bool is_written_contiguous(const Plan* plan, const Values& values) {
   return true;
 }
 
+// What callers see of a call by the table; null, without an exception, for one that Python makes.
+inline PyObject* by_table(
+    PyObject* table, PyObject* const* args, Py_ssize_t given, PyObject* kwargs, PyObject* shown = nullptr) {
+  THPObjectPtr held(Py_NewRef(table));  // a call may replace it
+  Plan* plan = &parts_of<Plan>(held.get());
+  Call call;
+  if (!bind(plan, args, given, kwargs, call.values) || !has_forms(plan, call) || !nothing_watches(plan)) return nullptr;
+  const auto known = plan->routes.find(call.signature);
+  if (known == plan->routes.end()) return nullptr;
+  const Route route = known->second;  // the table may change while it computes
+  if ((route.contiguous && !is_written_contiguous(plan, call.values)) || !in_shape(plan, call.values)) return nullptr;
+  bool in_tuple;
+  THPObjectPtr result(follow(plan, route, call, in_tuple));
+  if (!result && PyErr_ExceptionMatches(plan->unknown.ptr())) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return seen(plan, shown ? shown : plan->shown.ptr(), call.values, std::move(result), in_tuple);
+}
+
 inline PyObject* call_handle(PyObject* self, PyObject* args, PyObject* kwargs) {
   return for_python([&]() -> PyObject* {
     const auto found = plans.find(Py_TYPE(self));
     if (found == plans.end()) return in_python(self, args, kwargs);
-    THPObjectPtr held(Py_NewRef(found->second));  // a call may replace it
-    Plan* plan = &parts_of<Plan>(held.get());
-    Call call;
-    if (!bind(plan, args, kwargs, call.values) || !has_forms(plan, call) || !nothing_watches(plan)) {
-      return PyErr_Occurred() ? nullptr : in_python(self, args, kwargs);
-    }
-    const auto known = plan->routes.find(call.signature);
-    if (known == plan->routes.end()) return in_python(self, args, kwargs);
-    const Route route = known->second;  // the table may change while it computes
-    if ((route.contiguous && !is_written_contiguous(plan, call.values)) || !in_shape(plan, call.values)) {
-      return PyErr_Occurred() ? nullptr : in_python(self, args, kwargs);
-    }
-    bool in_tuple;
-    THPObjectPtr result(follow(plan, route, call, in_tuple));
-    if (!result && PyErr_ExceptionMatches(plan->unknown.ptr())) {
-      PyErr_Clear();
-      return in_python(self, args, kwargs);
-    }
-    return seen(plan, call.values, std::move(result), in_tuple);
+    PyObject* result = by_table(found->second, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), kwargs);
+    return result || PyErr_Occurred() ? result : in_python(self, args, kwargs);
   });
+}
+
+inline ternaryfunc autograd_kernel_in_python = nullptr;
+
+// Calls a kernel for the autograd key, which torch gives the dispatch keys first.
+inline PyObject* call_autograd_kernel(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return for_python([&]() -> PyObject* {
+    static PyObject *const table_name = PyUnicode_InternFromString("table"), *const shown_name = PyUnicode_InternFromString("shown");
+    THPObjectPtr table(PyObject_GetAttr(self, table_name)), shown(PyObject_GetAttr(self, shown_name));
+    if (!table || !shown) return nullptr;
+    PyObject* result = nullptr;
+    if (table.get() != Py_None) {
+      result = by_table(table.get(), &PyTuple_GET_ITEM(args, 1), PyTuple_GET_SIZE(args) - 1, kwargs, shown.get());
+    }
+    return result || PyErr_Occurred() ? result : autograd_kernel_in_python(self, args, kwargs);
+  });
+}
+
+// Makes calls of these objects look into their tables.
+inline void use_autograd_kernels(pybind11::handle type) {
+  auto* kernels = reinterpret_cast<PyTypeObject*>(type.ptr());
+  if (kernels->tp_call == call_autograd_kernel) return;
+  autograd_kernel_in_python = kernels->tp_call;
+  kernels->tp_call = call_autograd_kernel;
 }
 
 // Calls with the signature of these values take this route from now on; false where no call can.

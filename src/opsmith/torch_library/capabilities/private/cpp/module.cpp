@@ -26,6 +26,7 @@ PYBIND11_MODULE(opsmith_calls, module) {
   module.def("plan", make_plan);
   module.def("accept", accept);
   module.def("detach", detach);
+  module.def("use_autograd_kernels", use_autograd_kernels);
   // Functions that get and set what sees the frames of this thread; None for nothing.
   module.def("use_frame_callback", [](object get, object set) {
     frame_callback = get.release().ptr();
