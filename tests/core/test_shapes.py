@@ -58,6 +58,15 @@ def test_leading_dimensions_are_the_same_everywhere() -> None:
     assert fault == ("y", "`... _` with ... = [2]", "[4, 5]")
 
 
+def test_leading_dimensions_of_a_tensor_that_is_none() -> None:
+    @opsmith.operator("shapes::shifted", shapes="x: ... N, by: M -> ... M")
+    def shifted(x: Tensor | None, by: Tensor) -> Tensor:
+        return by * 2 if x is None else x.sum(-1, keepdim=True) + by
+
+    assert shifted(torch.ones(2, 3), torch.ones(4)).shape == (2, 4)
+    assert shifted(None, torch.ones(4)).shape == (4,)
+
+
 def test_expressions_and_lists() -> None:
     def halves(xs: list[Tensor], y: Tensor) -> Tensor:
         return torch.cat(xs) + y

@@ -52,8 +52,8 @@ class Dims:
         return frozenset(name for size in self.sizes if size != ANY for name in parse(size).names)
 
     def evaluate(self, sizes: Sizes) -> tuple[Any, ...]:
-        """Return the shape, with None for an unknown size."""
-        lead = tuple(sizes[LEADING]) if self.leading else ()
+        """Return the shape, with None for an unknown size, and one None for unknown leading sizes."""
+        lead = tuple(sizes.get(LEADING, (None,))) if self.leading else ()
         return lead + tuple(
             (None if size == ANY else sizes.get(size)) if expression is None else _value(expression, sizes)
             for size, expression in zip(self.sizes, self.expressions, strict=True)

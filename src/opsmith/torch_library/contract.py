@@ -19,7 +19,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
 from opsmith.core.location import where
 from opsmith.core.schema import Schema
-from opsmith.core.shapes import NO_SIZE, Dims
+from opsmith.core.shapes import LEADING, NO_SIZE, Dims
 from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.arguments import name_of, unsupported_kind
@@ -573,7 +573,7 @@ def refuse_nondeterminism(specification: Specification) -> None:
 
 
 def refuse_result_shapes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
-    """Refuse results that differ from `shapes=`, or from the fake kernel derived from it.
+    """Refuse results, or their layouts, that differ from `shapes=`, or from the fake kernel derived from it.
 
     Raises:
         ShapeError: Naming the result.
@@ -583,8 +583,10 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
         return
     sizes, _ = shapes.bind(specification.schema, values)
     for name, dims, result in _declared_results(specification, results):
+        if dims.leading and LEADING not in sizes:  # all tensors that have them are None
+            continue
         wanted = dims.evaluate(sizes)
-        same = len(wanted) == result.dim() and all(
+        same = len(wanted) == len(result.shape) and all(
             size is None or size == found for size, found in zip(wanted, result.shape, strict=False)
         )
         if not same:
