@@ -107,5 +107,16 @@ def test_whole_numbers_of_numpy_are_numbers() -> None:
 
 def test_a_float_beyond_float32_is_infinite_as_in_c() -> None:
     parameter = CudaParameter("float", item=4, size=4, alignment=4)
-    for value, packed in ((1e300, math.inf), (-1e300, -math.inf), (1.5, 1.5), (math.inf, math.inf)):
+    several = CudaParameter("float[]", capacity_items=2, item=4, size=16, alignment=8)
+    most = (2 - 2**-23) * 2.0**127
+    rounded = {most * (1 + 2**-26): most, most + 2.0**103: math.inf}
+    for value, packed in {
+        1e300: math.inf,
+        -1e300: -math.inf,
+        1.5: 1.5,
+        math.inf: math.inf,
+        **rounded,
+    }.items():
         assert struct.unpack("<f", pack_parameters([parameter], [value]).image[:4]) == (packed,)
+        image = pack_parameters([several], [[1.0, value]]).image
+        assert struct.unpack("<qff", image[:16]) == (2, 1.0, packed)

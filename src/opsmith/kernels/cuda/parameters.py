@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import ctypes
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,6 @@ VERSION = 1
 _BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
 """Types of arguments that a kernel takes, with the bytes of a number."""
 _FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}
-FLT_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +342,16 @@ def _pack(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
         capacity = parameter.capacity_items * parameter.view_size
         return struct.pack("<q", len(value)) + views.ljust(capacity, b"\0"), addresses
     if parameter.type.endswith("[]"):
-        items = struct.pack(f"<{len(value)}{parameter.item_format}", *value)
+        items = b"".join(_pack_number(parameter, each) for each in value)
         capacity = -(-parameter.capacity_items * parameter.item // 8) * 8  # padded to the count's alignment
         return struct.pack("<q", len(value)) + items.ljust(capacity, b"\0"), []
-    if parameter.item_format == "f" and abs(value) > FLT_MAX:
-        value = math.copysign(math.inf, value)  # as the conversion in C rounds it
-    return struct.pack(f"<{parameter.item_format}", value), []
+    return _pack_number(parameter, value), []
+
+
+def _pack_number(parameter: CudaParameter, number: Any) -> bytes:
+    if parameter.item_format == "f":
+        number = ctypes.c_float(number).value  # rounded as C does it: `struct` refuses large numbers
+    return struct.pack(f"<{parameter.item_format}", number)
 
 
 def _pack_view(parameter: CudaParameter, tensor: Tensor) -> bytes:
