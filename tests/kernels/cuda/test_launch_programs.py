@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from opsmith.kernels.cuda.launch import LAUNCH, LaunchRule
 from opsmith.kernels.cuda.plan import without_data
 from opsmith.kernels.cuda.recipe import CallKind
 from opsmith.kernels.runtime.library import RECIPE
-from opsmith.kernels.runtime.recipe import NotEncodedError
+from opsmith.kernels.runtime.recipe import CODES, MOST_OPERANDS, NotEncodedError
 from opsmith.torch_library.result_layouts import result_layouts
 
 SOURCE = """
@@ -184,7 +184,11 @@ def test_random_expressions_are_computed_as_python_computes_them_or_not_at_all(
     assert beyond < 0.2 * count
 
 
-LEFT = ("x.shape", "(n, m)", "rate * n", "min(x.shape)", "x.shape[5]", f"n + {2**64}", "sizes", "len(x)")
+LEFT = (
+    *("x.shape", "(n, m)", "rate * n", "min(x.shape)", "x.shape[5]", f"n + {2**64}", "sizes", "len(x)"),
+    *("(None if x.shape[0] > 2 else n) is None", "3 if n else (not x) is None"),
+)
+"""Expressions without a program; some have no value either."""
 
 
 @pytest.mark.parametrize("text", LEFT)
@@ -192,6 +196,33 @@ def test_python_computes_what_no_program_says(text: str, in_cpp: Compute) -> Non
     x = torch.empty(2, 3, device="meta")
     with pytest.raises(NotEncodedError):
         in_cpp(text, {"x": x, "n": 2, "m": 3, "rate": 0.5, "sizes": [2, 3]})
+
+
+def most_held(program: Sequence[int]) -> int:
+    """Largest number of operands that a program holds at once."""
+    most = held = 0
+    codes = iter(program)
+    for name in map(CODES.__getitem__, codes):
+        if name in ("CONSTANT", "PLACE"):
+            next(codes)
+            held += 1
+        elif name not in ("NEGATE", "CEIL", "FLOOR", "NOT"):
+            held -= 2 if name == "SELECT" else 1
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("innermost", ["x.numel", "x.shape[0]", "1"])
+def test_no_program_holds_more_operands_than_there_is_room_for(innermost: str) -> None:
+    kind = CallKind({"x": torch.empty(2, 3, 4, device="meta"), "n": 2})
+    held = []
+    text = innermost
+    with pytest.raises(NotEncodedError, match="too deep"):  # noqa: PT012  # the last one of many
+        while True:
+            text = f"(x.dim * x.shape[0] + {text})"
+            (program,) = kind.programs(LaunchRule("grid", (parse(text, LAUNCH),), (), "programs::it"))
+            held.append(most_held(program))
+    assert MOST_OPERANDS - 2 <= max(held) <= MOST_OPERANDS
 
 
 def test_parts_that_are_the_same_in_all_calls_of_a_kind_are_constants(in_cpp: Compute) -> None:

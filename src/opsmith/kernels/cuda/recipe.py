@@ -97,7 +97,9 @@ class CallKind:
                 return self._value(node)
             case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]) if name not in self._tensors:
                 return self._value(node)
-            case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            case ast.Compare(
+                left=ast.Name(), ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]
+            ):
                 return self._value(node)
             case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=at):
                 if name not in self._tensors or not isinstance(index := self._known(at), int):

@@ -253,7 +253,7 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tupl
 
     found = leaf(node)
     if found is not None:
-        return found, 1
+        return found, 2  # for the product of `elements`
     match node:
         case ast.Constant(value=int(value)):
             return constant(value), 1
