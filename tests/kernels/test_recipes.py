@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import opsmith
-from opsmith import ops
+from opsmith import errors, ops
 from opsmith.core.schema import schema_of
 from opsmith.core.shapes import read_shapes
 from opsmith.kernels.cpp.kernel import CppKernel
@@ -79,6 +79,69 @@ def test_sizes_of_0_and_1_by_chance_and_other_strides_are_planned_by_python() ->
         (6, 64),
         (5, 64),
     ]
+
+
+INNER = """
+void NAME(View<const float, 2> x, View<float, 2> y) {
+  for (int64_t i = 0; i < y.size(0); i++)
+    for (int64_t j = 0; j < y.size(1); j++) y(i, j) = x(i, j);
+}
+"""
+INNER_SIZES = "Shape sizes(View<const float, 2> x) { return {x.size(0) - 2, x.size(1) - 1}; }"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sizes"), [("x: N M -> N-2 M-1", ""), (None, INNER_SIZES)], ids=["shapes", "C++"]
+)
+def test_results_of_size_0_and_1_by_chance_are_planned_by_python(shapes: str | None, sizes: str) -> None:
+    name = "sized_inner" if sizes else "inner"
+
+    @opsmith.operator(f"recipes::{name}", shapes=shapes)
+    def inner(x: Tensor) -> Tensor:
+        return x[:-2, :-1].clone()  # a dimension of size 0 or 1 keeps its stride
+
+    kernel = kernel_of(inner.kernel("cpu", cpp=INNER.replace("NAME", name) + sizes))
+    kernel.direct(first := torch.randn(6, 5))
+    kernel.direct(first)
+    calls = [(torch.randn(rows, 3),) for rows in (4, 3, 5, 2)]
+    assert planned_by_python(kernel, calls) == [(3, 3), (2, 3)]
+    for (x,) in calls:
+        assert torch.equal(kernel.direct(x), inner.reference(x))
+        assert kernel.direct(x).stride() == inner.reference(x).stride()
+
+
+def test_a_number_of_dimensions_that_depends_on_sizes_is_left_to_python() -> None:
+    @opsmith.operator("recipes::paired")
+    def paired(x: Tensor) -> Tensor:
+        return torch.stack((x, x), 1) if len(x) > 9 else x.clone()
+
+    kernel = kernel_of(
+        paired.kernel(
+            "cpu",
+            cpp="""
+void paired(View<const float, 1> x, View<float, 1> y) {
+  for (int64_t i = 0; i < y.size(0); i++) y(i) = x(i);
+}
+Shape sizes(View<const float, 1> x) { return x.size(0) > 9 ? Shape{x.size(0), 2} : Shape{x.size(0)}; }
+""",
+        )
+    )
+    kernel.direct(first := torch.randn(5))
+    kernel.direct(first)
+    assert planned_by_python(kernel, [(torch.randn(6),)]) == []
+    with pytest.raises(errors.KernelSignatureError, match="does not write the result"):
+        kernel.direct(torch.randn(12))
+
+
+def test_shapes_that_are_not_those_of_the_reference_are_refused_in_each_call() -> None:
+    @opsmith.operator("recipes::wrong", shapes="x: N -> 8")
+    def wrong(x: Tensor) -> Tensor:
+        return x * 2
+
+    wrong.kernel("cpu", cpp="void wrong(View<const float, 1> x, View<float, 1> y) {}")
+    for _ in range(2):
+        with pytest.raises(errors.ShapeError, match="the shape of `result` is not the one in `shapes=`"):
+            wrong(torch.randn(5))
 
 
 REFUSED = {

@@ -10,6 +10,7 @@ from opsmith.kernels.common.parameters import Parameter, check_written
 from opsmith.kernels.runtime.plan import Plan, copies_in, strides_in
 from opsmith.kernels.runtime.recipe import contiguous_recipe
 from opsmith.torch_library.arguments import refuse_shapes
+from opsmith.torch_library.contract import refuse_result_shapes
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 
@@ -31,7 +32,7 @@ def plan_call(
         sizes: True if the instance computes the sizes of its results.
 
     Raises:
-        ShapeError: If the tensors do not have the declared shapes.
+        ShapeError: If the tensors, or the results of the reference, do not have the declared shapes.
         KernelSignatureError: If the instance writes results of another dtype or number of dimensions.
     """
     specification = kernel.operator.specification
@@ -39,6 +40,7 @@ def plan_call(
     results: list[tuple[ResultLayout, tuple[int, ...] | None]] = []
     views = parameters[len(specification.schema.arguments) :]
     layouts = result_layouts(specification, values)
+    refuse_result_shapes(specification, list(values), layouts)
     for described, result, view in zip(specification.schema.results, layouts, views, strict=True):
         check_written(kernel, described.name, result, view, values)
         written = result.stride if view.layout == "any" else strides_in(result.shape, view.layout)

@@ -21,6 +21,7 @@ from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, number_places, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.runtime.plan import strides_in
+from opsmith.torch_library.contract import refuse_result_shapes
 from opsmith.torch_library.result_layouts import ResultLayout, has_layout, memory_format, result_layouts
 
 
@@ -162,9 +163,11 @@ def plan_call(
             the launch.
         KernelSignatureError: If the kernel does not write the results of the reference.
         MissingFakeError: If the layouts of the results depend on data.
+        ShapeError: If the results of the reference do not have the declared shapes.
     """
     schema = kernel.operator.specification.schema
     layouts = result_layouts(kernel.operator.specification, values)
+    refuse_result_shapes(kernel.operator.specification, list(values), layouts)
     names = [result.name for result in schema.results]
     given = without_data(schema, values)
     named = dict(zip(schema.names, given, strict=True))

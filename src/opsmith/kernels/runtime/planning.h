@@ -18,7 +18,7 @@ struct SizedLaunch {
 // How calls of one kind are planned: of the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
 struct Recipe {
   std::shared_ptr<const Plan> known;  // of a call of this kind, which has no copies
-  std::vector<uint64_t> ones;         // for each tensor a bit for each dimension that is always 1
+  std::vector<uint64_t> ones;  // for each tensor of the arguments, then each result, a bit for each dimension of size 1
   std::vector<int64_t> sizing;        // see `declared_sizes`; empty where the kernel computes the sizes
   std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
   std::vector<SizedLaunch> launches;          // of each launch of the plan
@@ -53,15 +53,19 @@ struct Recipe {
   }
 };
 
-// True if a recipe may plan a call: all tensors are contiguous, and no size is 0, or 1 by chance, for which the
-// reference may return other strides. What has more elements than an int counts, Python plans: a kernel may not count
-// them.
+// Least size of a dimension that a recipe plans. Where a size is 0, or 1 by chance, the reference may return other
+// strides.
+inline int64_t least_size(const std::vector<uint64_t>& ones, size_t tensor, int64_t dim) {
+  return tensor < ones.size() && (ones[tensor] >> dim & 1) ? 1 : 2;
+}
+
+// True if a recipe may plan a call: all tensors are contiguous, and have the least sizes. What has more elements than
+// an int counts, Python plans: a kernel may not count them.
 inline bool is_sizable(const Signed& signature, const Arguments& arguments, const std::vector<uint64_t>& ones) {
   return every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
-    const uint64_t one = tensor < ones.size() ? ones[tensor] : 0;
     int64_t step = 1;
     for (int64_t at = raw.dim - 1; at >= 0; at--) {
-      if (raw.strides[at] != step || raw.sizes[at] < (one >> at & 1 ? 1 : 2)) return false;
+      if (raw.strides[at] != step || raw.sizes[at] < least_size(ones, tensor, at)) return false;
       step *= raw.sizes[at];
       if (step > INT32_MAX) return false;
     }
@@ -149,10 +153,8 @@ inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const S
     tensors.push_back(raw);
     return true;
   });
-  for (const Result& each : results) {
+  for (const Result& each : results)
     tensors.push_back({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
-    if (std::count(each.sizes.begin(), each.sizes.end(), 0)) return nullptr;  // launches may be left out
-  }
   Computed computed(std::move(tensors));
   auto work = std::make_unique<Launches>(*recipe.known->launches);
   for (size_t at = 0; at < work->scratch.size(); at++) {
@@ -182,7 +184,11 @@ inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& s
   plan->candidate = recipe.known->candidate;
   plan->device = recipe.known->device;
   for (size_t at = 0; at < shapes.size(); at++) {
-    Result result{recipe.known->results[at].dtype, {shapes[at].sizes, shapes[at].sizes + shapes[at].dim}, {}, {}};
+    const Result& known = recipe.known->results[at];
+    if (shapes[at].dim != int64_t(known.sizes.size())) return nullptr;  // the instance may not take such a result
+    for (int64_t dim = 0; dim < shapes[at].dim; dim++)
+      if (shapes[at].sizes[dim] < least_size(recipe.ones, arguments.tensors.size() + at, dim)) return nullptr;
+    Result result{known.dtype, {shapes[at].sizes, shapes[at].sizes + shapes[at].dim}, {}, {}};
     if (!lay_out(result.sizes, result.strides)) return nullptr;
     plan->results.push_back(std::move(result));
   }

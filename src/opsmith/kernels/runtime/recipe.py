@@ -90,7 +90,8 @@ class Recipe:
     It belongs to the plan of one of them, which has all that does not depend on sizes.
 
     Attributes:
-        ones: For each tensor of the arguments a bit for each dimension whose size is always 1.
+        ones: For each tensor of the arguments, then for each result, a bit for each dimension whose size is
+            always 1.
         sizing: Sizes of the results: see `sizing_of`.
         scratch: Programs for the sizes of each scratch buffer. Places of programs are the sizes of all
             tensors, of the arguments, the results and the scratch buffers, one tensor after the other.
@@ -141,8 +142,10 @@ def contiguous_recipe(
                 return None
             ones.append(sum(1 << dim for dim in known))
     for dims, result in zip(shapes.results, results, strict=True):
-        if not _is_shown(result, result.stride, _ones(dims, len(result.shape))):
+        known = _ones(dims, len(result.shape))
+        if not _is_shown(result, result.stride, known):
             return None
+        ones.append(sum(1 << dim for dim in known))
     return Recipe(tuple(ones), sizing)
 
 
