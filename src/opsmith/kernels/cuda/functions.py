@@ -101,7 +101,7 @@ class GpuFunctions:
         return Plan(work, copies_in(values, dict(call.copied)), tuple(results), device, recipe)
 
     def _most(self, call: CudaPlan, device: torch.device) -> list[tuple[int, int]]:
-        """Return the most threads and bytes of dynamic shared memory of launches with functions as set."""
+        """Return the most threads, and bytes of dynamic shared memory, that each launch may have now."""
         most = []
         for each in call.launches:
             function = self.loaded[each.instance, device.index or 0]

@@ -29,10 +29,10 @@ from opsmith.kernels.runtime.recipe import (
 
 
 class CallKind:
-    """Values of a call, of which all but sizes and numbers of floating point are those of its kind.
+    """Values of a call; all calls of its kind have them, but for sizes and numbers of floating point.
 
     Args:
-        named: Arguments, results and scratch buffers by name, as tensors or their layouts.
+        named: Arguments, results and scratch buffers by name, in this order.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
@@ -85,8 +85,8 @@ class CallKind:
         raise NotEncodedError("a function in Python")
 
     def _leaf(self, node: ast.expr) -> Program | None:
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - LAUNCH.functions.keys()
-        if all(self._is_of_kind(self._named[name]) for name in names):
+        """Return the program of a size, or of a part that is the same in all calls; None for others."""
+        if self._is_of_kind(node):
             return self._value(node)
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr="numel") if name in self._tensors:
@@ -102,7 +102,8 @@ class CallKind:
             ):
                 return self._value(node)
             case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=at):
-                if name not in self._tensors or not isinstance(index := self._known(at), int):
+                index = self._computed(at) if self._is_of_kind(at) else None
+                if name not in self._tensors or not isinstance(index, int):
                     return None
                 dims = self._places[name]
                 return size(dims[index]) if -len(dims) <= index < len(dims) else None
@@ -112,24 +113,22 @@ class CallKind:
     def _tensors(self) -> set[str]:
         return {name for name, value in self._named.items() if isinstance(value, Tensor)}
 
-    def _is_of_kind(self, value: Any) -> bool:
-        several = value if isinstance(value, list | tuple) else [value]
+    def _is_of_kind(self, node: ast.expr) -> bool:
+        """Return True if a part has the same value in all calls of the kind, by what it names."""
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - LAUNCH.functions.keys()
+        values = [self._named[name] for name in names]
+        several = [item for each in values for item in (each if isinstance(each, list | tuple) else [each])]
         return not any(isinstance(each, Tensor | float) for each in several)
 
-    def _known(self, node: ast.expr) -> Any:
-        """Return the value of a part that is the same in all calls of the kind; None if it has none."""
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - LAUNCH.functions.keys()
-        if not all(self._is_of_kind(self._named[name]) for name in names):
-            return None
-        return self._computed(node)
-
     def _computed(self, node: ast.expr) -> Any:
+        """Return the value of a part; None if it has none."""
         try:
             return Expression(ast.unparse(node), LAUNCH).value(self._named)
         except ExpressionError:
             return None
 
     def _value(self, node: ast.expr) -> Program | None:
+        """Return the program of a part that is the same in all calls; None if it is no whole number."""
         found = self._computed(node)
         return constant(int(found)) if isinstance(found, int) else None
 

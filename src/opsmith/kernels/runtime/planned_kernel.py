@@ -83,14 +83,14 @@ class PlannedKernel(BuiltKernel[S]):
         from opsmith.kernels.runtime.library import runtime_file
 
         specification = self.operator.specification
-        arguments = cpp_arguments(self)
+        arguments, free = cpp_arguments(self), self._free_numbers()
         runtime_file(folder, described)
         return dispatched_kernel(
             self,
             specification.dispatched_name,
             specification.schema.void.text("", with_hidden=True),
             arguments,
-            [each.name in self._free_numbers() for each in specification.schema.arguments],
+            [each.name in free for each in specification.schema.arguments],
             len(specification.schema.results),
             self.device.upper(),
             self._without_plan,
@@ -102,9 +102,10 @@ class PlannedKernel(BuiltKernel[S]):
         return ()
 
     def _free_numbers(self) -> set[str]:
-        """Return the arguments whose numbers of floating point the kernel alone reads: calls share a plan.
+        """Return the arguments whose numbers of floating point the kernel alone reads.
 
-        Results may have sizes that depend on them.
+        Calls that differ in them share a plan. There are none if the operator has results: their sizes may
+        depend on any number.
         """
         schema = self.operator.specification.schema
         numbers = {each.name for each in schema.arguments if each.kind.base.annotation == "float"}

@@ -1,8 +1,8 @@
 // The evaluator of sizes: programs of whole numbers, which recipe.py makes of expressions.
 //
 // A process with Python gets them as it gets plans; a library without Python has them as constants. They compute exact
-// fractions of 64 bits. What exceeds them, or divides by zero, is undefined: such a call goes where one without a plan
-// goes.
+// fractions of 64 bits. A value that exceeds them, or divides by zero, is undefined: its call goes where calls without
+// a plan go.
 #pragma once
 #include <algorithm>
 
@@ -18,7 +18,7 @@ constexpr int most_operands = 32;  // recipe.py refuses what needs more
 constexpr int most_letters = 64;
 
 struct Fraction {
-  int64_t over = 0, under = 1;  // in lowest terms; of what is undefined, under is 0, and over is 1 if it is unknown
+  int64_t over = 0, under = 1;  // in lowest terms; under is 0 if it is undefined, and over is 1 if a letter is unknown
   bool defined() const { return under != 0; }
 };
 constexpr Fraction undefined{0, 0}, unknown{1, 0};

@@ -56,7 +56,8 @@ class SizedLaunch:
     """Parts of a launch that depend on sizes.
 
     Attributes:
-        constants: Numbers of the kernel's template, each with its program: others need another instance.
+        constants: Numbers of the kernel's template, each with its program. A call with others needs another
+            instance.
         grid: Number of blocks, in three dimensions.
         block: Number of threads of a block, in three dimensions.
         shared: Bytes of dynamic shared memory.
