@@ -45,12 +45,12 @@ extern "C" void computed(const int64_t* program, const int64_t* sizes, int64_t c
   found[0] = value.over, found[1] = value.under;
 }
 """
-Compute = Callable[[str, dict[str, Any]], Fraction | None]
+Compute = Callable[..., Fraction | None]
 
 
 @pytest.fixture(scope="module")
 def in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Compute:
-    """Computes an expression by its program; None where it is undefined."""
+    """Computes an expression by its program, made for a call of the same kind; None where it is undefined."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "computed.cpp").write_text(SOURCE)
     for path in (HEADER, RECIPE):
@@ -60,9 +60,9 @@ def in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Compute:
     kernel_toolchain().build("programs", command, folder, "a compiler of C++17")
     function = ctypes.CDLL(str(folder / "computed.so")).computed
 
-    def computed(text: str, named: dict[str, Any]) -> Fraction | None:
+    def computed(text: str, named: dict[str, Any], known: dict[str, Any] | None = None) -> Fraction | None:
         rule = LaunchRule("grid", (parse(text, LAUNCH),), (), "programs::it")
-        (program,) = CallKind(named).programs(rule)
+        (program,) = CallKind(known or named).programs(rule)
         sizes = [size for each in named.values() if isinstance(each, Tensor) for size in each.shape]
         found = (ctypes.c_int64 * 2)()
         function(
@@ -136,7 +136,10 @@ def expression(depth: int, chance: random.Random) -> str:
     if depth == 0 or chance.random() < 0.15:
         numbers = [str(chance.randint(0, 300)), str(chance.choice([2**31, 2**62, 2**63 - 1]))]
         return chance.choice(
-            ["n", "m", "x.numel", "x.shape[0]", "x.shape[-1]", "y.numel", "x.dim", "x.itemsize", *numbers]
+            [
+                *("n", "m", "x.numel", "x.shape[0]", "x.shape[-1]", "y.numel", "y.shape[m % 3]"),
+                *("x.dim", "x.itemsize", "len(x.shape)", *numbers),
+            ]
         )
 
     def part() -> str:
@@ -166,11 +169,19 @@ def test_random_expressions_are_computed_as_python_computes_them_or_not_at_all(
     agreed = beyond = 0
     for _ in range(count):
         text = expression(chance.randint(1, 4), chance)
-        x = torch.empty(chance.randint(0, 50), chance.randint(1, 700), device="meta", dtype=torch.float16)
-        y = torch.empty(chance.randint(1, 9), 2, 3, device="meta")
-        named = {"x": x, "y": y, "n": chance.randint(-5, 4000), "m": chance.randint(0, 3)}
+        numbers = {"n": chance.randint(-5, 4000), "m": chance.randint(0, 3)}
+        known, named = (
+            {
+                "x": torch.empty(
+                    chance.randint(0, 50), chance.randint(1, 700), device="meta", dtype=torch.float16
+                ),
+                "y": torch.empty(chance.randint(1, 9), 2, 3, device="meta"),
+                **numbers,
+            }
+            for _ in range(2)
+        )
         try:
-            found = in_cpp(text, named)
+            found = in_cpp(text, named, known)
         except NotEncodedError:
             beyond += 1
             continue
