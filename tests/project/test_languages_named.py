@@ -32,8 +32,6 @@ STILL = {
     "kernels/ort/nodes.py": RUNTIME,
     "kernels/serving/cuda_tables.py": RUNTIME,
     "kernels/serving/expressions.py": RUNTIME,
-    "kernels/serving/library.py": RUNTIME,
-    "kernels/serving/tables.py": RUNTIME,
     "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
     "shipping/served_cuda.py": RUNTIME,
     "shipping/torch_library.py": RUNTIME,

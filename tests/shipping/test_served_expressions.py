@@ -18,7 +18,7 @@ from opsmith.build.toolchain import find_toolchain
 from opsmith.kernels.cpp.compiler import HEADER
 from opsmith.kernels.cuda.launch import LaunchRule, launch_rule
 from opsmith.kernels.runtime import library as runtime
-from opsmith.kernels.serving import library as serving
+from opsmith.kernels.runtime import served
 from opsmith.kernels.serving.expressions import rule_in_cpp
 
 NAMES = {
@@ -224,7 +224,7 @@ def computed(listed: Sequence[str], of_two: Sequence[str], folder: Path) -> list
     program = PROGRAM.replace("@numbers@", numbers_in_cpp())
     program = program.replace("@rules@", functions(listed)).replace("@of_two@", functions(of_two))
     (folder / "main.cpp").write_text(program)
-    folders = [f"-I{each}" for each in (serving.HERE, HEADER.parent, runtime.HERE)]
+    folders = [f"-I{each}" for each in (served._CUDA, HEADER.parent, runtime.HERE)]
     done = find_toolchain().run(["-std=c++17", "-O0", *folders, "main.cpp", "-o", "main"], folder)
     assert done.status == 0, done.printed
     return subprocess.run([folder / "main"], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -24,9 +24,8 @@ from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.runtime.linked_library import KernelObject
 from opsmith.kernels.runtime.recipe import sizing_of
+from opsmith.kernels.runtime.served import LIBRARY, ServedOperator, link_library
 from opsmith.kernels.serving.cuda_tables import ServedCuda
-from opsmith.kernels.serving.library import LIBRARY, link_library
-from opsmith.kernels.serving.tables import ServedOperator
 from opsmith.shipping.layout_rules import accepted_layouts
 from opsmith.shipping.served_cuda import cuda_refusal, in_another_language, served_cuda
 from opsmith.shipping.targets import NONE, BuildTargets

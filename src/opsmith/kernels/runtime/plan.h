@@ -1,4 +1,4 @@
-// Plans by which calls run: made once for each call signature, in Python, and cached here.
+// Plans by which calls run: made once for each call signature, and cached here.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "torch_stack.h"
+#include "values.h"
 
 namespace opsmith {
 

@@ -1,7 +1,7 @@
 // Plans for new sizes of a known kind of call, by its recipe: nothing else here computes a size or a grid.
 #pragma once
+#include "plan.h"
 #include "recipe.h"
-#include "run.h"
 
 namespace opsmith {
 
@@ -56,7 +56,7 @@ struct Recipe {
 // True if a recipe may plan a call: all tensors are contiguous, and no size is 0, or 1 by chance, for which the
 // reference may return other strides. What has more elements than an int counts, Python plans: a kernel may not count
 // them.
-inline bool is_sizable(const Signed& signature, const Arguments& arguments, const std::vector<uint64_t>& ones) {
+inline bool is_sizable(const Signed& signature, const CallValues& arguments, const std::vector<uint64_t>& ones) {
   return every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
     const uint64_t one = tensor < ones.size() ? ones[tensor] : 0;
     int64_t step = 1;
@@ -69,13 +69,14 @@ inline bool is_sizable(const Signed& signature, const Arguments& arguments, cons
   });
 }
 
-// Computes the sizes of results by a recipe. Where the kernel throws, its text is in `error`.
-inline SizesStatus sizes_by(const Recipe& recipe, const Arguments& arguments, std::vector<Shape>& shapes, char* error,
-                            size_t room) {
-  shapes.resize(recipe.known->results.size());
+// Computes the sizes of results, by a function of the kernel or by `shapes=`. Where the kernel throws, its text is in
+// `error`. Without either they are known if there are none.
+inline SizesStatus sizes_by(const Candidate* candidate, const int64_t* sizing, const CallValues& arguments,
+                            std::vector<Shape>& shapes, char* error, size_t room) {
   const Value* values = arguments.values.data();
-  if (recipe.sizing.empty()) return recipe.known->candidate->sizes(values, shapes.data(), error, room);
-  return declared_sizes(recipe.sizing.data(), values, shapes.data());
+  if (candidate != nullptr && candidate->sizes != nullptr) return candidate->sizes(values, shapes.data(), error, room);
+  if (sizing != nullptr) return declared_sizes(sizing, values, shapes.data());
+  return shapes.empty() ? KNOWN : UNKNOWN;
 }
 
 // Lays a tensor out contiguously. False if its sizes are none, or it has more elements than an int counts.
@@ -91,31 +92,40 @@ inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& str
   return true;
 }
 
-// Programs of one call: their places are the sizes of its tensors, one tensor after the other.
-class Computed {
+// Values that programs of a call read: those of its arguments, then of its results and scratch buffers.
+class CallScope {
  public:
-  explicit Computed(std::vector<RawTensor> tensors) {
-    for (const RawTensor& each : tensors) add(each);
+  CallScope(const Signed& signature, const CallValues& arguments) {
+    for (size_t at = 0; at < signature.size(); at++) values_.push(arguments.values[at]), item_sizes_.push(0);
+    every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
+      item_sizes_[argument] = int64_t(item_size(arguments.dtypes[tensor]));
+      tensors_.push_back(raw);
+      return true;
+    });
   }
-  void add(const RawTensor& tensor) {
-    for (int64_t at = 0; at < tensor.dim; at++) places_.push({tensor.sizes[at], 1});
-    tensors_.push_back(tensor);
+  // The sizes and strides are read as long as programs are.
+  void add(int32_t dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+    tensors_.push_back({nullptr, sizes.data(), strides.data(), int64_t(sizes.size())});
+    Value value;
+    value.given = true, value.tensor = tensors_.back();
+    values_.push(value), item_sizes_.push(int64_t(item_size(dtype)));
   }
   bool whole(const Program& program, int64_t least, int64_t most, int64_t& found) const {
-    const Fraction value = evaluated(program.data(), places_.data());
+    const Fraction value = evaluated(program.data(), {nullptr, values_.data(), item_sizes_.data()});
     found = value.over;
     return value.under == 1 && found >= least && found <= most;
   }
   const RawTensor& tensor(size_t at) const { return tensors_[at]; }
 
  private:
-  Inline<Fraction, 64> places_;
+  Inline<Value, 24> values_;
+  Inline<int64_t, 24> item_sizes_;
   std::vector<RawTensor> tensors_;
 };
 
 // Computes a launch that has the parameters of a known one, but for sizes and strides of views. False where a GPU would
 // not do it, or another instance of the kernel is for it.
-inline bool compute_launch(const SizedLaunch& sized, const Computed& computed, Launch& launch) {
+inline bool compute_launch(const SizedLaunch& sized, const CallScope& computed, Launch& launch) {
   constexpr int64_t most_grid[3] = {INT32_MAX, 65535, 65535}, most_block[3] = {1024, 1024, 64};
   int64_t found, threads = 1;
   for (const auto& [number, program] : sized.constants)
@@ -143,17 +153,12 @@ inline bool compute_launch(const SizedLaunch& sized, const Computed& computed, L
 
 // Computes the launches of a call by a recipe; null where it cannot.
 inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const Signed& signature,
-                                                   const Arguments& arguments, const std::vector<Result>& results) {
-  std::vector<RawTensor> tensors;
-  every(signature, arguments, [&](const RawTensor& raw, size_t, size_t) {
-    tensors.push_back(raw);
-    return true;
-  });
+                                                   const CallValues& arguments, const std::vector<Result>& results) {
+  CallScope computed(signature, arguments);
   for (const Result& each : results) {
-    tensors.push_back({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
+    computed.add(each.dtype, each.sizes, each.strides);
     if (std::count(each.sizes.begin(), each.sizes.end(), 0)) return nullptr;  // launches may be left out
   }
-  Computed computed(std::move(tensors));
   auto work = std::make_unique<Launches>(*recipe.known->launches);
   for (size_t at = 0; at < work->scratch.size(); at++) {
     Buffer& buffer = work->scratch[at];
@@ -161,8 +166,7 @@ inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const S
       if (!computed.whole(recipe.scratch[at][dim], 0, INT32_MAX, buffer.sizes[dim])) return nullptr;
     if (!lay_out(buffer.sizes, buffer.strides)) return nullptr;
   }
-  for (const Buffer& each : work->scratch)
-    computed.add({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
+  for (const Buffer& each : work->scratch) computed.add(each.dtype, each.sizes, each.strides);
   for (size_t at = 0; at < work->launches.size(); at++)
     if (!compute_launch(recipe.launches[at], computed, work->launches[at])) return nullptr;
   return work;
@@ -170,12 +174,13 @@ inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const S
 
 // Plans a call of the kind of a recipe; null where it cannot. If the kernel's `sizes` throws, the call goes to the
 // fallback: if the reference refuses the arguments too, its exception is raised.
-inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const Arguments& arguments,
+inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const CallValues& arguments,
                                            bool& threw) {
   char error[1000];
-  std::vector<Shape> shapes;
+  std::vector<Shape> shapes(recipe.known->results.size());
   if (!is_sizable(signature, arguments, recipe.ones)) return nullptr;
-  const SizesStatus status = sizes_by(recipe, arguments, shapes, error, sizeof error);
+  const int64_t* sizing = recipe.sizing.empty() ? nullptr : recipe.sizing.data();
+  const SizesStatus status = sizes_by(recipe.known->candidate, sizing, arguments, shapes, error, sizeof error);
   threw = status == THREW;
   if (status != KNOWN) return nullptr;
   auto plan = std::make_shared<Plan>();

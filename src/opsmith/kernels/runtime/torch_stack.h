@@ -8,11 +8,9 @@
 namespace opsmith {
 
 // Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.
-class Arguments {
+class Arguments : public CallValues {
  public:
-  Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
-  Inline<int32_t, 12> dtypes;  // of the tensors
   Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values but free ones
   Words kind;   // the same without sizes, strides and floating-point numbers
 

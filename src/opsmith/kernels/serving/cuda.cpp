@@ -89,19 +89,21 @@ std::string text_of(const int64_t* numbers, size_t count) {
   return text;
 }
 
-class CudaCall : ServedCall {
+class CudaCall : OperatorCall {
  public:
-  CudaCall(const ServedOperator& op, const Signed& signature, const uint64_t* stack)
-      : ServedCall(op, signature, stack), device_(device()) {}
+  CudaCall(const ServedOperator& served, const Signed& signature, Arguments& arguments)
+      : OperatorCall(served.op, signature, arguments), served_(served), arguments_(arguments), device_(device()) {}
 
   void compute(uint64_t* stack) {
     const std::pair<const CudaKernel&, const CudaVariant&> found = taken();
     const CudaVariant& variant = found.second;
     refuse_capacities(variant);
-    const Plan plan = planned(variant.candidate);
+    refuse_writes([&] { return raise_versions(signature_, arguments_); });
+    const auto made = planned(variant.candidate);
+    const Plan& plan = *made;
     Made results(device_);
     run_plan(signature_, plan, arguments_, results, [](size_t) {}, [&] { run(found.first, variant, plan, results); });
-    hand_over(results, stack);
+    hand_over(served_, results, stack);
   }
 
  private:
@@ -142,8 +144,8 @@ class CudaCall : ServedCall {
     Offers offers;
     std::vector<std::pair<const CudaKernel*, const CudaVariant*>> all;
     std::string missing;
-    for (int32_t at = 0; at < op_.cuda->count; at++) {
-      const CudaKernel& kernel = op_.cuda->kernels[at];
+    for (int32_t at = 0; at < served_.cuda->count; at++) {
+      const CudaKernel& kernel = served_.cuda->kernels[at];
       const std::vector<int64_t> constants = numbers("constants", kernel.constants, given);
       const size_t before = all.size();
       for (int32_t each = 0; each < kernel.variant_count; each++) {
@@ -216,7 +218,7 @@ class CudaCall : ServedCall {
       for (int64_t size : sizes.back())
         if (size < 0 || dtype < 0) throw uncomputable("scratch", NoValue("a negative size, or the dtype of None"));
       RawTensor raw{nullptr, sizes.back().data(), nullptr, int64_t(sizes.back().size())};
-      strides.push_back(strides_of(raw, false));
+      strides.push_back(strides_in(raw.dim, raw.sizes, CONTIGUOUS));
       raw.strides = strides.back().data();
       raw.data = memory(scratch.empty(dtype, raw.dim, raw.sizes, raw.strides));
       Value value;
@@ -341,12 +343,14 @@ class CudaCall : ServedCall {
     }
   }
 
+  const ServedOperator& served_;
+  Arguments& arguments_;
   const Device device_;
 };
 }  // namespace
 
 namespace opsmith {
-void compute_cuda(const ServedOperator& op, const Signed& signature, uint64_t* stack) {
-  CudaCall(op, signature, stack).compute(stack);
+void compute_cuda(const ServedOperator& op, const Signed& signature, Arguments& arguments, uint64_t* stack) {
+  CudaCall(op, signature, arguments).compute(stack);
 }
 }  // namespace opsmith

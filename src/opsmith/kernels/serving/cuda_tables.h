@@ -68,9 +68,6 @@ struct CudaOperator {
   const CudaKernel* kernels;  // in the order in which they are tried
   int32_t count;
 };
-
-// Computes a call of an operator on a GPU.
-void compute_cuda(const ServedOperator& op, const Signed& signature, uint64_t* stack);
 }  // namespace opsmith
 
 extern "C" const unsigned char opsmith_images[];

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <memory>
 
-#include "call.h"
+#include "library.h"
 
 namespace opsmith {
 
