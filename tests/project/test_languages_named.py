@@ -28,8 +28,6 @@ STILL = {
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,
     "exporting/library.py": RUNTIME,
-    "kernels/ort/library.py": RUNTIME,
-    "kernels/ort/nodes.py": RUNTIME,
     "kernels/serving/cuda_tables.py": RUNTIME,
     "kernels/serving/expressions.py": RUNTIME,
     "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",

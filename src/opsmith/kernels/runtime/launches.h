@@ -4,7 +4,7 @@
 #pragma once
 #include <dlfcn.h>
 
-#include "run.h"
+#include "torch_memory.h"
 
 namespace opsmith {
 

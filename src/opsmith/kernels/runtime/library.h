@@ -1,7 +1,7 @@
 // Tables of a library for torch's dispatcher: its operators, and what they are registered by.
 #pragma once
 #include "operators.h"
-#include "run.h"
+#include "torch_memory.h"
 
 namespace opsmith {
 

@@ -21,8 +21,10 @@ from opsmith.kernels.runtime.loading import LIBRARY, LibraryFile, loadable, pack
 
 HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
-CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_stack.h", "plan.h", "run.h"))
-"""Headers for calls by plans, without Python."""
+RUNNING = tuple(HERE / name for name in ("values.h", "plan.h", "run.h"))
+"""Headers for calls by plans, without Python and torch."""
+CALLING = (*RUNNING, *(HERE / name for name in ("stable_torch.h", "torch_stack.h", "torch_memory.h")))
+"""The same with torch's stack and memory."""
 PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""

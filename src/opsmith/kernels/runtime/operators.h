@@ -38,6 +38,8 @@ struct Operator {
   int32_t result_count;
   const char* shapes;     // text of `shapes=`, for messages; may be empty
   const int64_t* sizing;  // the sizes of the results by it: see recipe.h; null if it does not tell them
+  const int64_t* const* calls = nullptr;  // the same by calls of an exported model, where nothing else tells them
+  int32_t call_count = 0;
 
   Signed signature() const {
     Signed all;
@@ -205,7 +207,11 @@ class OperatorCall {
   std::vector<Shape> sizes(const Candidate& candidate) const {
     std::vector<Shape> shapes(size_t(op_.result_count));
     char error[1000];
-    const SizesStatus status = sizes_by(&candidate, op_.sizing, arguments_, shapes, error, sizeof error);
+    SizesStatus status = sizes_by(&candidate, op_.sizing, arguments_, shapes, error, sizeof error);
+    for (int32_t at = 0; status == UNKNOWN && at < op_.call_count; at++) {
+      shapes.assign(shapes.size(), Shape());
+      status = declared_sizes(op_.calls[at], arguments_.values.data(), shapes.data());
+    }
     if (status == THREW) throw threw(error);
     if (status != KNOWN) throw misfit();
     return shapes;
@@ -217,6 +223,11 @@ class OperatorCall {
       found += (found.empty() ? "" : ", ") + name(argument) + ": " + listed(raw.sizes, raw.dim);
       return true;
     });
+    if (!*op_.shapes && op_.call_count)
+      return refused("the sizes of its results are not known for these tensors",
+                     {{"expected", "the sizes and other arguments of a call in the exported model"},
+                      {"got", found},
+                      {"hint", "export the model with dynamic axes"}});
     return refused("its tensors do not fit one another",
                    {{"expected", *op_.shapes ? op_.shapes : "sizes for which its kernel knows those of the results"},
                     {"got", found},

@@ -12,10 +12,10 @@ namespace opsmith {
 
 // In the order of `CODES` in recipe.py. Behind the first two stands a number: a constant, or the place of a number; and
 // behind those from VALUE on the index of a value of the call, of which they read something: of which SIZE and what
-// comes after it read an item, by the index on top of the stack.
+// comes after it read an item, by the index on top of the stack. SINGLE reads the bits of a number in single precision.
 enum Code : int64_t { CONSTANT, PLACE, ADD, SUBTRACT, MULTIPLY, DIVIDE, QUOTIENT, REMAINDER, NEGATE, CEIL, FLOOR, LEAST,
                       LARGEST, LESS, LESS_OR_EQUAL, EQUAL, NOT, SELECT, VALUE, TRUTH, GIVEN, DIMENSIONS, ELEMENTS,
-                      ITEMSIZE, LENGTH, SIZE, ITEM, TRUTH_ITEM };
+                      ITEMSIZE, LENGTH, SINGLE, SIZE, ITEM, TRUTH_ITEM, SINGLE_ITEM, BYTE_ITEM };
 
 constexpr int most_operands = 32;  // recipe.py refuses what needs more
 constexpr int most_letters = 64;
@@ -97,6 +97,14 @@ inline Fraction unary(int64_t code, Fraction a) {
   return undefined;
 }
 
+// Equal numbers have equal bits: so do both zeros, and all nan.
+inline Fraction single_bits(double number) {
+  const float single = float(number) + 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &single, sizeof bits);
+  return {single == single ? bits : 0x7fc00000u, 1};
+}
+
 inline Fraction read(int64_t code, int64_t at, const Inputs& inputs, Fraction index) {
   const Value& value = inputs.values[at];
   const RawTensor& raw = value.tensor;
@@ -108,6 +116,7 @@ inline Fraction read(int64_t code, int64_t at, const Inputs& inputs, Fraction in
     case DIMENSIONS: return {raw.dim, 1};
     case ITEMSIZE: return {inputs.item_sizes[at], 1};
     case LENGTH: return {value.list.size, 1};
+    case SINGLE: return single_bits(value.number);
     case ELEMENTS: {
       Fraction count{1, 1};
       for (int64_t dim = 0; count.defined() && dim < raw.dim; dim++) count = product(count, {raw.sizes[dim], 1});
@@ -117,9 +126,14 @@ inline Fraction read(int64_t code, int64_t at, const Inputs& inputs, Fraction in
   const int64_t count = code == SIZE ? raw.dim : value.list.size;
   if (index.under != 1 || index.over < -count || index.over >= count) return undefined;
   const int64_t place = index.over + (index.over < 0 ? count : 0);
-  if (code == SIZE) return {raw.sizes[place], 1};
-  if (code == ITEM) return {static_cast<const int64_t*>(value.list.data)[place], 1};
-  return {static_cast<const bool*>(value.list.data)[place], 1};
+  switch (code) {
+    case SIZE: return {raw.sizes[place], 1};
+    case ITEM: return {static_cast<const int64_t*>(value.list.data)[place], 1};
+    case TRUTH_ITEM: return {static_cast<const bool*>(value.list.data)[place], 1};
+    case SINGLE_ITEM: return single_bits(static_cast<const double*>(value.list.data)[place]);
+    case BYTE_ITEM: return {static_cast<const unsigned char*>(value.list.data)[place], 1};
+  }
+  return undefined;
 }
 
 // Computes a program, which begins with the count of its numbers.
@@ -154,8 +168,8 @@ inline Fraction evaluated(const int64_t* program, const Inputs& inputs) {
   return *stack;
 }
 
-// Computes the sizes of results from `shapes=`, which `sizing` in recipe.py encodes; UNKNOWN for tensors that do not
-// have the declared shapes.
+// Computes the sizes of results from `shapes=`, which `sizing_of` in recipe.py encodes, or from those of an exported
+// call; UNKNOWN for a call without the declared shapes, or for which a condition does not hold.
 inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Shape* shapes) {
   const int64_t* at = sizing;
   Fraction letters[most_letters];
@@ -169,7 +183,9 @@ inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Sh
     at = arguments;
     for (int64_t left = *at++; left > 0; left--) {
       const Value& value = values[*at++];
-      const RawTensor& raw = value.tensor;
+      const int64_t item = *at++;  // in a list; -1 for a tensor alone
+      if (item >= 0 && (!value.given || item >= value.list.size)) return UNKNOWN;
+      const RawTensor& raw = item < 0 ? value.tensor : static_cast<const RawTensor*>(value.list.data)[item];
       const bool leading = *at++ != 0;
       const int64_t count = *at++, before = raw.dim - count;
       if (value.given && (leading ? before < 0 : before != 0)) return UNKNOWN;
@@ -185,6 +201,10 @@ inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Sh
         if (letter) letters[at[2]] = {found, 1};
       }
     }
+  }
+  for (int64_t left = *at++; left > 0; left--, at += 1 + *at) {
+    const Fraction holds = evaluated(at, {letters, values, nullptr});
+    if (holds.defined() ? holds.over == 0 : !holds.is_unknown()) return UNKNOWN;
   }
   for (int64_t left = *at++; left > 0; left--, shapes++) {
     const bool leading = *at++ != 0;

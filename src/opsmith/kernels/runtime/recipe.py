@@ -28,9 +28,12 @@ CODES = (
         "ELEMENTS",
         "ITEMSIZE",
         "LENGTH",
+        "SINGLE",
         "SIZE",
         "ITEM",
         "TRUTH_ITEM",
+        "SINGLE_ITEM",
+        "BYTE_ITEM",
     ),
 )
 """Codes of programs, in the order of `enum Code` in recipe.h."""
@@ -175,9 +178,10 @@ def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
     """Return numbers by which C++ computes the sizes of results; None if `shapes=` does not tell them all.
 
     They are read by `declared_sizes` in recipe.h: the number of letters; for each whole number that is a
-    size its letter and its argument; for each tensor with a declared shape its argument, 1 if any
-    dimensions may come first, the number of the others, and a program for each, empty for any size; and the
-    same for each result.
+    size its letter and its argument; for each tensor with a declared shape its argument, its index in a list
+    or -1, 1 if any dimensions may come first, the number of the others, and a program for each, empty for any
+    size; for each condition a program, of which there are none here; and for each result the same as for a
+    tensor, from the 1 on.
 
     Example:
         >>> from opsmith.core.schema import schema_of
@@ -186,7 +190,7 @@ def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
         ...     return torch.cat((x, x), -1)
         >>> schema = schema_of(doubled, "demo::doubled")
         >>> sizing_of(read_shapes("x: ... N -> ... 2*N", schema), schema)
-        (1, 0, 1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 5, 0, 2, 1, 0, 4)
+        (1, 0, 1, 0, -1, 1, 1, 2, 1, 0, 0, 1, 1, 1, 5, 0, 2, 1, 0, 4)
     """
     if shapes is None or len(shapes.results) < len(schema.results):
         return None
@@ -205,8 +209,8 @@ def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
     try:
         numbers.append(len(shapes.arguments))
         for name, dims in shapes.arguments.items():
-            numbers += [index[name], *_dims(dims, place)]
-        numbers.append(len(shapes.results))
+            numbers += [index[name], -1, *_dims(dims, place)]
+        numbers += [0, len(shapes.results)]
         for dims in shapes.results:
             numbers += _dims(dims, place)
     except NotEncodedError:
