@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from opsmith.core.expression import Expression
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cuda.launch import LaunchRule, LaunchRules
-from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
+from opsmith.kernels.cuda.parameters import CudaParameter
+from opsmith.kernels.cuda.plan import CudaPlan
 from opsmith.kernels.runtime.recipe import (
     NotEncodedError,
     Program,
@@ -42,26 +43,36 @@ class RulePrograms:
         Raises:
             NotEncodedError: If Python alone computes one.
         """
-        return tuple(map(self._program, rule.parts))
+        try:
+            return tuple(map(self._program, rule.parts))
+        except NotEncodedError as error:
+            error.rule = f"`{rule.name}`"
+            raise
 
-    def launch(self, rules: LaunchRules, known: PlannedLaunch, most: tuple[int, int]) -> SizedLaunch:
+    def launch(
+        self,
+        rules: LaunchRules,
+        constants: Iterable[tuple[str, int]],
+        views: Iterable[CudaParameter],
+        most: tuple[int, int],
+    ) -> SizedLaunch:
         """Return the parts of a launch that depend on the call.
 
         Args:
             rules: Rules of the launch.
-            known: The launch in a call.
+            constants: Numbers of the template, by name, that the launch is for.
+            views: Parameter of each tensor that is passed.
             most: Most threads of a block, and most bytes of dynamic shared memory.
 
         Raises:
             NotEncodedError: If Python alone computes one.
         """
-        numbers = known.instance.constants
         return SizedLaunch(
-            tuple((number, self.programs(rules.constants[name])[0]) for name, number in numbers),
+            tuple((number, self.programs(rules.constants[name])[0]) for name, number in constants),
             self._three(rules.grid),
             self._three(rules.block),
             self.programs(rules.shared)[0],
-            tuple(max(view.max_dim, 1) for view in known.views),
+            tuple(max(view.max_dim, 1) for view in views),
             *most,
         )
 
@@ -74,7 +85,9 @@ class RulePrograms:
             return program(part.tree, self._leaves)
         if isinstance(part, int):
             return constant(part)
-        raise NotEncodedError("a function in Python")
+        raise NotEncodedError(
+            "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`"
+        )
 
 
 def launch_recipe(
@@ -104,7 +117,10 @@ def launch_recipe(
     made = RulePrograms(types, (each.name for each in (*call.results, *call.scratch)))
     try:
         scratch = tuple(made.programs(each.sizes) for each in rules.scratch)
-        launches = tuple(map(made.launch, rules.launches, call.launches, most))
+        launches = tuple(
+            made.launch(each, known.instance.constants, known.views, limits)
+            for each, known, limits in zip(rules.launches, call.launches, most, strict=True)
+        )
     except NotEncodedError:
         return None
     return replace(recipe, scratch=scratch, launches=launches)

@@ -13,6 +13,7 @@
 
 #include <mutex>
 
+#include "driver.h"
 #include "library.h"
 #include "processor.h"
 
@@ -154,30 +155,50 @@ void ask(Served& each) {
   each.mode = SHARED;
 }
 
-void compute(Served& each, uint64_t* stack, bool on_gpu) {
+// Plans a call; on a GPU with its kernels loaded.
+std::shared_ptr<const Plan> planned(const OperatorCall& call, const ServedDevice& on, int32_t gpu) {
+  return call.plan(on.kernels, [&](const DeviceInstance& instance, Launches& work, Launch& launch) {
+    try {
+      OpenDriver::get().load(instance, gpu, work, launch);
+    } catch (const DriverError& error) {
+      throw call.refused(launch.failed + ": " + error.text);
+    }
+  });
+}
+
+void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   if (each.mode == CONTESTED) throw Refused(each.contested);
   if (each.mode == ASKS) ask(each);
   if (each.mode == SHARED) return dispatch_again(each, stack);
   Arguments arguments;
   for (size_t at = 0; at < each.signature.size(); at++) arguments.read(stack[at], each.signature[at]);
   arguments.own();
-  if (on_gpu) return opsmith_served.compute_cuda(*each.made, each.signature, arguments, stack);
   const OperatorCall call(each.made->op, each.signature, arguments);
-  if (const char* missing = missing_instruction(opsmith_served.needs))
-    throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
-                  ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+  if (on.kernels.first->launched == nullptr) {
+    arguments.device = {};
+    if (const char* missing = missing_instruction(opsmith_served.needs))
+      throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
+                    ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+  } else if (arguments.several_devices) {
+    throw call.refused("its tensors are on several devices",
+                       {{"expected", "all on one GPU"}, {"hint", "move them to the same device"}});
+  }
+  arguments.device.index = std::max(arguments.device.index, 0);
   auto known = each.plans.find(arguments.words);
   if (!known) {
-    known = call.plan(each.made->kernels);
+    known = planned(call, on, arguments.device.index);
     each.plans.remember(Signature(arguments.words), *known, 0);
   }
   call.refuse_writes([&] { return raise_versions(each.signature, arguments); });
   const Plan& plan = **known;
-  Made results;
+  const auto threw = [&](const char* text) { throw plan.launches ? call.refused(text) : call.threw(text); };
+  Made results(plan.device);
   run_plan(each.signature, plan, arguments, results, [](size_t) {}, [&] {
-    run_candidate(*plan.candidate, arguments, [&](const char* text) { throw call.threw(text); });
+    if (plan.launches) launch_all(each.signature, *plan.launches, arguments, results, threw);
+    else run_candidate(*plan.candidate, arguments, threw);
   });
-  hand_over(*each.made, results, stack);
+  const ServedOperator& made = *each.made;
+  for (int32_t at = 0; at < made.shown_count; at++) stack[at] = results.hand_over(size_t(made.shown[at]));
 }
 
 // The second operator: returns digest and file; for one that claims the operator, where the two differ, a message.
@@ -223,8 +244,8 @@ void register_operator(Served& each) {
     each.defined_before = before;
     each.mode = ASKS;
   }
-  if (op.kernels.count) implement(name_space, "CPU", name, op.entry);
-  if (op.cuda) implement(name_space, opsmith_served.cuda_key, name, op.cuda_entry);
+  for (const ServedDevice* on = op.devices; on != op.devices + op.device_count; on++)
+    implement(name_space, on->key, name, on->entry);
   if (defined && op.returning != nullptr && aoti_torch_library_def(fragment(name_space), op.returning) == 0) {
     const std::string returning(op.returning, std::strcspn(op.returning, "("));
     implement(name_space, "CompositeImplicitAutograd", returning.c_str(), op.returning_entry);
@@ -240,21 +261,18 @@ void after_fork() {
   for (int32_t at = 0; at < opsmith_served.count; at++) register_operator(served()[at]);
   return true;
 }();
+}  // namespace
 
-void serve_on(int32_t index, uint64_t* stack, bool on_gpu) {
+namespace opsmith {
+void serve(int32_t index, int32_t device, uint64_t* stack) {
+  Served& each = served()[index];
   try {
-    compute(served()[index], stack, on_gpu);
+    compute(each, each.made->devices[device], stack);
   } catch (const std::exception& error) {
     thrown = error.what();
     throw;
   }
 }
-}  // namespace
-
-namespace opsmith {
-void serve(int32_t index, uint64_t* stack) { serve_on(index, stack, false); }
-
-void serve_cuda(int32_t index, uint64_t* stack) { serve_on(index, stack, true); }
 
 void describe(int32_t index, uint64_t* stack) { ::describe(served()[index], stack); }
 

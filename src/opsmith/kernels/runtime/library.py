@@ -29,7 +29,7 @@ PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""
 _PLANNING = HERE / "planning.h"
-PLANNING = (RECIPE, _PLANNING, HERE / "operators.h")
+PLANNING = (RECIPE, _PLANNING, HERE / "launched.h", HERE / "operators.h")
 """Headers that plan a call of which no other is known."""
 RUNTIME_HEADERS = (*CALLING, RECIPE, _PLANNING, *(HERE / name for name in ("launches.h", "python_errors.h")))
 _EXPORTED = "opsmith_hold"

@@ -4,7 +4,7 @@
 // results the reference would lay out in another way is refused: compiled code has the strides that the reference gives,
 // and would read other numbers.
 #pragma once
-#include "planning.h"
+#include "launched.h"
 
 namespace opsmith {
 
@@ -21,8 +21,10 @@ struct OperatorArgument {
 
 // Kernel of an operator.
 struct OperatorKernel {
-  const Exported* instances;  // in the order in which they are tried
+  const Exported* instances;  // in the order in which they are tried; null for one that is launched
   bool copies_back;           // what it writes may be copied into a layout, and back
+  const int64_t* launched = nullptr;  // see `LaunchedKernel`
+  const unsigned char* images = nullptr;  // of that
 };
 
 // Kernels of an operator on one type of device, in the order in which they are tried.
@@ -60,7 +62,8 @@ struct Refused : std::exception {
 struct Offer {
   const Candidate* candidate;
   bool copies_back;
-  int32_t index;  // among all instances of the operator on the device
+  const LaunchedKernel* launched;
+  const DeviceVariant* variant;
 };
 using Offers = Inline<Offer, 8>;
 
@@ -69,12 +72,22 @@ class OperatorCall {
   OperatorCall(const Operator& op, const Signed& signature, const CallValues& arguments)
       : op_(op), signature_(signature), arguments_(arguments) {}
 
+  // Plans the call. `load` finds the function of an instance on a GPU: see `launches_of`.
+  template <class Load>
+  std::shared_ptr<const Plan> plan(const OperatorKernels& kernels, Load load) const {
+    const Offer offer = chosen(offers(kernels));
+    auto plan = planned(*offer.candidate);
+    if (offer.launched == nullptr) return plan;
+    refuse_capacities(*offer.variant);
+    Reason reason;
+    plan->candidate = nullptr;
+    plan->device = arguments_.device;
+    plan->launches = launches_of(*offer.launched, *offer.variant, signature_, arguments_, *plan, reason, load);
+    if (!plan->launches) throw refused(reason);
+    return plan;
+  }
   std::shared_ptr<const Plan> plan(const OperatorKernels& kernels) const {
-    Offers offers;
-    for (int32_t kernel = 0, index = 0; kernel < kernels.count; kernel++)
-      for (int32_t at = 0; at < kernels.first[kernel].instances->count; at++)
-        offers.push({&kernels.first[kernel].instances->candidates[at], kernels.first[kernel].copies_back, index++});
-    return planned(*chosen(offers).candidate);
+    return plan(kernels, [](const DeviceInstance&, Launches&, Launch&) {});
   }
 
   // Refuses what `may_write` does not allow: a plan serves calls with other memory, too.
@@ -103,11 +116,72 @@ class OperatorCall {
 
   Refused threw(const char* text) const { return refused(std::string("the kernel threw: ") + text); }
 
- protected:
+ private:
   std::string name(size_t argument) const { return op_.arguments[argument].name; }
 
+  Refused refused(const Reason& reason) const {
+    const std::string part = "`" + reason.part + "` of its CUDA kernel ";
+    if (reason.expected.empty())
+      return refused(part + "cannot be computed", {{"got", reason.got}, {"hint", "correct the expression"}});
+    return refused(part + "is outside the limits of a GPU", {{"expected", reason.expected}, {"got", reason.got}});
+  }
+
+  // The instances that may take the call: of those with constants, the ones for its sizes.
+  Offers offers(const OperatorKernels& kernels) const {
+    Offers found;
+    std::string missing;
+    for (const OperatorKernel* kernel = kernels.first; kernel != kernels.first + kernels.count; kernel++) {
+      if (kernel->launched == nullptr) {
+        for (int32_t at = 0; at < kernel->instances->count; at++)
+          found.push({&kernel->instances->candidates[at], kernel->copies_back, nullptr, nullptr});
+        continue;
+      }
+      const LaunchedKernel& launched = launched_kernel(kernel->launched, kernel->images);
+      Reason reason;
+      const CallScope scope(signature_, arguments_, INT64_MAX, &reason);
+      std::vector<int64_t> constants(launched.constants.size());
+      for (size_t at = 0; at < constants.size(); at++)
+        if (!scope.whole("constants", launched.constants[at], constants[at])) throw refused(reason);
+      const size_t before = found.size();
+      for (const DeviceVariant& each : launched.variants)
+        if (each.constants == constants) found.push({&each.candidate, kernel->copies_back, &launched, &each});
+      if (found.size() == before) missing = launched.constant_names + " = " + crossed(constants.data(), constants.size());
+    }
+    if (found.size() == 0)
+      throw refused("the library has no instance of its CUDA kernel for these sizes",
+                    {{"got", missing}, {"hint", "give the operator a sample of such sizes, and build the library anew"}});
+    return found;
+  }
+
+  // Refuses values beyond the capacity of a parameter.
+  void refuse_capacities(const DeviceVariant& variant) const {
+    for (size_t at = 0; at < signature_.size(); at++) {
+      const DeviceParameter& parameter = variant.taken[at];
+      const Value& value = arguments_.values[at];
+      const int32_t type = signature_[at].type;
+      if (!parameter.size || !value.given) continue;  // no launch gets it
+      if (type >= TENSORS && value.list.size > parameter.room)
+        throw over(at, "a list of at most " + std::to_string(parameter.room), std::to_string(value.list.size) + " items");
+      if (parameter.item != 4 || (type != INTEGER && type != INTEGERS)) continue;
+      const int64_t* items = type == INTEGER ? &value.integer : static_cast<const int64_t*>(value.list.data);
+      for (int64_t each = 0; each < (type == INTEGER ? 1 : value.list.size); each++)
+        if (items[each] != int32_t(items[each])) throw over(at, "an int of 32 bits", std::to_string(items[each]));
+    }
+    every(signature_, arguments_, [&](const RawTensor& raw, size_t, size_t argument) {
+      const DeviceParameter& parameter = variant.taken[argument];
+      if (parameter.size && raw.dim > int64_t(parameter.capacity()))
+        throw over(argument, "at most " + std::to_string(parameter.capacity()) + " dimensions", std::to_string(raw.dim));
+      return true;
+    });
+  }
+
+  Refused over(size_t argument, const std::string& expected, const std::string& got) const {
+    return refused("its CUDA kernel has no room for an argument",
+                   {{"argument", name(argument)}, {"expected", expected}, {"got", got}});
+  }
+
   // Returns the first instance that takes the dtypes, numbers of dimensions and layouts.
-  const Offer& chosen(const Offers& offers) const {
+  Offer chosen(const Offers& offers) const {
     size_t furthest = 0;
     std::string found, taken;
     for (size_t at = 0; at < offers.size(); at++) {

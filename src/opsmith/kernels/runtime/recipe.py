@@ -65,7 +65,13 @@ Leaf = tuple[Program, tuple[ast.expr, ...]]
 
 
 class NotEncodedError(Exception):
-    """A part of a rule that no program computes, as the message says: Python does."""
+    """A part of a rule that no program computes, but Python: the message says what it has.
+
+    Attributes:
+        rule: Name of the rule in its language, with quotes; empty if it is unknown.
+    """
+
+    rule = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +100,9 @@ class SizedLaunch:
         """Return the parts as numbers."""
         numbers = [len(self.constants)]
         for number, each in self.constants:
-            numbers += [number, *_counted(each)]
+            numbers += [number, *encode_program(each)]
         for each in (*self.grid, *self.block, self.shared):
-            numbers += _counted(each)
+            numbers += encode_program(each)
         return [*numbers, len(self.capacities), *self.capacities, self.most_threads, self.most_shared]
 
 
@@ -120,14 +126,26 @@ class Recipe:
 
     def encode(self) -> list[int]:
         """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
-        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing, len(self.scratch)]
-        for sizes in self.scratch:
-            numbers += [len(sizes), *(number for each in sizes for number in _counted(each))]
-        numbers.append(len(self.launches))
-        return [*numbers, *(number for each in self.launches for number in each.encode())]
+        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing]
+        return numbers + encode_programs(self.scratch, self.launches)
 
 
-def _counted(codes: Program) -> list[int]:
+def encode_programs(scratch: Sequence[Sequence[Program]], launches: Sequence[SizedLaunch]) -> list[int]:
+    """Return programs as the numbers that `LaunchPrograms::read` in planning.h expects.
+
+    Args:
+        scratch: See `Recipe`.
+        launches: The launches.
+    """
+    numbers = [len(scratch)]
+    for sizes in scratch:
+        numbers += [len(sizes), *(number for each in sizes for number in encode_program(each))]
+    numbers.append(len(launches))
+    return [*numbers, *(number for each in launches for number in each.encode())]
+
+
+def encode_program(codes: Program) -> list[int]:
+    """Return a program as the numbers that `Numbers::program` in plan.h expects."""
     return [len(codes) + 1, len(codes), *codes]
 
 
@@ -245,7 +263,7 @@ def program(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> Program:
     """
     codes, operands = _encoded(node, leaf)
     if operands > MOST_OPERANDS:
-        raise NotEncodedError(f"`{ast.unparse(node)}` is too deep")
+        raise NotEncodedError(f"has `{ast.unparse(node)}`, which is too deep")
     return codes
 
 
@@ -256,7 +274,7 @@ def constant(number: int) -> Program:
         NotEncodedError: If it exceeds 64 bits.
     """
     if not -(2**63) <= number < 2**63:
-        raise NotEncodedError(f"{number} exceeds 64 bits")
+        raise NotEncodedError("has a number of more than 64 bits")
     return _CODE["CONSTANT"], int(number)
 
 
@@ -293,7 +311,10 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> tuple[P
             return ((*codes, _CODE["NOT"]) if isinstance(op, ast.NotEq) else codes), most
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return joined("SELECT", test, body, orelse)
-    raise NotEncodedError(f"`{ast.unparse(node)}`")
+    raise NotEncodedError(
+        f"has `{ast.unparse(node)}`, which C++ does not compute: it takes whole numbers, flags and None of "
+        "arguments, and sizes of tensors and lists"
+    )
 
 
 def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, int]:

@@ -124,7 +124,7 @@ void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arg
   const Plan& plan = *known;
   if (!is_sizable(record.arguments, arguments, {})) return;
   if (suspected != &record && record.recipes.find(arguments.kind)) return;
-  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}, {}});
+  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}});
   for (int32_t at = 0; at < plan.candidate->count; at++)
     if (plan.candidate->parameters[at].layout == CHANNELS_LAST) return;
   char error[1000];

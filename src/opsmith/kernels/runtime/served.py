@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opsmith.build.cache import CacheEntry
@@ -11,25 +11,24 @@ from opsmith.kernels.cpp.compiler import STUB
 from opsmith.kernels.cpp.kernel_object import flags_for
 from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.runtime.library import CALLING, HERE, PLANNING, PROCESSOR
-from opsmith.kernels.runtime.linked_library import ANY_PROCESSOR, GeneratedFile, KernelObject, LinkedLibrary
-from opsmith.kernels.serving.cuda_tables import IMAGES, ServedCuda, cuda_tables
+from opsmith.kernels.runtime.linked_library import (
+    GeneratedFile,
+    KernelObject,
+    LaunchedKernel,
+    LinkedLibrary,
+)
 
 REGISTERING = HERE / "library.cpp"
 LIBRARY = "served.so"
-_CUDA = HERE.parent / "serving"
-CALLING_CUDA = _CUDA / "cuda.cpp"
-_AS_PYTHON = (*ANY_PROCESSOR, "-ffp-contract=off")
-"""Flags for launch expressions: a multiplication and an addition round twice."""
 _LIBRARY = LinkedLibrary(
     program="torch",
     kind="torch library",
     part="torch library part",
     name=LIBRARY,
     headers=(
-        *(_CUDA / name for name in ("expression.h", "cuda_tables.h", "cuda_driver.h")),
-        HERE / "library.h",
         *CALLING,
         *PLANNING,
+        *(HERE / name for name in ("library.h", "launches.h", "driver.h")),
         PROCESSOR,
     ),
     exported="{ local: *; };\n",
@@ -37,8 +36,25 @@ _LIBRARY = LinkedLibrary(
     linking=("-Wl,-z,nodelete", "-Wl,--no-as-needed"),
     stubs=(STUB,),
 )
+IMAGES, ALIGNMENT = "images.bin", 16
+"""File of all images for GPUs, which the assembler puts into the library, and the alignment of each."""
 ACCEPTED = ("any", "nested", "contiguous")
 """Layouts of an argument for which the results are contiguous, in the order of `enum Accepted`."""
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+"""Keys of torch's dispatcher, by type of device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKernel:
+    """Kernel of an operator in a library.
+
+    Attributes:
+        built: The kernel.
+        copies_back: True if what it writes in place may be copied, and back.
+    """
+
+    built: KernelObject | LaunchedKernel
+    copies_back: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +65,7 @@ class ServedOperator:
         name: `namespace::name`.
         schema: Its schema in torch's language, with the name after `::`.
         digest: Digest of what its author wrote.
-        kernels: Names of its kernels' tables in the library, in the order in which they are tried.
-        copies_back: For each kernel, True if what it writes in place may be copied, and back.
+        kernels: Its kernels by type of device, in the order in which they are tried.
         names: Names of the arguments.
         arguments: Parameters for the arguments.
         accepted: For each argument, one of `ACCEPTED`.
@@ -59,14 +74,12 @@ class ServedOperator:
         shapes: Text of `shapes=`; may be empty.
         sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
         returning: Schema of the operator that returns its first argument, which this one writes; or empty.
-        cuda: Name of the table of its CUDA kernels; empty if it has none.
     """
 
     name: str
     schema: str
     digest: str
-    kernels: tuple[str, ...]
-    copies_back: tuple[bool, ...]
+    kernels: Mapping[str, Sequence[ServedKernel]]
     names: tuple[str, ...]
     arguments: tuple[Parameter, ...]
     accepted: tuple[str, ...]
@@ -75,26 +88,14 @@ class ServedOperator:
     shapes: str
     sizing: tuple[int, ...]
     returning: str = ""
-    cuda: str = ""
 
 
-CUDA_KEY = "CUDA"
-"""Key of torch's dispatcher for tensors on NVIDIA's GPUs."""
-
-
-def link_library(
-    kernels: Sequence[KernelObject],
-    operators: Sequence[ServedOperator],
-    processor: str = "native",
-    cuda: Sequence[ServedCuda] = (),
-) -> CacheEntry:
+def link_library(operators: Sequence[ServedOperator], processor: str = "native") -> CacheEntry:
     """Link kernels into a library that gives operators to torch's dispatcher.
 
     Args:
-        kernels: All kernels in C++ of the operators.
         operators: The operators, at least one.
-        processor: The one that the kernels were compiled for.
-        cuda: CUDA kernels of operators.
+        processor: The one that kernels for the CPU were compiled for.
 
     Returns:
         Entry whose directory holds `LIBRARY`.
@@ -102,46 +103,67 @@ def link_library(
     Raises:
         ToolchainError: If there is no compiler, or it does not link.
     """
-    generated = [GeneratedFile("tables.cpp", served_tables(operators), flags_for(processor), {})]
-    compiled = [_LIBRARY.compiled(REGISTERING)]
-    if cuda:
-        text, images = cuda_tables(cuda)
-        generated.append(GeneratedFile("cuda_tables.cpp", text, _AS_PYTHON, {IMAGES: images}))
-        compiled.append(_LIBRARY.compiled(CALLING_CUDA))
+    built = dict.fromkeys(
+        kernel.built for each in operators for kernels in each.kernels.values() for kernel in kernels
+    )
+    objects = [each for each in built if isinstance(each, KernelObject)]
+    launched = [each for each in built if isinstance(each, LaunchedKernel)]
+    images = b"".join(each.images for each in launched)
+    tables = served_tables(operators, objects, launched)
+    generated = GeneratedFile("tables.cpp", tables, flags_for(processor), {IMAGES: images} if images else {})
     names = [each.name for each in operators]
-    return _LIBRARY.link(names, kernels, generated, compiled)
+    return _LIBRARY.link(names, objects, [generated], [_LIBRARY.compiled(REGISTERING)])
 
 
-def served_tables(operators: Sequence[ServedOperator]) -> str:
+def served_tables(
+    operators: Sequence[ServedOperator], objects: Sequence[KernelObject], launched: Sequence[LaunchedKernel]
+) -> str:
     """Return the C++ file of a library's tables.
 
     Args:
         operators: The operators, at least one.
+        objects: Their kernels that are linked.
+        launched: Their kernels for GPUs, in the order of their images in `IMAGES`.
     """
-    kernels = dict.fromkeys(kernel for each in operators for kernel in each.kernels)
-    cuda = dict.fromkeys(each.cuda for each in operators if each.cuda)
     lines = [
         '#include "library.h"',
         '#include "processor.h"',
         'extern "C" {',
-        *(f"extern opsmith::Exported {kernel};" for kernel in kernels),
-        *(f"extern const opsmith::CudaOperator {symbol};" for symbol in cuda),
+        *(f"extern opsmith::Exported {kernel.table};" for kernel in objects),
+        "extern const unsigned char opsmith_images[];",
         "}",
+        *(_included_images() if launched else ()),
         "namespace {",
+        "template <int at, int device> void serve(uint64_t* stack, uint64_t, uint64_t) "
+        "{ opsmith::serve(at, device, stack); }",
         *(
             f"template <int at> void {function}(uint64_t* stack, uint64_t, uint64_t) "
             f"{{ opsmith::{function}(at, stack); }}"
-            for function in ("serve", "describe", "serve_returning", "serve_cuda")
+            for function in ("describe", "serve_returning")
         ),
     ]
+    fields: dict[KernelObject | LaunchedKernel, tuple[str, str, str]] = {
+        each: (f"&{each.table}", "nullptr", "nullptr") for each in objects
+    }
+    first = 0
+    for number, kernel in enumerate(launched):
+        lines.append(array(f"const int64_t launched_{number}", map(_number, kernel.numbers)))
+        fields[kernel] = "nullptr", f"launched_{number}", f"opsmith_images + {first}"
+        first += len(kernel.images)
     for at, each in enumerate(operators):
-        tables = map(_kernel, each.kernels, each.copies_back)
+        devices = []
+        for number, (device, kernels) in enumerate(each.kernels.items()):
+            rows = [_kernel(*fields[kernel.built], kernel.copies_back) for kernel in kernels]
+            lines.append(array(f"const opsmith::OperatorKernel kernels_{at}_{device}", rows))
+            devices.append(
+                f"{{{text(KEYS[device])}, serve<{at}, {number}>, {{kernels_{at}_{device}, {len(rows)}}}}}"
+            )
         arguments = map(_argument, each.names, each.arguments, each.accepted)
         lines += [
-            array(f"const opsmith::OperatorKernel kernels_{at}", tables),
+            array(f"const opsmith::ServedDevice devices_{at}", devices),
             array(f"const opsmith::OperatorArgument arguments_{at}", arguments),
             array(f"const int32_t shown_{at}", map(str, each.shown)),
-            array(f"const int64_t sizing_{at}", map(str, each.sizing)),
+            array(f"const int64_t sizing_{at}", map(_number, each.sizing)),
         ]
     rows = [_operator(at, each) for at, each in enumerate(operators)]
     return "\n".join(
@@ -149,15 +171,25 @@ def served_tables(operators: Sequence[ServedOperator]) -> str:
             *lines,
             array("const opsmith::ServedOperator operators", rows),
             "}  // namespace",
-            "namespace opsmith {",
-            "void compute_cuda(const ServedOperator&, const Signed&, Arguments&, uint64_t*);",
-            "}",
-            "const opsmith::ServedLibrary opsmith_served = "
-            f"{{operators, {len(rows)}, used_instructions, {text(CUDA_KEY)}, "
-            f"{'opsmith::compute_cuda' if cuda else 'nullptr'}}};",
+            f"const opsmith::ServedLibrary opsmith_served = {{operators, {len(rows)}, used_instructions}};",
             "",
         ]
     )
+
+
+def _included_images() -> list[str]:
+    return [
+        f'asm(".section .rodata\\n.balign {ALIGNMENT}\\n.globl opsmith_images\\n.hidden opsmith_images\\n"',
+        f'    "opsmith_images: .incbin \\"{IMAGES}\\"\\n.byte 0\\n.previous\\n");',
+    ]
+
+
+def _number(value: int) -> str:
+    return "INT64_MIN" if value == -(2**63) else str(int(value))
+
+
+def _kernel(instances: str, launched: str, images: str, copies_back: bool) -> str:
+    return f"{{{instances}, {flag(copies_back)}, {launched}, {images}}}"
 
 
 def _operator(number: int, operator: ServedOperator) -> str:
@@ -173,21 +205,15 @@ def _operator(number: int, operator: ServedOperator) -> str:
         f"{{{', '.join(described)}}}",
         text(operator.schema),
         text(operator.digest),
-        f"serve<{number}>",
         f"describe<{number}>",
-        f"{{kernels_{number}, {len(operator.kernels)}}}",
+        f"devices_{number}",
+        str(len(operator.kernels)),
         f"shown_{number}",
         str(len(operator.shown)),
         text(operator.returning) if operator.returning else "nullptr",
         f"serve_returning<{number}>",
-        f"&{operator.cuda}" if operator.cuda else "nullptr",
-        f"serve_cuda<{number}>",
     ]
     return f"{{{', '.join(fields)}}}"
-
-
-def _kernel(table: str, copies_back: bool) -> str:
-    return f"{{&{table}, {flag(copies_back)}}}"
 
 
 def _argument(name: str, parameter: Parameter, accepted: str) -> str:

@@ -92,6 +92,8 @@ class Arguments : public CallValues {
     raw.sizes = sizes;
     raw.strides = strides;
     dtypes.push(dtype);
+    if (tensors.size() == 1) device = {type, index};
+    several_devices |= type != device.type || index != device.index;
     both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 | uint64_t(raw.dim));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(sizes[at]));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(strides[at]));

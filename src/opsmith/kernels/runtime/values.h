@@ -49,10 +49,12 @@ struct Device {
 
 using Signed = std::vector<Argument>;  // the arguments of an operator
 
-// What a call gives: the values of its arguments, and the dtypes of the tensors among them.
+// What a call gives: the values of its arguments, and the dtypes and the device of the tensors among them.
 struct CallValues {
   Inline<Value, 12> values;
   Inline<int32_t, 12> dtypes;
+  Device device{};
+  bool several_devices = false;
 };
 
 struct Signature {
@@ -76,6 +78,15 @@ inline size_t item_size(int32_t dtype) {
     case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
   }
   return 8;
+}
+
+// Bounds of what a tensor holds: the smallest and the largest whole number of a dtype that is not of floating point.
+inline int64_t least_of(int32_t dtype) {
+  const bool is_signed = dtype != dtype_of<bool>::value && dtype != dtype_of<uint8_t>::value;
+  return is_signed ? INT64_MIN >> (64 - 8 * item_size(dtype)) : 0;
+}
+inline int64_t most_of(int32_t dtype) {
+  return dtype == dtype_of<bool>::value ? 1 : dtype == dtype_of<uint8_t>::value ? 255 : ~least_of(dtype);
 }
 
 inline bool is_floating(int32_t dtype) {
