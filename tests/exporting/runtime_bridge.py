@@ -1,8 +1,8 @@
 """Any operator of torch as a custom operator of ONNX Runtime, for tests of files whose nodes have no bodies.
 
 ONNX Runtime loads a library of three lines, which hands over to Python; the rest of its C interface is called
-from here. What is used of it stands where `opsmith/kernels/ort/ort_api.h` has it too, and is written anew: a
-mistake in the one does not repeat itself in the other.
+from here. What is used of it stands where `opsmith/kernels/runtime/onnx_api.h` has it too, and is written
+anew: a mistake in the one does not repeat itself in the other.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def test_a_runtime_without_torch_uses_the_kernels_and_tells_their_errors(
     assert done.returncode == 0, done.stderr
     got, many, thrown, *torch_there = json.loads(done.stdout)
     assert close(torch.tensor(got), Three()(torch.arange(6.0).reshape(2, 3)))
-    assert "native::scaled: it takes fewer than 1000 numbers" in many
-    assert "native::scaled: it threw something that is no std::exception" in thrown
+    assert "native::scaled: the kernel threw: it takes fewer than 1000 numbers" in many
+    assert "native::scaled: the kernel threw: it threw something that is no std::exception" in thrown
     assert torch_there == [False, False]
     graph = onnx.load(tmp_path / "optimised.onnx").graph
     types = [node.op_type for node in graph.node if node.domain == "native"]
@@ -246,7 +246,7 @@ def test_operators_that_a_reference_calls(native: Native) -> None:
     types = {(node.domain, node.op_type) for node in onnx.load(made.path).functions[-1].node if node.domain}
     assert types == {("native", "halved"), ("native", "scaled")}
     session = session_of(made, made.path.read_bytes())
-    with pytest.raises(Exception, match="native::scaled: it takes fewer than 1000 numbers"):
+    with pytest.raises(Exception, match="native::scaled: the kernel threw: it takes fewer than 1000 numbers"):
         session.run(None, {"x": np.ones(2000, np.float32)})
 
 

@@ -21,8 +21,8 @@ from opsmith.build import toolchain
 from opsmith.exporting.library import refuse_unused
 from opsmith.kernels.cpp import kernel_object as packaging
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.ort import library as onnx_library
 from opsmith.kernels.runtime import linked_library
+from opsmith.kernels.runtime import onnx as onnx_library
 
 X = torch.arange(4.0)
 Fails = Callable[..., str]
@@ -217,7 +217,7 @@ def test_a_compiler_that_writes_nothing(
     packaged_anew(monkeypatch, folder)
     monkeypatch.setattr(toolchain.Toolchain, "run", lambda *given: toolchain.CompilerOutput(0, ""))
     with pytest.raises(errors.ToolchainError, match="wrote no complete file"):
-        onnx_library.link_library((), ())
+        onnx_library.link_library(())
     assert not list(folder.rglob("manifest.json"))
 
 
@@ -272,10 +272,10 @@ def test_a_kernel_that_is_wrong_in_pytorch_too(fails: Fails) -> None:
 
 @pytest.mark.slow
 def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    generated = onnx_library.class_nodess
+    generated = onnx_library.node_tables
     xop = "1u << 16"  # which processors had from 2011 to 2017
     monkeypatch.setattr(
-        onnx_library, "class_nodess", lambda types: generated(types).replace("used_instructions", xop)
+        onnx_library, "node_tables", lambda *given: generated(*given).replace("used_instructions", xop)
     )
     assert fails(errors.OnnxRuntimeError, of.single) == (
         "ONNX Runtime does not load the library `ops.so`: opsmith: this library was compiled for a processor "

@@ -18,7 +18,6 @@ DEVICES = {"cuda"}
 REGISTRY = "kernels/languages.py"
 BUILDS_ON = {("cuda", "cpp"), ("runtime", "cpp")}
 """Folders that import from another one: the emulation and the runtime are compiled as kernels in C++ are."""
-RUNTIME = "libraries without Python, whose runtime is in C++"
 PUBLIC = "a public function, command or property for one language"
 CRASH = "the line of a crash in a process: other languages for the CPU have none"
 STILL = {
@@ -27,16 +26,7 @@ STILL = {
     "checking/processes/sanitizer_child.py": PUBLIC,
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,
-    "exporting/library.py": RUNTIME,
-    "kernels/ort/library.py": RUNTIME,
-    "kernels/ort/nodes.py": RUNTIME,
-    "kernels/serving/cuda_tables.py": RUNTIME,
-    "kernels/serving/expressions.py": RUNTIME,
-    "kernels/serving/library.py": RUNTIME,
-    "kernels/serving/tables.py": RUNTIME,
     "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
-    "shipping/served_cuda.py": RUNTIME,
-    "shipping/torch_library.py": RUNTIME,
     "testing/emulation.py": PUBLIC,
     "torch_library/calls_extension.py": "a folder of that name",
 }

@@ -18,15 +18,15 @@ from opsmith.exporting.calls import OperatorCall, size_items
 from opsmith.exporting.dtypes import ONNX_TYPES
 from opsmith.exporting.packages import onnx_ir
 from opsmith.exporting.report import Export
-from opsmith.exporting.result_sizes import sizes_in_cpp
+from opsmith.exporting.result_sizes import sizing_of_call
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.verification import Verification
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.ort.library import LIBRARY, link_library
-from opsmith.kernels.ort.nodes import NodeArgument, NodeOperator, NodeType
 from opsmith.kernels.runtime.linked_library import KernelObject
+from opsmith.kernels.runtime.onnx import LIBRARY, NodeType, link_library
+from opsmith.kernels.runtime.operators import LinkedOperator
 from opsmith.kernels.runtime.recipe import sizing_of
 
 NodeName = tuple[str, str]
@@ -39,13 +39,11 @@ class LibraryPlan:
 
     Args:
         types: The node types that it computes.
-        kernels: The kernels for them.
         operators: The operator of each node type.
         left: For each operator whose nodes are computed by their bodies, the reason.
     """
 
     types: tuple[NodeType, ...]
-    kernels: tuple[KernelObject, ...]
     operators: Mapping[NodeName, str]
     left: Mapping[str, str]
 
@@ -97,18 +95,16 @@ def plan_library(
         )
     operators = {name: calls[name][0].specification.name for name in chosen}
     types: list[NodeType] = []
-    objects: dict[KernelObject, None] = {}
     for operator in dict.fromkeys(operators.values()):
         names = [name for name in chosen if operators[name] == operator]
         specification = calls[names[0]][0].specification
         taken = {kernel for name in names for kernel in chosen[name]}
         functions = [each.function for each in specification.kernels]
         kernels = [each for each in functions if isinstance(each, CppKernel) and each in taken]
-        made = [each.library_object() for each in kernels]
-        node = _node_operator(specification, kernels[0], made)
-        types += [each for name in names for each in _types(name, calls[name], node)]
-        objects |= dict.fromkeys(made)
-    return LibraryPlan(tuple(types), tuple(objects), operators, left)
+        objects = tuple(each.library_object() for each in kernels)
+        for name in names:
+            types += _types(name, calls[name], _linked_operator(kernels[0], calls[name]), objects)
+    return LibraryPlan(tuple(types), operators, left)
 
 
 def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
@@ -136,7 +132,7 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
             refusals.append(refusal)
         else:
             return refusals[-1]
-        if not kernel.computes_sizes and not sizes_in_cpp([call]):
+        if not kernel.computes_sizes and sizing_of_call(call) is None:
             return "neither its kernel nor the sizes of its tensors determine the sizes of its results"
         taken.append(kernel)
     return [kernel for kernel in kernels if kernel in taken]
@@ -159,26 +155,29 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
     )
 
 
-def _node_operator(
-    specification: Specification, kernel: CppKernel, objects: Sequence[KernelObject]
-) -> NodeOperator:
-    """An operator in the form of a library, with one of its kernels, and all as compiled objects."""
-    schema = specification.schema
-    parameters = cpp_arguments(kernel)
-    arguments = tuple(
-        NodeArgument(argument, parameter.type, parameter.optional)
-        for argument, parameter in zip(schema.names, parameters, strict=True)
+def _linked_operator(kernel: CppKernel, calls: Sequence[OperatorCall]) -> LinkedOperator:
+    """The operator of a kernel for the nodes of one type, of which these are the calls."""
+    specification = calls[0].specification
+    schema, shapes = specification.schema, specification.shapes
+    return LinkedOperator(
+        name=specification.name,
+        names=schema.names,
+        arguments=cpp_arguments(kernel),
+        accepted=("any",) * len(schema.names),  # all inputs are contiguous
+        results=len(schema.results),
+        shapes="" if shapes is None else shapes.text,
+        sizing=sizing_of(shapes, schema) or (),
+        calls=tuple(dict.fromkeys(filter(None, map(sizing_of_call, calls)))),
     )
-    shown = [each.name for each in schema.results if not each.hidden]
-    outputs = tuple(-1 if each.hidden else shown.index(each.name) for each in schema.results)
-    shapes = specification.shapes.text if specification.shapes is not None else ""
-    tables = tuple(each.table for each in objects)
-    sizing = sizing_of(specification.shapes, schema) or ()
-    return NodeOperator(specification.name, tables, arguments, outputs, shapes, sizing)
 
 
-def _types(name: NodeName, calls: Sequence[OperatorCall], operator: NodeOperator) -> list[NodeType]:
+def _types(
+    name: NodeName, calls: Sequence[OperatorCall], operator: LinkedOperator, kernels: tuple[KernelObject, ...]
+) -> list[NodeType]:
     """A node type for each choice of element types among its calls."""
+    results = calls[0].specification.schema.results
+    shown = [each.name for each in results if not each.hidden]
+    indices = tuple(-1 if each.hidden else shown.index(each.name) for each in results)
     inputs = [
         [None if node is None else node.meta["val"].dtype for _, node in call.slots()] for call in calls
     ]
@@ -186,11 +185,10 @@ def _types(name: NodeName, calls: Sequence[OperatorCall], operator: NodeOperator
     padded = [each + [None] * (count - len(each)) for each in inputs]
     optional = tuple(any(each[at] is None for each in padded) for at in range(count))
     found: dict[tuple[Any, ...], NodeType] = {}
-    sizes = sizes_in_cpp(calls)
     for call, dtypes in zip(calls, padded, strict=True):
         outputs = tuple(ONNX_TYPES[result.dtype] for result in call.results())
         filled = tuple(ONNX_TYPES[_type_of(at, dtypes, padded)] for at in range(count))
-        found[filled] = NodeType(*name, operator, filled, optional, outputs, sizes)
+        found[filled] = NodeType(*name, operator, kernels, indices, filled, optional, outputs)
     return list(found.values())
 
 
@@ -251,7 +249,7 @@ def with_library(
     """
     within = {function.identifier()[:2]: _node_names(function) for function in model.functions.values()}
     plan = plan_library(calls, _node_names(model.graph), within if export.body == "function" else None)
-    shutil.copyfile(link_library(plan.kernels, plan.types).directory / LIBRARY, library)
+    shutil.copyfile(link_library(plan.types).directory / LIBRARY, library)
     library.chmod(0o755)
     native = dict(Counter(_named(model.graph, plan)))
     export = replace(export, native=native, left_to_bodies=plan.left)

@@ -1,9 +1,9 @@
-"""Result sizes of a call as C++ expressions of the sizes of its tensors, from an exported program."""
+"""Result sizes of a call as programs of the sizes of its tensors, from an exported program."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import ast
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -11,38 +11,45 @@ import torch
 
 from opsmith.core.schema import Argument
 from opsmith.exporting.calls import OperatorCall, varies
+from opsmith.kernels.runtime.recipe import (
+    CODES,
+    MOST_LETTERS,
+    Leaf,
+    NotEncodedError,
+    Program,
+    constant,
+    program,
+)
 
-_SIGNS = {"Add": " + ", "Mul": " * "}
-_CHOICES = {"Max": "std::max", "Min": "std::min"}
-_DIVISIONS = ("FloorDiv", "CleanDiv")
+_OPERATIONS: dict[str, type[ast.operator]] = {
+    "Add": ast.Add,
+    "Mul": ast.Mult,
+    "FloorDiv": ast.FloorDiv,
+    "CleanDiv": ast.FloorDiv,
+    "Mod": ast.Mod,
+    "PythonMod": ast.Mod,
+}
+_CHOICES = {"Max": "max", "Min": "min"}
+_VALUES = {"int": "VALUE", "bool": "TRUTH", "float": "SINGLE"}
+_ITEMS = {"int": "ITEM", "bool": "TRUTH_ITEM", "float": "SINGLE_ITEM"}
 
 
-def sizes_in_cpp(calls: Sequence[OperatorCall]) -> str:
-    """The body of a C++ function of `v`, the arguments, that writes the sizes of results into `r`.
+def sizing_of_call(call: OperatorCall) -> tuple[int, ...] | None:
+    """Numbers by which C++ computes the sizes of results, as `sizing_of` has them for `shapes=`.
 
-    It covers calls with the static sizes and the other arguments of one of these calls. Empty if no sizes can
-    be written in C++.
+    They are for calls with the static sizes and the other arguments of this one: letters are the sizes that
+    vary, and conditions compare the other arguments. None if no program computes the sizes.
     """
-    blocks = dict.fromkeys(block for block in map(_block, calls) if block)
-    return "\n".join([*blocks, "  return opsmith::UNKNOWN;"]) if blocks else ""
-
-
-class _UnwrittenError(Exception):
-    """A size that cannot be written in C++."""
-
-
-def _block(call: OperatorCall) -> str:
     if len(call.results()) < len(call.specification.schema.results):  # the sizes of hidden ones are unknown
-        return ""
+        return None
     try:
-        lines = [*_Block(call).lines()]
-    except _UnwrittenError:
-        return ""
-    return "\n".join(["  do {", *(f"    {line}" for line in lines), "  } while (false);"])
+        return _Sizing(call).numbers()
+    except NotEncodedError:
+        return None
 
 
-class _Block:
-    """The C++ lines for one call; they `break` if the actual call differs from it.
+class _Sizing:
+    """The sizes of one call.
 
     Args:
         call: The call.
@@ -50,113 +57,118 @@ class _Block:
 
     def __init__(self, call: OperatorCall) -> None:
         self._call = call
-        self._known: dict[str, str] = {}
-        self._composed: list[tuple[str, Any]] = []
+        self._letters: dict[str, int] = {}
 
-    def lines(self) -> Iterator[str]:
-        """The lines, in order."""
-        yield "bool bad = false; (void)bad;"
+    def numbers(self) -> tuple[int, ...]:
+        """All in the order in which they are read."""
+        tensors: list[int] = []
+        conditions: list[Program] = []
+        composed: dict[str, Any] = {}
+        count = 0
         for index, (leaf, value) in enumerate(self._call.values()):
-            if leaf.kind.is_tensor:
-                yield from self._tensors(f"v[{index}]", value, leaf.kind.sequence)
-            else:
-                yield from _break_unless_equal(f"v[{index}]", leaf, value)
-        for name, expression in self._composed:  # symbols may stand in a later tensor
-            if {str(each) for each in expression.free_symbols} <= set(self._known):
-                yield f"if ({name} != {self._written(expression, whole=False)} || bad) break;"
-        for number, result in enumerate(self._call.results()):
-            sizes = ", ".join(self._size(size) for size in result.shape)
-            yield f"r[{number}] = opsmith::Shape({{{sizes}}});"
-        yield "if (bad) break;"
-        yield "return opsmith::KNOWN;"
-
-    def _tensors(self, name: str, value: Any, several: bool) -> Iterator[str]:
-        if not several:
-            yield f"if ({name}.given != {_flag(value is not None)}) break;"
-            if value is not None:
-                yield from self._tensor(f"{name}.tensor", value.meta["val"])
-            return
-        yield f"if ({name}.list.size != {len(value)}) break;"
-        for at, item in enumerate(value):
-            raw = f"static_cast<const opsmith::RawTensor*>({name}.list.data)[{at}]"
-            yield from self._tensor(raw, item.meta["val"])
-
-    def _tensor(self, raw: str, tensor: torch.Tensor) -> Iterator[str]:
-        yield f"if ({raw}.dim != {tensor.dim()}) break;"
-        for at, size in enumerate(tensor.shape):
-            found = f"{raw}.sizes[{at}]"
-            if not varies(size):
-                yield f"if ({found} != {int(size)}) break;"
+            conditions += _conditions(index, leaf, value)
+            if not leaf.kind.is_tensor or value is None:
                 continue
-            expression = size.node.expr  # type: ignore[attr-defined]  # a SymInt
-            text = str(expression)
-            if text in self._known:
-                yield f"if ({found} != {self._known[text]}) break;"
-                continue
-            self._known[text] = f"d{len(self._known)}"
-            yield f"const int64_t {self._known[text]} = {found};"
+            items = enumerate(value) if leaf.kind.sequence else [(-1, value)]
+            for item, node in items:
+                shape = node.meta["val"].shape
+                composed |= self._bound(shape)
+                tensors += [index, item, *self._dims(shape)]
+                count += 1
+        if len(self._letters) > MOST_LETTERS:
+            raise NotEncodedError("too many sizes")
+        for text, expression in composed.items():
+            if {str(each) for each in expression.free_symbols} <= self._letters.keys():
+                letter = _code("PLACE", self._letters[text])
+                conditions.append((*letter, *self._program(expression, whole=False), *_code("EQUAL")))
+        results = [number for each in self._call.results() for number in self._dims(each.shape)]
+        shown = len(self._call.results())
+        checks = [number for each in conditions for number in (len(each), *each)]
+        return len(self._letters), 0, count, *tensors, len(conditions), *checks, shown, *results
+
+    def _bound(self, shape: torch.Size) -> Iterator[tuple[str, Any]]:
+        """Give each size that varies a letter; those that are not a symbol alone, by their text."""
+        for size in filter(varies, shape):
+            expression = _expression(size)
+            self._letters.setdefault(str(expression), len(self._letters))
             if not expression.is_Symbol:
-                self._composed.append((self._known[text], expression))
+                yield str(expression), expression
 
-    def _size(self, size: Any) -> str:
-        return self._written(size.node.expr) if varies(size) else f"int64_t({int(size)})"
+    def _dims(self, shape: torch.Size) -> list[int]:
+        numbers = [0, len(shape)]
+        for size in shape:
+            codes = self._program(_expression(size)) if varies(size) else constant(int(size))
+            numbers += [len(codes), *codes]
+        return numbers
 
-    def _written(self, expression: Any, *, whole: bool = True) -> str:
-        """An expression of sympy in C++; `whole` permits a variable with the value of all of it."""
+    def _program(self, expression: Any, *, whole: bool = True) -> Program:
+        """The program of an expression of sympy; `whole` permits a letter for all of it."""
+        return program(self._tree(expression, whole=whole), self._leaf)
+
+    def _leaf(self, node: ast.expr) -> Leaf | None:
+        if isinstance(node, ast.Name) and node.id in self._letters:
+            return _code("PLACE", self._letters[node.id]), ()
+        return None
+
+    def _tree(self, expression: Any, *, whole: bool = True) -> ast.expr:
         text, kind = str(expression), type(expression).__name__
-        if whole and text in self._known:
-            return self._known[text]
+        if whole and text in self._letters:
+            return ast.Name(text)
         if expression.is_Integer:
-            return f"int64_t({int(expression)})"
-        parts = [self._written(each) for each in expression.args]
-        if kind in _SIGNS:
-            return f"({_SIGNS[kind].join(parts)})"
+            return ast.Constant(int(expression))
+        parts = [self._tree(each) for each in expression.args]
         if kind in _CHOICES:
-            return reduce(lambda one, two: f"{_CHOICES[kind]}<int64_t>({one}, {two})", parts)
-        if kind in _DIVISIONS:
-            return f"opsmith::floor_divided({parts[0]}, {parts[1]}, bad)"
-        if kind in ("Mod", "PythonMod"):
-            return f"({parts[0]} - {parts[1]} * opsmith::floor_divided({parts[0]}, {parts[1]}, bad))"
+            return ast.Call(ast.Name(_CHOICES[kind]), parts, [])
         if kind == "Pow" and expression.exp.is_Integer and 0 < int(expression.exp) <= 8:
-            return f"({' * '.join([parts[0]] * int(expression.exp))})"
-        raise _UnwrittenError
+            kind, parts = "Mul", [parts[0]] * int(expression.exp)
+        if kind in _OPERATIONS:
+            return reduce(lambda one, two: ast.BinOp(one, _OPERATIONS[kind](), two), parts)
+        raise NotEncodedError(text)
 
 
-def _break_unless_equal(name: str, leaf: Argument, value: Any) -> Iterator[str]:
-    """Leave the block if an argument that is not a tensor has another value."""
-    yield f"if ({name}.given != {_flag(value is not None)}) break;"
+def _expression(size: Any) -> Any:
+    """The expression of sympy for a size that varies, a SymInt."""
+    return size.node.expr
+
+
+def _code(name: str, *number: int) -> Program:
+    return CODES.index(name), *number
+
+
+def _conditions(index: int, leaf: Argument, value: Any) -> Iterator[Program]:
+    """Programs that are true where an argument is that of a call, but for the sizes of tensors."""
+    given = _code("GIVEN", index)
     if value is None:
+        yield (*given, *_code("NOT"))
         return
+    yield given
     form = leaf.kind.base.annotation
-    if form == "str":
-        yield f"if ({name}.list.size != {len(value.encode())}) break;"
-        for at, byte in enumerate(value.encode()):
-            yield f"if (static_cast<const unsigned char*>({name}.list.data)[{at}] != {byte}) break;"
+    if leaf.kind.is_tensor:
+        if leaf.kind.sequence:
+            yield _equal(_code("LENGTH", index), len(value))
+    elif form == "str":
+        letters = value.encode()
+        yield _equal(_code("LENGTH", index), len(letters))
+        for at, byte in enumerate(letters):
+            yield _equal((*constant(at), *_code("BYTE_ITEM", index)), byte)
     elif leaf.kind.sequence:
         items = value if isinstance(value, list | tuple) else [value] * (leaf.kind.length or 1)
-        yield f"if ({name}.list.size != {len(items)}) break;"
+        yield _equal(_code("LENGTH", index), len(items))
         for at, item in enumerate(items):
-            found = f"static_cast<const {_TYPES[form]}*>({name}.list.data)[{at}]"
-            yield f"if ({_differs(found, form, item)}) break;"
+            yield _equal((*constant(at), *_code(_ITEMS[form], index)), _whole(form, item))
     else:
-        yield f"if ({_differs(f'{name}.{_FIELDS[form]}', form, value)}) break;"
+        yield _equal(_code(_VALUES[form], index), _whole(form, value))
 
 
-_TYPES = {"bool": "bool", "int": "int64_t", "float": "double"}
-_FIELDS = {"bool": "flag", "int": "integer", "float": "number"}
+def _equal(read: Program, number: int) -> Program:
+    return *read, *constant(number), *_code("EQUAL")
 
 
-def _differs(found: str, form: str, value: Any) -> str:
-    """The C++ condition that a value differs; floats in single precision, as in an attribute."""
-    if form == "bool":
-        return f"{found} != {_flag(value)}"
-    if form == "int":
-        return f"{found} != int64_t({int(value)})"
-    if math.isnan(value):
-        return f"{found} == {found}"
-    literal = f"{'-' * (value < 0)}__builtin_inf()" if math.isinf(value) else repr(float(value))
-    return f"float({found}) != float({literal})"
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
+def _whole(form: str, value: Any) -> int:
+    """A value as a program reads it: of a float the bits in single precision, as in an attribute."""
+    if form != "float":
+        return int(value)
+    if value != value:
+        return 0x7FC00000
+    single = torch.tensor(float(value), dtype=torch.float32) + 0.0  # of -0.0 it makes 0.0
+    return int(single.view(torch.int32)) & 0xFFFFFFFF

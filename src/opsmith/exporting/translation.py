@@ -30,7 +30,7 @@ from opsmith.exporting.calls import (
 from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 from opsmith.exporting.symbolic import by_symbolic
-from opsmith.kernels.ort.nodes import BITS
+from opsmith.kernels.runtime.onnx import BITS
 
 KEY = "opsmith_key"
 """A preliminary attribute, which differs between calls, so that the exporter does not merge their nodes."""

@@ -21,13 +21,17 @@ from opsmith.kernels.runtime.loading import LIBRARY, LibraryFile, loadable, pack
 
 HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
-CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_stack.h", "plan.h", "run.h"))
-"""Headers for calls by plans, without Python."""
+RUNNING = tuple(HERE / name for name in ("values.h", "plan.h", "run.h"))
+"""Headers for calls by plans, without Python and torch."""
+CALLING = (*RUNNING, *(HERE / name for name in ("stable_torch.h", "torch_stack.h", "torch_memory.h")))
+"""The same with torch's stack and memory."""
 PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""
-_OWN = tuple(HERE / name for name in ("planning.h", "launches.h", "python_errors.h"))
-RUNTIME_HEADERS = (*CALLING, RECIPE, *_OWN)
+_PLANNING = HERE / "planning.h"
+PLANNING = (RECIPE, _PLANNING, HERE / "launched.h", HERE / "operators.h")
+"""Headers that plan a call of which no other is known."""
+RUNTIME_HEADERS = (*CALLING, RECIPE, _PLANNING, *(HERE / name for name in ("launches.h", "python_errors.h")))
 _EXPORTED = "opsmith_hold"
 """One of the names that it exports."""
 

@@ -1,1 +1,0 @@
-"""Kernels in C++ as custom operators of ONNX Runtime."""
