@@ -13,6 +13,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.build.manifest import BuiltFile
+from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.kernels import BuiltKernel
 
 FIRST_CALL = "compiled when it is first called"
@@ -47,7 +48,7 @@ class SharedLibrary:
     build: Callable[[], Built]
 
 
-class Ahead(ABC):
+class Ahead(GuardedPart, ABC):
     """Builds kernels of one language into packages.
 
     For the CPU, `BuiltKernel.origin_of` of a kernel that runs from a package returns `built into the package
