@@ -20,7 +20,7 @@ from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.ahead import refuse_unknown_levels
 from opsmith.kernels.cpp.compiler import kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
+from opsmith.kernels.cuda.compiler import refuse_unknown_architectures
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.runtime.linked_library import KernelObject
 from opsmith.kernels.runtime.recipe import sizing_of

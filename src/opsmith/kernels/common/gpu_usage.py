@@ -49,8 +49,7 @@ class GpuUsage(GuardedPart, ABC):
         """Refuse architectures that the compiler does not know, before it compiles anything.
 
         Raises:
-            UsageError: If there is one.
-            ToolchainError: If the compiler is missing.
+            ToolchainError: If there is one, or the compiler is missing.
         """
 
     def versions(self) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,13 +108,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
         """The dtypes that its templates are instantiated for; empty if none is a template over the dtype."""
         sources = [self.source.kernel(launch.entry) for launch in self.rules.launches]
         return tuple(self._dtypes or DEFAULT_DTYPES) if any(each.over_dtype for each in sources) else ()
-
-    @property
-    def package(self) -> Path | None:
-        """Folder of the package that declares it, in which it may lie built; None if there is none."""
-        from opsmith.build.packaged import package_of
-
-        return package_of(self.declared)
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
@@ -340,19 +332,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
     def sources(self) -> tuple[Any, ...]:
         """Return the values that define the kernel, with its launches."""
         return *super().sources(), self.rules
-
-    def digest(self) -> str:
-        """Return the digest of what its author wrote, by which it is found built in a package."""
-        from opsmith.build.manifest import digest_of_parts
-
-        schema = self.operator.specification.schema
-        return digest_of_parts(
-            {
-                **self.source.authored(self.package),
-                "dtypes": list(map(str, self.dtypes)),
-                "schema": schema.void.text("", with_hidden=True),
-            }
-        )
 
     def packaged(self, architecture: str = "") -> PackagedImages:
         """Return what the package of the kernel has for a GPU, looked up once until `reload`.

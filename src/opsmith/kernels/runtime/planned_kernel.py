@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
     from opsmith.kernels.runtime.plan import Plan
 
-S = TypeVar("S", bound=KernelSource)
+
+class AuthoredSource(KernelSource, Protocol):
+    """Source of a kernel that may lie built in a package."""
+
+    def authored(self, package: Path | None) -> dict[str, Any]:
+        """Return what the author wrote, by name, without the place of the files."""
+
+
+S = TypeVar("S", bound=AuthoredSource)
 
 
 class PlannedKernel(BuiltKernel[S]):
@@ -31,6 +39,26 @@ class PlannedKernel(BuiltKernel[S]):
     @abstractmethod
     def device(self) -> str:
         """Type of the device that it runs on, as in `torch.device(...).type`."""
+
+    @property
+    def package(self) -> Path | None:
+        """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        from opsmith.build.packaged import package_of
+
+        return package_of(self.declared)
+
+    def digest(self) -> str:
+        """Return the digest of what its author wrote, by which it is found built in a package."""
+        from opsmith.build.manifest import digest_of_parts
+
+        schema = self.operator.specification.schema
+        return digest_of_parts(
+            {
+                **self.source.authored(self.package),
+                "dtypes": list(map(str, self.dtypes or ())),
+                "schema": schema.void.text("", with_hidden=True),
+            }
+        )
 
     @abstractmethod
     def _build(self) -> DispatchedKernel:
@@ -139,6 +167,11 @@ class PlannedKernel(BuiltKernel[S]):
         if self._sizing is None:
             return self._by_reference
         return f"`shapes=` in C++ for contiguous tensors; else {self._by_reference}"
+
+    @property
+    def computes_sizes(self) -> bool:
+        """True if C++ computes the sizes of the results."""
+        return self._sizing is not None
 
     @property
     def _by_reference(self) -> str:
