@@ -458,3 +458,12 @@ def test_the_origin_of_a_kernel_is_unknown_where_a_language_fails(install: Insta
     [found] = kernel_origins(package).kernels
     assert found.origin == "the kernel language Toy gives 3 in `ToyAhead.origin`, where str is right"
     assert found.missing
+
+
+def test_the_check_goes_on_where_a_language_cannot_compile_ahead(install: Install) -> None:
+    ahead = "def compile_ahead(self): self.nothing\n\n    def copies"
+    install("toy-kernels", broken(("def copies", ahead)))
+    operator = declared("ahead", "cpu").kernel("cpu", toy=lambda x: 2 * x)
+    with pytest.raises(errors.LanguageError, match=r"fails in `ToyKernel.compile_ahead`: AttributeError"):
+        operator.specification.kernels[0].given.compile_ahead()
+    assert opsmith.check(operator, only=["forward"], effort="quick").passed_as_asked

@@ -221,25 +221,16 @@ class CppKernel(PlannedKernel[CppSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that the kernel copies into another layout."""
-        from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.torch_library.result_layouts import has_layout, result_layouts
+        from opsmith.kernels.common.parameters import copied_tensors
 
         library: CppLibrary = self._load().library
         choice = self._choose(library, values)
         if isinstance(choice, str):
             return ()
         schema = self.operator.specification.schema
-        parameters = library.candidates[choice]
-        copied = tuple(
-            copy_reason(name, parameter.layout, written=parameter.written)
-            for name, value, parameter in zip(schema.names, values, parameters, strict=False)
-            if not all(has_layout(tensor, parameter.layout) for tensor in tensors_in([value]))
-        )
-        layouts = [view.layout for view in parameters[len(schema.names) :]]
-        if set(layouts) <= {"any"}:
-            return copied
-        made = result_layouts(self.operator.specification, values)
-        return copied + copied_results(schema.results, made, layouts)
+        names = (*schema.names, *(each.name for each in schema.results))
+        taken = dict(zip(names, library.candidates[choice], strict=True))
+        return copied_tensors(self.operator.specification, values, taken)
 
     def _build(self) -> DispatchedKernel:
         from opsmith.build.cache import COMPILED_NOW

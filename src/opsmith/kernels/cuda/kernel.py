@@ -171,22 +171,9 @@ class CudaKernel(PlannedKernel[CudaSource]):
 
     def copied_tensors(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that are copied for an instance, each with the reason."""
-        from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.kernels.cuda.plan import needs_copy
-        from opsmith.torch_library.result_layouts import result_layouts
+        from opsmith.kernels.common.parameters import copied_tensors
 
-        specification = self.operator.specification
-        schema = specification.schema
-        named = dict(zip(schema.names, values, strict=True))
-        copied = tuple(
-            copy_reason(name, parameter.layout, written=parameter.written)
-            if parameter.layout != "any"
-            else f"`{name}`, which has the negative bit"
-            for name, parameter in choice.taken.items()
-            if name in named and needs_copy(named[name], parameter)
-        )
-        layouts = [choice.taken[result.name].layout for result in schema.results]
-        return copied + copied_results(schema.results, result_layouts(specification, values), layouts)
+        return copied_tensors(self.operator.specification, values, choice.taken)
 
     def choose(self, values: Sequence[Any], architecture: str) -> CudaChoice | str:
         """Return the instances that take these argument values, or the reason why none do.

@@ -5,26 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opsmith import errors
-from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
+from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.torch_library import capabilities
 
 # A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
 if TYPE_CHECKING:
+    from opsmith.kernels.cpp.source import CppSource
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
     from opsmith.kernels.runtime.plan import Plan
 
-
-class AuthoredSource(KernelSource, Protocol):
-    """Source of a kernel that may lie built in a package."""
-
-    def authored(self, package: Path | None) -> dict[str, Any]:
-        """Return what the author wrote, by name, without the place of the files."""
-
-
-S = TypeVar("S", bound=AuthoredSource)
+S = TypeVar("S", bound="CppSource")
 
 
 class PlannedKernel(BuiltKernel[S]):
