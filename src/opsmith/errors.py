@@ -356,6 +356,10 @@ class ToolchainError(OpsmithError, RuntimeError):
     """No compiler is found for a kernel's source, or it does not run."""
 
 
+class LanguageError(OpsmithError, RuntimeError):
+    """A kernel language that another package brings raises an exception, or gives what opsmith cannot use."""
+
+
 class KernelSourceError(OpsmithError, ValueError):
     """The source of a kernel cannot be read, or has no such function."""
 

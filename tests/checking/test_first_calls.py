@@ -124,14 +124,14 @@ def test_kernels_are_compiled_at_once_in_the_context_of_the_check() -> None:
         def compile_ahead(self) -> None:
             usual.append(builds_as_usual())
             if usual[-1]:
-                raise ValueError("not the first call's")
+                raise errors.UsageError("not the first call's")
 
     kernels = [SimpleNamespace(given=Ahead()) for _ in range(2)]
     subject: Any = SimpleNamespace(kernels_on=lambda device: kernels)
     with building_with((*FLAGS, "-DOTHER")):
         first_calls.compile_kernels(subject)
     assert usual == [False, False]
-    with pytest.raises(ValueError, match="not the first call's"):
+    with pytest.raises(errors.UsageError, match="not the first call's"):
         first_calls.compile_kernels(subject)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from toy_language import COMPILED, TOY, Install
 
 import opsmith
 from opsmith import errors
@@ -19,138 +18,6 @@ from opsmith.cli.inventory import inventory
 from opsmith.kernels import languages
 from opsmith.pages.kernels import kernels_of
 from opsmith.shipping import build_package
-
-TOY = """
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-
-from opsmith.core.kernels import BuiltKernel
-from opsmith.kernels.languages import Language
-from opsmith.kernels.on_cpu import CpuRun, OnCpu
-
-
-@dataclass(frozen=True)
-class ToySource:
-    function: Any
-    text: str = "text"
-    where: str = "toy.py:1"
-
-    @property
-    def entry(self) -> str:
-        return self.function.__name__
-
-
-class ToyKernel(BuiltKernel[ToySource]):
-    key, language = "toy", "Toy"
-
-    def __init__(self, declaration: Any) -> None:
-        source = ToySource(declaration.source)
-        super().__init__(declaration.operator, lambda: source, strict=declaration.strict)
-        self.scale = declaration.options.get("scale", 1)
-
-    dtypes = None
-
-    def _forget(self) -> None: ...
-
-    def refusal(self, values: Sequence[Any]) -> None: ...
-
-    def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        return ()
-
-    def __call__(self, *args: Any) -> Any:
-        return self.source.function(*args) * self.scale
-
-
-class ToyOnCpu(OnCpu):
-    promise = "kernels in Toy give what the reference gives"
-    parts = "programs"
-
-    def build(self, calls: Any) -> None: ...
-
-    def prepare(self, call: Any) -> int:
-        return 1
-
-    def launch(self, calls: Any) -> list[list[CpuRun]]:
-        return [[CpuRun("the kernel in Toy", self.kernel)] for _ in calls]
-
-
-class ToyLanguage(Language):
-    key, name, devices, options, on_cpu = "toy", "Toy", ("cpu", "cuda"), ("scale",), ToyOnCpu
-
-    def kernel(self, declaration: Any) -> ToyKernel:
-        return ToyKernel(declaration)
-
-
-LANGUAGE = ToyLanguage()
-"""
-
-COMPILED = """
-from opsmith.build.manifest import BuiltFile
-from opsmith.build.processor import levels, machine
-from opsmith.kernels.common.ahead import Ahead, Built
-from opsmith.kernels.common.gpu_resources import KernelUsage, Resources
-from opsmith.kernels.common.gpu_usage import GpuUsage
-
-
-class ToyUsage(GpuUsage):
-    def usage(self, kernel, architectures=("sm_80",), calls=None):
-        for each in architectures:
-            yield KernelUsage.of(
-                kernel.operator.name, kernel.source, Resources(8), instance="", architecture=each,
-                dynamic_shared=0, threads=None, occupancy=None, faults=(),
-            )
-
-    def refuse_unknown(self, architectures): ...
-
-
-class ToyAhead(Ahead):
-    def refuse(self, kernels, targets): ...
-
-    def build(self, kernel, target, root, folder):
-        described = BuiltFile(
-            operator=kernel.operator.name, language="Toy", digest=kernel.digest(), abi=1, target=target,
-            machine=machine(), features=levels()[target],
-        )
-        return Built(described, b"toy", "toy")
-
-
-class CompiledToy(ToyLanguage):
-    gpu_usage = ToyUsage()
-    ahead = ToyAhead()
-
-
-LANGUAGE = CompiledToy()
-"""
-"""What a language adds that is compiled without a call."""
-
-Install = Callable[..., None]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Function that installs a package with an entry point, and the text of its module."""
-
-    def installed(package: str, text: str, key: str = "toy", value: str = "") -> None:
-        module = package.replace("-", "_")
-        (tmp_path / f"{module}.py").write_text(text)
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        entry = value or f"{module}:LANGUAGE"
-        (info / "entry_points.txt").write_text(f"[{languages.GROUP}]\n{key} = {entry}\n")
-
-    monkeypatch.syspath_prepend(tmp_path)
-    before = {*sys.modules}
-    yield installed
-    languages._loaded.pop("toy", None)
-    if PROPERTIES.pop("toy", None) is not None:
-        USUAL.remove("toy")
-    for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 def declared(name: str) -> Any:
@@ -311,15 +178,6 @@ def test_what_is_no_language_is_not_added(install: Install) -> None:
     for other in (type(loaded(install, key="toy")), "toy"):
         with pytest.raises(errors.UsageError, match="only a kernel language can be added"):
             languages.add_language(other)
-
-
-def test_a_language_that_makes_no_kernel(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = loaded(install, key="toy")
-    monkeypatch.setattr(type(toy), "kernel", lambda self, declaration: None)
-    languages.add_language(toy)
-    with pytest.raises(errors.UsageError, match="the kernel language Toy makes no kernel") as caught:
-        declared("none").kernel("cpu", toy=double)
-    assert caught.value.got == "None"
 
 
 def test_a_key_of_this_process_is_meant_by_one_that_is_close(install: Install) -> None:

@@ -59,7 +59,7 @@ def test_values_without_a_finding(
         right = expected(operator, given)
         call = kernel.prepare(list(given))
         assert isinstance(call, EmulatedCall), call
-        assert not call.call.plan.copied
+        assert not call.plan.copied
         launched.append((given, right, call, [call.new_run(Order(order)) for order in orders]))
     every = [launch for *_, launches in launched for launch in launches if launch is not None]
     assert [found for found in kernel.run(every) if found] == []

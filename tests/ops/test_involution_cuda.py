@@ -31,7 +31,7 @@ from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.emulation.access_model import kernel_access
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.usage import cuda_usage
+from opsmith.kernels.cuda.usage import CudaUsage
 from opsmith.ops.involution import tiles
 
 pytestmark = [
@@ -229,7 +229,7 @@ def stages(name: str) -> Any:
 def test_rednet_spills_nothing(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KERNELS[name], "_dtypes", [dtype])
     architectures = ["sm_80", "sm_90"]
-    found = [*cuda_usage(KERNELS[name], architectures, stages(name))]
+    found = [*CudaUsage().usage(KERNELS[name], architectures, stages(name))]
     assert len(found) == 4  # with strides 1 and 2: sizes of images are no constants
     for each in found:
         assert not each.faults, each
@@ -260,7 +260,7 @@ def test_samples_and_other_sizes_spill_nothing(name: str) -> None:
                 yield list(case.calls(*(each.to("meta") for each in case.tensors(dtype)))[name])
 
     for which in (None, calls):
-        for each in cuda_usage(KERNELS[name], ["sm_80", "sm_90"], which):
+        for each in CudaUsage().usage(KERNELS[name], ["sm_80", "sm_90"], which):
             assert not each.faults, each
             assert each.spills == 0, each
 

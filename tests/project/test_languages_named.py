@@ -26,9 +26,7 @@ STILL = {
     "checking/processes/sanitizer_child.py": PUBLIC,
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,
-    "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
     "testing/emulation.py": PUBLIC,
-    "torch_library/calls_extension.py": "a folder of that name",
 }
 """Modules that name a language still, with the reason."""
 

@@ -80,6 +80,10 @@ chained = linear.gradients(weight=opsmith.non_differentiable).kernel("cpu", line
 linear.kernel("cpu", cpp="", flags=["-O2"], include_dirs=[Path("/usr/include")], libraries=["m"])
 linear.kernel("cpu", cpp_file="", flags=["-O2"], include_dirs=("headers",), libraries=(Path("libm.so"),))
 chained(x)  # type: ignore[call-arg]
+# A package may bring another language: its options are not known here.
+assert_type(
+    linear.kernel("cuda", helion=chained, deterministic=False, dtypes=[torch.half])(x, weight), Tensor
+)
 
 
 # A decorator returns the function, with its own type.
@@ -157,6 +161,13 @@ opsmith.operator("typing::a", opaque="yes")  # type: ignore[call-overload]
 opsmith.operator(linear)  # type: ignore[call-overload]
 linear.kernel(0, fast_linear)  # type: ignore[call-overload]
 linear.kernel("cpu", cpp="", flags=[3])  # type: ignore[list-item]
+linear.kernel("cpu", cpp="", flagz=["-O2"])  # type: ignore[call-overload]
+linear.kernel("cpu", cpp_file="", deterministic=False)  # type: ignore[call-overload]
+linear.kernel("cuda", cuda="", gird=1)  # type: ignore[call-overload]
+linear.kernel("cuda", cuda_file="", grid=1, num_warps=4)  # type: ignore[call-overload]
+linear.kernel("cuda", triton=fast_linear, grid=1, blok=2)  # type: ignore[call-overload]
+linear.kernel("cuda", cuda="", triton=fast_linear, grid=1)  # type: ignore[call-overload]
+linear.kernel("cuda", helion=fast_linear, strict="yes")  # type: ignore[call-overload]
 
 
 class Layer(torch.nn.Module):

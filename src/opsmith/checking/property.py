@@ -218,7 +218,7 @@ def _lacks(error: BaseException, cause: str) -> str:
 
     Triton takes no tensors of the CPU: what launches its kernels may raise for these where a GPU runs it.
     """
-    if isinstance(error, errors.ToolchainError):
+    if isinstance(error, errors.ToolchainError | errors.LanguageError):
         return f"{error.problem}: {error.got}" if error.got else error.problem
     raises = cause == "raises" and not isinstance(error, errors.OpsmithError)
     if raises and launched_kernels() and not torch.cuda.is_available():

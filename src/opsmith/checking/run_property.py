@@ -108,7 +108,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     return Outcome(
         known.name,
         status,
-        "; ".join(reasons),
+        "; ".join(dict.fromkeys(reasons)),
         seconds,
         merged(failures, subject.samples),
         tuple(notes),

@@ -113,7 +113,7 @@ def compile(
                 except errors.ToolchainError:
                     raise
                 except errors.OpsmithError as error:
-                    judged |= not isinstance(error, errors.MissingSamplesError)
+                    judged |= not isinstance(error, errors.MissingSamplesError | errors.LanguageError)
                     refused.append(RejectedKernel(operator.name, kernel.where, str(error)))
                     complain(error)
         if as_json:

@@ -135,12 +135,11 @@ def _of_languages() -> Iterator[InventoryItem]:
     for key in installed_keys():
         try:
             found = language(key)
+            for part in () if found is None else found.parts():
+                version = _package(part.package) or (part.library and ctypes.util.find_library(part.library))
+                yield InventoryItem(part.name, version or None, part.serves, part.hint)
         except errors.OpsmithError as error:
             yield InventoryItem(key, None, f"kernels by `{key}=`", f"{error.problem}: {error.hint}")
-            continue
-        for part in () if found is None else found.parts():
-            version = _package(part.package) or (part.library and ctypes.util.find_library(part.library))
-            yield InventoryItem(part.name, version or None, part.serves, part.hint)
 
 
 def _of_package(name: str, package: str, serves: str, hint: str) -> Callable[[], InventoryItem]:

@@ -71,6 +71,11 @@ def _origin(kernel: BuiltKernel[Any]) -> KernelOrigin:
     try:
         ahead = None if language is None else language.ahead
         origin = FIRST_CALL if ahead is None else ahead.origin(kernel)
-    except (errors.ToolchainError, errors.CompileError, errors.KernelSignatureError) as error:
-        origin, missing = f"{error.problem}: {error.got}", True
+    except (
+        errors.ToolchainError,
+        errors.CompileError,
+        errors.KernelSignatureError,
+        errors.LanguageError,
+    ) as error:
+        origin, missing = ": ".join(filter(None, [error.problem, error.got])), True
     return KernelOrigin(kernel.operator.name, kernel.language, kernel.where, origin, missing)

@@ -26,7 +26,7 @@ from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
 
 if TYPE_CHECKING:
-    from opsmith.core.kernel_options import CudaOptions, TritonOptions
+    from opsmith.core.kernel_options import CudaOptions, TritonOptions, UnknownOption
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -248,6 +248,22 @@ class Aspects:
     def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
     @overload
     def kernel(self, device: str, /, **options: Unpack[TritonOptions]) -> Self: ...
+    @overload
+    def kernel(  # in a language of another package, whose options nobody knows here
+        self,
+        device: str,
+        /,
+        *,
+        cpp: UnknownOption = ...,
+        cpp_file: UnknownOption = ...,
+        cuda: UnknownOption = ...,
+        cuda_file: UnknownOption = ...,
+        triton: UnknownOption = ...,
+        dtypes: Any = None,
+        strict: bool = False,
+        copies: Literal["allowed"] = ...,
+        **options: Any,
+    ) -> Self: ...
     def kernel(
         self,
         device: str,

@@ -15,6 +15,10 @@ InitialValue = float | str | Callable[..., Any]
 """A number, an expression over sizes, or a function of arguments and results."""
 
 
+class UnknownOption:
+    """Type of no value: a checker names it for an option that the language of a source does not have."""
+
+
 class CudaOptions(TypedDict, total=False):
     """A kernel in CUDA C++, and how it is compiled and launched.
 

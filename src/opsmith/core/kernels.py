@@ -13,6 +13,7 @@ import torch
 from opsmith import config, errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
+from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.location import where
 
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
@@ -72,7 +73,7 @@ class KernelSource(Protocol):
 S = TypeVar("S", bound=KernelSource)
 
 
-class BuiltKernel(errors.ErrorSubject, ABC, Generic[S]):
+class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
     """A kernel that is built from source when it is first needed, and decides which calls it takes.
 
     Args:

@@ -13,11 +13,11 @@ import torch
 
 from opsmith import errors
 from opsmith.build.source_text import file_of
+from opsmith.core.guarded_part import GROUP, unusable
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.operator import Operator
 from opsmith.kernels.languages import (
     FILE,
-    GROUP,
     OWN,
     Declaration,
     Language,
@@ -85,16 +85,38 @@ def build_kernel(
             language=chosen,
         )
     )
-    if not isinstance(kernel, BuiltKernel):
-        raise errors.UsageError(
-            f"the kernel language {chosen.name} makes no kernel",
-            argument=given,
-            expected="a `BuiltKernel`, of `Language.kernel`",
-            got=repr(kernel),
-            hint="return the kernel from that method, or update the package that brings the language",
-        )
+    _refuse_unfit(kernel, chosen, operator)
     kernel.declared = declared
     return kernel
+
+
+def _refuse_unfit(kernel: BuiltKernel[Any], chosen: Language, operator: Operator[..., Any]) -> None:
+    """Refuse a kernel of a language that does not say what it is.
+
+    Raises:
+        LanguageError: If its class did not call `super().__init__`, or has not the names of the language.
+    """
+    source = getattr(kernel, "source", None)
+    for name, fits, expected in (
+        ("key", kernel.key == chosen.key, f"{chosen.key!r}, the key of its language,"),
+        (
+            "language",
+            isinstance(getattr(kernel, "language", None), str),
+            f"{chosen.name!r}, the name of its language,",
+        ),
+        (
+            "operator",
+            getattr(kernel, "operator", None) is operator,
+            "the operator of `super().__init__(declaration.operator, read, strict=declaration.strict)`",
+        ),
+        (
+            "source",
+            all(isinstance(getattr(source, each, None), str) for each in ("entry", "where")),
+            "an object with the texts `entry`, `text` and `where`",
+        ),
+    ):
+        if not fits:
+            raise unusable(kernel, name, expected, getattr(kernel, name, None), (chosen,))
 
 
 def _source_of(

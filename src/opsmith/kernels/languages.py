@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from opsmith import errors
+from opsmith.core.guarded_part import GROUP, GuardedPart
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # a declaration needs none of them
     from opsmith.kernels.common.gpu_usage import GpuUsage
     from opsmith.kernels.on_cpu import OnCpu
 
-GROUP = "opsmith.languages"
-"""Group of entry points, as `helion = "opsmith_helion:LANGUAGE"`."""
 OWN: Mapping[str, str] = {
     "cpp": "opsmith.kernels.cpp.language",
     "cuda": "opsmith.kernels.cuda.language",
@@ -123,7 +122,7 @@ class Declaration:
             )
 
 
-class Language(ABC):
+class Language(GuardedPart, ABC):
     """Language of kernels.
 
     Attributes:
@@ -166,6 +165,15 @@ class Language(ABC):
     def parts(self) -> Iterator[Part]:
         """Yield the packages that its kernels need, for `opsmith doctor`."""
         yield from ()
+
+    @classmethod
+    def named_types(cls) -> Mapping[str, Any]:
+        """Return the types of its parts."""
+        from opsmith.kernels.common.ahead import Ahead
+        from opsmith.kernels.common.gpu_usage import GpuUsage
+        from opsmith.kernels.on_cpu import OnCpu
+
+        return {"Ahead": Ahead, "GpuUsage": GpuUsage, "OnCpu": OnCpu}
 
 
 _loaded: dict[str, Language] = {}

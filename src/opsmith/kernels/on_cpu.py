@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from opsmith.core.guarded_part import GuardedPart
+
 NOTE, SKIPPED = "note", "skipped"
 """Causes of findings that are no faults: legal and doubtful code; a launch that cannot be run here."""
 
@@ -66,7 +68,7 @@ class CpuRun:
     launched: bool = True
 
 
-class OnCpu(ABC):
+class OnCpu(GuardedPart, ABC):
     """A kernel of one language, which runs on the CPU.
 
     Args:

@@ -31,7 +31,7 @@ VERSION = 6
 """Version of its functions; it rises when one takes other arguments."""
 NAME = "opsmith_calls"
 LIBRARY = f"{NAME}.so"
-SOURCES = Path(__file__).parent / "capabilities" / "private" / "cpp"
+SOURCES = Path(__file__).parent / "capabilities/private/cpp"
 SOURCE = SOURCES / "module.cpp"
 
 

@@ -125,6 +125,9 @@ def test_explain_names_its_line_and_what_it_copies() -> None:
     assert said.copies == ("`x`, which is not contiguous", result)
     assert "    copies `x`, which is not contiguous" in str(said).splitlines()
     assert scaled.explain(torch.ones(3, 2), 2.0).copies == ()
+    negative = LAYOUTS["negative"](torch.ones(3, 2))
+    assert scaled.explain(negative.contiguous(), 2.0).copies == ()
+    assert row_sums.explain(negative).copies == ("`x`, which has the negative bit",)
 
 
 def test_what_it_throws_is_an_error_of_python() -> None:

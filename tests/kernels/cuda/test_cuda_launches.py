@@ -18,7 +18,7 @@ from opsmith import Launch, errors
 from opsmith.kernels.cuda import functions
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
-from opsmith.kernels.cuda.usage import cuda_usage
+from opsmith.kernels.cuda.usage import CudaUsage
 
 ORDERS = ("forward", "backward", "alternating", "random(3)")
 PARTS = """
@@ -243,7 +243,7 @@ def test_every_kernel_is_compiled_and_measured() -> None:
     operator = declared("measured", TWICE, **SCRATCH, max_spills=0)
     operator.samples(lambda make: [(make(5),)])
     (kernel,) = {each.given for each in operator.specification.kernels}
-    used = [*cuda_usage(kernel, ["sm_90"])]
+    used = [*CudaUsage().usage(kernel, ["sm_90"])]
     assert [(each.instance, each.threads) for each in used] == [
         ("part, float32, STEP=1", 32),
         ("folded, float32", 256),

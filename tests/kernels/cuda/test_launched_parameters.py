@@ -16,7 +16,7 @@ from opsmith import ops
 from opsmith.core.call_arguments import tensors_in
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
-from opsmith.kernels.cuda.plan import CudaChoice, prepare_call
+from opsmith.kernels.cuda.plan import CudaChoice
 from opsmith.ops.rms_norm import rms_norm_backward
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -127,10 +127,12 @@ def compare(operator: Any, kernel: CudaKernel, arguments: Any, launched: list[An
     choice = kernel.choose(values, ARCHITECTURE)
     assert isinstance(choice, CudaChoice), choice
     plan = kernel.plan(choice, values)
-    prepared = prepare_call(plan, list(values))
     given = {tensor.data_ptr() for tensor in tensors_in(values)}
-    addresses = [each.data_ptr() for each in prepared.tensors]
-    addresses = [each if each in given else ELSEWHERE + at for at, each in enumerate(addresses)]
+    copied = dict(plan.copied)
+    passed = [(each, index in copied) for index in plan.passed for each in tensors_in([values[index]])]
+    addresses = [ELSEWHERE + at if copy else each.data_ptr() for at, (each, copy) in enumerate(passed)]
+    made = len(plan.results) + len(plan.scratch)
+    addresses += range(ELSEWHERE + len(addresses), ELSEWHERE + len(addresses) + made)
     for again in range(2):  # once planned in Python, once by the plan
         launched.clear()
         result = kernel(*arguments)

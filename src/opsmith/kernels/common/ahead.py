@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.build.manifest import BuiltFile
+from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter
 
@@ -64,7 +65,7 @@ class LinkedKernel:
     build: Callable[[], KernelObject | LaunchedKernel]
 
 
-class Ahead(ABC):
+class Ahead(GuardedPart, ABC):
     """Builds kernels of one language into packages.
 
     For the CPU, `BuiltKernel.origin_of` of a kernel that runs from a package returns `built into the package

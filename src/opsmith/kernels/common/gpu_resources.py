@@ -17,6 +17,10 @@ ARCHITECTURES = ("sm_80", "sm_90")
 WARP = 32
 REGISTERS, SUB_PARTITIONS, REGISTER_UNIT = 64 * 1024, 4, 256
 MAX_WARPS_OF_BLOCK = 32
+MOST_GRID = (2**31 - 1, 65535, 65535)
+MOST_BLOCK = (1024, 1024, 64)
+MOST_THREADS = MAX_WARPS_OF_BLOCK * WARP
+"""Limits of a launch, the same for all compute capabilities: CUDA programming guide, specifications."""
 
 _ENTRY = re.compile(r"Compiling entry function '(\S+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from opsmith.core.guarded_part import GuardedPart, unusable
 from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage
 from opsmith.kernels.common.memory_access import KernelAccess
 from opsmith.kernels.common.sample_values import SampleValues
 
 
-class GpuUsage(ABC):
+class GpuUsage(GuardedPart, ABC):
     """Compiler of one language, for `opsmith compile`, for pages and for the property `resources`.
 
     Attributes:
@@ -48,8 +49,7 @@ class GpuUsage(ABC):
         """Refuse architectures that the compiler does not know, before it compiles anything.
 
         Raises:
-            UsageError: If there is one.
-            ToolchainError: If the compiler is missing.
+            ToolchainError: If there is one, or the compiler is missing.
         """
 
     def versions(self) -> Mapping[str, str]:
@@ -66,4 +66,4 @@ class GpuUsage(ABC):
             KernelFaultError: If it does what it must not: then the counts say nothing.
             MissingSamplesError: If it takes none of the calls.
         """
-        raise NotImplementedError
+        raise unusable(self, "models_access", "a method `accesses` beside it", True, (kernel,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,8 +16,9 @@ from opsmith.core.call_arguments import REORDERED, reordered, tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.results import Result
 from opsmith.core.schema import Argument
+from opsmith.core.specification import Specification
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
-from opsmith.torch_library.result_layouts import LAYOUTS, ResultLayout, has_layout
+from opsmith.torch_library.result_layouts import LAYOUTS, ResultLayout, has_layout, result_layouts
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""
@@ -338,6 +339,29 @@ def layout_refusal(name: str, layout: str) -> tuple[str, str]:
 def copy_reason(name: str, layout: str, *, written: bool) -> str:
     """Return a line about an argument that is copied into a layout."""
     return f"`{name}`, which is not {layout}" + ", and back" * written
+
+
+def copied_tensors(
+    specification: Specification, values: Sequence[Any], taken: Mapping[str, Parameter]
+) -> tuple[str, ...]:
+    """Return a line about each argument and result that is copied into another layout.
+
+    Args:
+        specification: The operator.
+        values: Argument values.
+        taken: Parameter by the name of its argument or result.
+    """
+    copied: list[str] = []
+    for name, value in zip(specification.schema.names, values, strict=False):
+        tensors = tensors_in([value]) if name in taken else []
+        if not all(has_layout(each, taken[name].layout) for each in tensors):
+            copied.append(copy_reason(name, taken[name].layout, written=taken[name].written))
+        elif any(each.is_neg() for each in tensors):
+            copied.append(f"`{name}`, which has the negative bit")
+    results = specification.schema.results
+    layouts = [taken[result.name].layout for result in results]
+    made = () if {*layouts} <= {"any"} else result_layouts(specification, values)
+    return (*copied, *(copied_results(results, made, layouts) if made else ()))
 
 
 def copied_results(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,13 +78,6 @@ class CppKernel(PlannedKernel[CppSource]):
         return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
 
     @property
-    def package(self) -> Path | None:
-        """Folder of the package that declares it, in which it may lie built; None if there is none."""
-        from opsmith.build.packaged import package_of
-
-        return package_of(self.declared)
-
-    @property
     def sizing(self) -> str:
         """Source of the results' sizes, for `explain`."""
         if self.source.sizes is not None:
@@ -96,7 +88,7 @@ class CppKernel(PlannedKernel[CppSource]):
     def computes_sizes(self) -> bool:
         """True if C++ computes the sizes of the results."""
         library: CppLibrary = self._load().library
-        return library.computes_sizes or self._sizing is not None
+        return library.computes_sizes or super().computes_sizes
 
     def library_object(self, processor: str = "native") -> KernelObject:
         """Compile the kernel as an object for a library without Python.
@@ -177,19 +169,6 @@ class CppKernel(PlannedKernel[CppSource]):
         """
         self._load()
 
-    def digest(self) -> str:
-        """Return the digest of what its author wrote, by which it is found built in a package."""
-        from opsmith.build.manifest import digest_of_parts
-
-        specification = self.operator.specification
-        return digest_of_parts(
-            {
-                **self.source.authored(self.package),
-                "dtypes": list(map(str, self.dtypes or ())),
-                "schema": specification.schema.void.text("", with_hidden=True),
-            }
-        )
-
     def compile(self) -> CacheEntry:
         """Compile the library of the kernel, or find it in the cache.
 
@@ -242,25 +221,16 @@ class CppKernel(PlannedKernel[CppSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that the kernel copies into another layout."""
-        from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.torch_library.result_layouts import has_layout, result_layouts
+        from opsmith.kernels.common.parameters import copied_tensors
 
         library: CppLibrary = self._load().library
         choice = self._choose(library, values)
         if isinstance(choice, str):
             return ()
         schema = self.operator.specification.schema
-        parameters = library.candidates[choice]
-        copied = tuple(
-            copy_reason(name, parameter.layout, written=parameter.written)
-            for name, value, parameter in zip(schema.names, values, parameters, strict=False)
-            if not all(has_layout(tensor, parameter.layout) for tensor in tensors_in([value]))
-        )
-        layouts = [view.layout for view in parameters[len(schema.names) :]]
-        if set(layouts) <= {"any"}:
-            return copied
-        made = result_layouts(self.operator.specification, values)
-        return copied + copied_results(schema.results, made, layouts)
+        names = (*schema.names, *(each.name for each in schema.results))
+        taken = dict(zip(names, library.candidates[choice], strict=True))
+        return copied_tensors(self.operator.specification, values, taken)
 
     def _build(self) -> DispatchedKernel:
         from opsmith.build.cache import COMPILED_NOW

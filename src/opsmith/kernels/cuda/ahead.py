@@ -22,7 +22,12 @@ from opsmith.kernels.common.ahead import (
     shipped_headers,
 )
 from opsmith.kernels.common.sample_values import sample_values
-from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, known_architectures, name_expression
+from opsmith.kernels.cuda.compiler import (
+    Instance,
+    compile_to_ptx,
+    name_expression,
+    refuse_unknown_architectures,
+)
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.linked import linked_cuda
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
@@ -97,23 +102,6 @@ def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
         for values in calls(dtype):
             found |= dict.fromkeys(each for variant in kernel.variants(values) for each in variant)
     return list(found)
-
-
-def refuse_unknown_architectures(wanted: Sequence[str]) -> None:
-    """Refuse architectures that NVRTC does not know.
-
-    Raises:
-        ToolchainError: If there is one, or no NVRTC.
-    """
-    known = known_architectures()
-    unknown = [each for each in wanted if each.rstrip("af") not in known]
-    if unknown:
-        raise errors.ToolchainError(
-            f"NVRTC does not compile for `{unknown[0]}`",
-            expected=f"some of {', '.join(known)}",
-            got=", ".join(wanted),
-            hint="name some of these, or install another NVRTC: `pip install -U nvidia-cuda-nvrtc`",
-        )
 
 
 def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:

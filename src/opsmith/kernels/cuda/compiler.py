@@ -272,13 +272,29 @@ def compile_to_ptx(source: CudaSource, operator: str, instance: Instance, archit
     return (obtain_with_headers(parts, source, build).directory / PTX).read_bytes()
 
 
-def known_architectures() -> tuple[str, ...]:
-    """Return the architectures that NVRTC compiles for, as `sm_90`.
+def refuse_unknown_architectures(wanted: Sequence[str]) -> None:
+    """Refuse architectures that NVRTC does not know.
 
     Raises:
-        ToolchainError: If there is no NVRTC.
+        ToolchainError: If there is one, or no NVRTC.
     """
-    return tuple(f"sm_{each}" for each in find_nvrtc().architectures)
+    nvrtc = find_nvrtc()
+    for each in wanted:
+        if each.rstrip("af") not in _known(nvrtc):
+            raise _unknown(each, nvrtc)
+
+
+def _known(nvrtc: Nvrtc) -> list[str]:
+    return [f"sm_{each}" for each in nvrtc.architectures]
+
+
+def _unknown(architecture: str, nvrtc: Nvrtc) -> errors.ToolchainError:
+    return errors.ToolchainError(
+        f"NVRTC does not compile for `{architecture}`",
+        expected=f"one of {', '.join(_known(nvrtc))}",
+        got=f"NVRTC of CUDA {'.'.join(map(str, nvrtc.version))}",
+        hint="name one of these, or install an NVRTC that supports it: `pip install -U nvidia-cuda-nvrtc`",
+    )
 
 
 def nearest_architecture(architecture: str, nvrtc: Nvrtc | None = None) -> str:
@@ -288,21 +304,14 @@ def nearest_architecture(architecture: str, nvrtc: Nvrtc | None = None) -> str:
         ToolchainError: If there is none, or no NVRTC.
     """
     nvrtc = nvrtc or find_nvrtc()
-    known = [f"sm_{each}" for each in nvrtc.architectures]
-    if architecture.rstrip("af") in known:  # suffixed code runs on that GPU or its family alone
+    if architecture.rstrip("af") in _known(nvrtc):  # suffixed code runs on that GPU or its family alone
         return architecture
     # CUDA programming guide, binary compatibility: within a major version, from each minor one to later ones.
     wanted = int(architecture.removeprefix("sm_").rstrip("af"))
     older = [each for each in nvrtc.architectures if each // 10 == wanted // 10 and each < wanted]
     if older:
         return f"sm_{max(older)}"
-    version = ".".join(map(str, nvrtc.version))
-    raise errors.ToolchainError(
-        f"NVRTC does not compile for `{architecture}`",
-        expected=f"one of {', '.join(known)}",
-        got=f"NVRTC of CUDA {version}",
-        hint="install an NVRTC that supports it: `pip install -U nvidia-cuda-nvrtc`",
-    )
+    raise _unknown(architecture, nvrtc)
 
 
 def _compile(

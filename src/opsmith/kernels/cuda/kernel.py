@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,13 +109,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
         sources = [self.source.kernel(launch.entry) for launch in self.rules.launches]
         return tuple(self._dtypes or DEFAULT_DTYPES) if any(each.over_dtype for each in sources) else ()
 
-    @property
-    def package(self) -> Path | None:
-        """Folder of the package that declares it, in which it may lie built; None if there is none."""
-        from opsmith.build.packaged import package_of
-
-        return package_of(self.declared)
-
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
 
@@ -179,22 +171,9 @@ class CudaKernel(PlannedKernel[CudaSource]):
 
     def copied_tensors(self, choice: CudaChoice, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that are copied for an instance, each with the reason."""
-        from opsmith.kernels.common.parameters import copied_results, copy_reason
-        from opsmith.kernels.cuda.plan import needs_copy
-        from opsmith.torch_library.result_layouts import result_layouts
+        from opsmith.kernels.common.parameters import copied_tensors
 
-        specification = self.operator.specification
-        schema = specification.schema
-        named = dict(zip(schema.names, values, strict=True))
-        copied = tuple(
-            copy_reason(name, parameter.layout, written=parameter.written)
-            if parameter.layout != "any"
-            else f"`{name}`, which has the negative bit"
-            for name, parameter in choice.taken.items()
-            if name in named and needs_copy(named[name], parameter)
-        )
-        layouts = [choice.taken[result.name].layout for result in schema.results]
-        return copied + copied_results(schema.results, result_layouts(specification, values), layouts)
+        return copied_tensors(self.operator.specification, values, choice.taken)
 
     def choose(self, values: Sequence[Any], architecture: str) -> CudaChoice | str:
         """Return the instances that take these argument values, or the reason why none do.
@@ -340,19 +319,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
     def sources(self) -> tuple[Any, ...]:
         """Return the values that define the kernel, with its launches."""
         return *super().sources(), self.rules
-
-    def digest(self) -> str:
-        """Return the digest of what its author wrote, by which it is found built in a package."""
-        from opsmith.build.manifest import digest_of_parts
-
-        schema = self.operator.specification.schema
-        return digest_of_parts(
-            {
-                **self.source.authored(self.package),
-                "dtypes": list(map(str, self.dtypes)),
-                "schema": schema.void.text("", with_hidden=True),
-            }
-        )
 
     def packaged(self, architecture: str = "") -> PackagedImages:
         """Return what the package of the kernel has for a GPU, looked up once until `reload`.

@@ -16,6 +16,7 @@ from opsmith import errors
 from opsmith.core.expression import Expression, ExpressionError, Language, parse
 from opsmith.core.kernels import Launch, LaunchValue
 from opsmith.core.location import where
+from opsmith.kernels.common.gpu_resources import MOST_BLOCK, MOST_GRID, MOST_THREADS
 
 LAUNCH = Language(
     "numbers, arguments and results by name, `x.numel`, `x.shape[0]`, `x.dim`, `x.itemsize`, `+ - * / // %`, "
@@ -30,10 +31,6 @@ LAUNCH = Language(
     conditions=True,
 )
 """The language of the grid, block, shared memory and constants of a CUDA kernel."""
-MOST_GRID = (2**31 - 1, 65535, 65535)
-MOST_BLOCK = (1024, 1024, 64)
-MOST_THREADS = 1024
-"""Limits of a launch, the same for all compute capabilities: CUDA programming guide, specifications."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
-from opsmith.kernels.common.gpu_resources import REGISTERS, most_threads, multiprocessor_of
+from opsmith.kernels.common.gpu_resources import MOST_THREADS, REGISTERS, most_threads, multiprocessor_of
 from opsmith.kernels.cuda.compiler import Cubin
-from opsmith.kernels.cuda.launch import MOST_THREADS, Geometry
+from opsmith.kernels.cuda.launch import Geometry
 
 
 @dataclass(frozen=True, slots=True)

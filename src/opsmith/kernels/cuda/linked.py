@@ -12,11 +12,11 @@ from opsmith.core.argument_types import NUMBERED
 from opsmith.core.expression import Expression
 from opsmith.kernels.common.ahead import LinkedKernel
 from opsmith.kernels.common.dtypes import CPP_TYPES
+from opsmith.kernels.common.gpu_resources import MOST_GRID, MOST_THREADS
 from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter, cpp_arguments
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx
 from opsmith.kernels.cuda.kernel import CudaKernel
-from opsmith.kernels.cuda.launch import MOST_GRID, MOST_THREADS
 from opsmith.kernels.cuda.parameters import CudaParameter, merged_parameters
 from opsmith.kernels.cuda.recipe import RulePrograms
 from opsmith.kernels.cuda.rules import ScratchRule

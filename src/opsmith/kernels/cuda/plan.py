@@ -109,23 +109,6 @@ class CudaPlan:
     passed: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedCall:
-    """Call of a kernel, ready to be launched.
-
-    Attributes:
-        plan: The plan of the call.
-        tensors: Tensors of the arguments, then the results, then the scratch buffers.
-        results: The results, in the layouts in which the kernel writes them.
-        back: Tensors that the kernel writes through a copy, each with the copy.
-    """
-
-    plan: CudaPlan
-    tensors: list[Tensor]
-    results: list[Tensor]
-    back: list[tuple[Tensor, Tensor]]
-
-
 def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
     """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
     pairs = zip(schema.arguments, values, strict=True)
@@ -220,38 +203,6 @@ def plan_call(
         launches.append(PlannedLaunch(instance, geometry, packed, tensors, viewed, tuple(numbers)))
     results, rest = tuple(buffers[: len(names)]), tuple(buffers[len(names) :])
     return CudaPlan(tuple(copied), results, rest, tuple(launches), passed)
-
-
-def prepare_call(plan: CudaPlan, values: list[Any]) -> PreparedCall:
-    """Copy arguments into the layouts that a kernel takes; allocate its results and buffers, on the CPU.
-
-    Args:
-        plan: The plan of the call.
-        values: Argument values; copies take the places of those that are copied.
-    """
-    back: list[tuple[Tensor, Tensor]] = []
-    for index, parameter in plan.copied:
-        given, values[index] = values[index], copy_of(values[index], parameter)
-        if parameter.written:
-            back += zip(tensors_in([given]), tensors_in([values[index]]), strict=True)
-    results = [each.allocate("cpu") for each in plan.results]
-    scratch = [each.allocate("cpu") for each in plan.scratch]
-    tensors = [*tensors_in([values[index] for index in plan.passed]), *results, *scratch]
-    return PreparedCall(plan, tensors, results, back)
-
-
-def finish_call(schema: Schema, call: PreparedCall) -> Any:
-    """Return the results of a call that has run, after what it wrote is copied back.
-
-    Args:
-        schema: Signature of the operator.
-        call: The call.
-    """
-    for tensor, copy in call.back:
-        tensor.copy_(copy)
-    pairs = zip(call.plan.results, call.results, strict=True)
-    results = [planned.layout.restore(result) for planned, result in pairs]
-    return (results[0] if schema.single else tuple(results)) if results else None
 
 
 def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, view: CudaParameter) -> None:

@@ -13,37 +13,14 @@ from opsmith.kernels.common.gpu_resources import ARCHITECTURES, KernelUsage, occ
 from opsmith.kernels.common.gpu_usage import GpuUsage
 from opsmith.kernels.common.memory_access import KernelAccess
 from opsmith.kernels.common.sample_values import SampleValues, sample_values
-from opsmith.kernels.cuda.compiler import Instance, known_architectures
+from opsmith.kernels.cuda.compiler import Instance, refuse_unknown_architectures
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
 from opsmith.kernels.cuda.plan import CudaChoice
 
 
-def cuda_usage(
-    kernel: CudaKernel,
-    architectures: Sequence[str] = ARCHITECTURES,
-    calls: SampleValues | None = None,
-) -> Iterator[KernelUsage]:
-    """Compile every instance of a kernel that samples need, and yield the resources that it uses.
-
-    Args:
-        kernel: The kernel.
-        architectures: Architectures to compile for.
-        calls: Returns argument values in a dtype; by default those of the operator's samples.
-
-    Raises:
-        CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-        MissingSamplesError: If the kernel's constants depend on sizes, and there is no sample.
-        KernelSignatureError, LaunchError, SampleError: See `CudaKernel` and `samples_of`.
-    """
-    calls = calls or partial(sample_values, kernel.operator)
-    for architecture in architectures:
-        for instance, geometry in needed_instances(kernel, architecture, calls).items():
-            yield _cuda_usage(kernel, instance, geometry, architecture)
-
-
-def _cuda_usage(
+def _usage(
     kernel: CudaKernel, instance: Instance, geometry: Geometry | None, architecture: str
 ) -> KernelUsage:
     cubin = kernel.compile(instance, architecture)
@@ -90,7 +67,7 @@ def needed_instances(
 
     Raises:
         CompileError, ToolchainError, MissingSamplesError, KernelSignatureError, LaunchError, SampleError: See
-            `cuda_usage`.
+            `CudaUsage.usage`.
     """
     found: dict[Instance, Geometry | None] = {}
     for dtype in kernel.dtypes or CPP_TYPES:
@@ -136,22 +113,25 @@ class CudaUsage(GpuUsage):
 
     has_limits, models_access = True, True
 
-    usage = staticmethod(cuda_usage)
+    def usage(
+        self,
+        kernel: CudaKernel,
+        architectures: Sequence[str] = ARCHITECTURES,
+        calls: SampleValues | None = None,
+    ) -> Iterator[KernelUsage]:
+        """Compile instances by NVRTC; see `GpuUsage.usage`.
+
+        Raises:
+            KernelSignatureError, LaunchError, SampleError: See `CudaKernel` and `samples_of`.
+        """
+        calls = calls or partial(sample_values, kernel.operator)
+        for architecture in architectures:
+            for instance, geometry in needed_instances(kernel, architecture, calls).items():
+                yield _usage(kernel, instance, geometry, architecture)
 
     def refuse_unknown(self, architectures: Sequence[str]) -> None:
         """Refuse architectures that NVRTC does not know."""
-        known = known_architectures()
-        unknown = [each for each in architectures if each.rstrip("af") not in known]
-        if unknown:
-            version = ".".join(map(str, find_nvrtc().version))
-            raise errors.UsageError(
-                f"NVRTC of CUDA {version} does not compile for `{unknown[0]}`",
-                argument="--arch",
-                expected=", ".join(known),
-                got=unknown[0],
-                hint="write one of these, as `--arch sm_90`; a newer NVRTC knows more: "
-                "`pip install -U nvidia-cuda-nvrtc`",
-            )
+        refuse_unknown_architectures(architectures)
 
     def versions(self) -> Mapping[str, str]:
         """Return the version of NVRTC."""

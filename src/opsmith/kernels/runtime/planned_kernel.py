@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opsmith import errors
-from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
+from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
 from opsmith.torch_library import capabilities
 
 # A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
 if TYPE_CHECKING:
+    from opsmith.kernels.cpp.source import CppSource
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
     from opsmith.kernels.runtime.plan import Plan
 
-S = TypeVar("S", bound=KernelSource)
+S = TypeVar("S", bound="CppSource")
 
 
 class PlannedKernel(BuiltKernel[S]):
@@ -31,6 +32,26 @@ class PlannedKernel(BuiltKernel[S]):
     @abstractmethod
     def device(self) -> str:
         """Type of the device that it runs on, as in `torch.device(...).type`."""
+
+    @property
+    def package(self) -> Path | None:
+        """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        from opsmith.build.packaged import package_of
+
+        return package_of(self.declared)
+
+    def digest(self) -> str:
+        """Return the digest of what its author wrote, by which it is found built in a package."""
+        from opsmith.build.manifest import digest_of_parts
+
+        schema = self.operator.specification.schema
+        return digest_of_parts(
+            {
+                **self.source.authored(self.package),
+                "dtypes": list(map(str, self.dtypes or ())),
+                "schema": schema.void.text("", with_hidden=True),
+            }
+        )
 
     @abstractmethod
     def _build(self) -> DispatchedKernel:
@@ -140,6 +161,11 @@ class PlannedKernel(BuiltKernel[S]):
         if self._sizing is None:
             return self._by_reference
         return f"`shapes=` in C++ for contiguous tensors; else {self._by_reference}"
+
+    @property
+    def computes_sizes(self) -> bool:
+        """True if C++ computes the sizes of the results."""
+        return self._sizing is not None
 
     @property
     def _by_reference(self) -> str:

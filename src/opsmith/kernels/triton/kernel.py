@@ -18,8 +18,8 @@ from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import dtype_name
+from opsmith.kernels.common.gpu_resources import MOST_GRID
 from opsmith.kernels.common.parameters import copied_results, copy_reason, device_refusal, layout_refusal
-from opsmith.kernels.cuda.launch import MOST_GRID
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.checking.causes import CAUSES
 from opsmith.checking.exceptions import Raised, attempt
 from opsmith.checking.output.replay import check_again
 from opsmith.checking.processes.fork import announce
@@ -31,6 +32,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.functional_form import copy_with_strides, on_copies
 from opsmith.core.generate_like import WHOLE
+from opsmith.core.guarded_part import unusable
 from opsmith.core.kernels import Kernel
 from opsmith.core.tensors import resolved
 from opsmith.judging.answer import Computation
@@ -40,6 +42,8 @@ from opsmith.kernels.languages import Language, language_of
 from opsmith.kernels.on_cpu import NOTE, SKIPPED, CpuCall, CpuFinding, CpuRun
 
 DTYPES = (*ALWAYS_CHECKED, *LOW_PRECISION)
+UNJUDGED = (errors.NotEmulatedError, errors.ToolchainError, errors.CacheError, errors.LanguageError)
+"""Errors that say nothing of the kernel, which is unverified then."""
 
 
 @dataclass
@@ -133,9 +137,9 @@ class KernelCheck:
                     yield from self._judge(batch)
                     batch = []
             yield from self._judge(batch)
-        except (errors.NotEmulatedError, errors.ToolchainError, errors.CacheError) as error:
+        except UNJUDGED as error:
             self.over = True
-            yield Skipped(": ".join(filter(None, [error.problem, error.got])), error.hint or "")
+            yield unjudged(error)
         except errors.OpsmithError as error:
             self.over = True
             yield raised(self.name, self.subject, error, "compiled for the CPU")
@@ -160,6 +164,8 @@ class KernelCheck:
 
     def _raised(self, call: CheckedCall, error: Exception) -> Findings:
         """Count a call that raises: a limit if the CPU cannot run it, else a fault."""
+        if isinstance(error, errors.LanguageError):
+            raise error
         if isinstance(error, errors.ToolchainError):
             self.limits[f"{error.problem}: {error.got} at {error.where}"] += 1
         else:
@@ -170,7 +176,7 @@ class KernelCheck:
         """Launch calls, and yield the faults of each, or compare its results where there are none."""
         if calls:
             announce(functools.partial(str, calls[0].case))
-        for call, runs in zip(calls, self.on_cpu.launch(calls), strict=True):
+        for call, runs in zip(calls, self._launched(calls), strict=True):
             sample, found = call.case.sample, [(run, each) for run in runs for each in run.found]
             flat = [*sample.flattening.flatten(call.values)]
             faults = [(run, each) for run, each in found if each.cause not in (NOTE, SKIPPED)]
@@ -188,6 +194,19 @@ class KernelCheck:
                 self.ran[call.case.dtype] += 1
             elif not limits:
                 yield from self._compare(call, flat, runs)
+
+    def _launched(self, calls: Sequence[CheckedCall]) -> list[list[CpuRun]]:
+        """Launch calls, and refuse a language that leaves one out, or names causes that no check has."""
+        made = self.on_cpu.launch(calls) if calls else []
+        counts = [len(runs) for runs in made]
+        if len(counts) != len(calls) or 0 in counts:
+            expected = f"a list with a run or more for each of {_calls(len(calls))}"
+            raise unusable(self.on_cpu, "launch", expected, made)
+        for found in (each for runs in made for run in runs for each in run.found):
+            if found.cause not in (NOTE, SKIPPED, *CAUSES):
+                expected = f"`CpuFinding.cause`: one of {', '.join((NOTE, SKIPPED, *CAUSES))}"
+                raise unusable(self.on_cpu, "launch", expected, found.cause)
+        return made
 
     def _compare(self, call: CheckedCall, flat: list[Any], runs: Sequence[CpuRun]) -> Findings:
         """Compare the results of each run with the truth, and its arguments with what they were."""
@@ -264,6 +283,11 @@ class KernelCheck:
             yield from map(Skipped, filter(None, [self.on_cpu.unseen()]))
             yield from map(Note, self.on_cpu.notes())
         yield from map(Note, self.doubtful)
+
+
+def unjudged(error: errors.OpsmithError) -> Skipped:
+    """Return an error that says nothing of the kernel as the reason why it is unverified."""
+    return Skipped(": ".join(filter(None, [error.problem, error.got])), error.hint or "")
 
 
 def _calls(number: int) -> str:
@@ -380,7 +404,17 @@ def run(language: Language, subject: Subject) -> Findings:
     more = replace(subject, samples=(*subject.samples, *kernel_sizes(with_kernels)))
     laid = forms(subject)
     for kernel in kernels.values():
-        yield from unverified_too(subject, kernel, KernelCheck(language, kernel, subject).run(more, laid))
+        yield from unverified_too(subject, kernel, _judged(language, kernel, subject, more, laid))
+
+
+def _judged(
+    language: Language, kernel: Kernel, subject: Subject, more: Subject, laid: Collection[Sample]
+) -> Findings:
+    """Run a kernel on the CPU; one whose language fails is unverified, and the others still run."""
+    try:
+        yield from KernelCheck(language, kernel, subject).run(more, laid)
+    except errors.LanguageError as error:
+        yield unjudged(error)
 
 
 def on_cpu_property(language: Language) -> Property | None:

@@ -42,9 +42,8 @@ def run(subject: Subject) -> Findings:
             if beyond:
                 yield _failure(beyond, kernel.language)
             yield from narrow_index(NAME, subject, kernel)
-        except errors.ToolchainError as error:
+        except (errors.ToolchainError, errors.LanguageError) as error:
             yield Skipped(f"{error.problem}: {error.hint}")
-            return
         except errors.MissingSamplesError as error:
             yield Note(error.problem)
         except errors.OpsmithError as error:

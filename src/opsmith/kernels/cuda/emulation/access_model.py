@@ -70,7 +70,7 @@ def kernel_access(
                 continue
             run = call.new_run(Order("forward"))
             if run is not None:
-                dtypes_of = (launch.instance.dtype for launch in call.call.plan.launches)
+                dtypes_of = (launch.instance.dtype for launch in call.plan.launches)
                 name = next((dtype_name(dtype) for dtype in dtypes_of if dtype is not None), "")
                 runs.setdefault(name, []).append(run)
     if not runs:

@@ -34,7 +34,7 @@ from opsmith.kernels.cuda.emulation.limits import emulated_limits
 from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.parameters import CudaParameter
-from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
+from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan, copy_of
 from opsmith.kernels.cuda.rules import passed_arguments
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
 from opsmith.torch_library.arguments import refuse_shapes, refuse_unsupported
@@ -46,29 +46,33 @@ class EmulatedCall:
     """Call of a kernel that can be launched on the CPU, any number of times.
 
     Attributes:
-        call: The call, with its tensors.
+        plan: The plan of the call.
+        tensors: Tensors of the arguments, then the results, then the scratch buffers.
+        back: Tensors that the kernel writes through a copy, each with the copy.
         libraries: Library of each launch.
         uses: Name of each tensor, and what the launches may do with it.
     """
 
-    call: PreparedCall
+    plan: CudaPlan
+    tensors: list[Tensor]
+    back: list[tuple[Tensor, Tensor]]
     libraries: tuple[EmulatedLibrary, ...]
     uses: tuple[TensorUse, ...]
 
     @property
     def threads(self) -> int:
         """Number of threads of the launches."""
-        geometries = [launch.geometry for launch in self.call.plan.launches]
+        geometries = [launch.geometry for launch in self.plan.launches]
         return sum(math.prod(each.grid) * each.threads for each in geometries)
 
     def new_run(self, order: Order) -> EmulatedRun | None:
         """Return the launches with copies of the tensors; None if there is nothing to launch."""
-        planned = self.call.plan.launches
+        planned = self.plan.launches
         if not planned:
             return None
         tensors = tuple(
             LaunchTensor.of(tensor, use, followed=len(planned) > 1)
-            for tensor, use in zip(self.call.tensors, self.uses, strict=True)
+            for tensor, use in zip(self.tensors, self.uses, strict=True)
         )
         return EmulatedRun(
             tensors,
@@ -90,10 +94,16 @@ class EmulatedCall:
     def finish(self, kernel: CudaKernel, run: EmulatedRun | None) -> Any:
         """Copy what the launches have written into the tensors of the call, and return the results."""
         if run is not None:
-            for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
+            for tensor, given in zip(self.tensors, run.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
-        return finish_call(kernel.operator.specification.schema, self.call)
+        for tensor, copy in self.back:
+            tensor.copy_(copy)
+        made = self.tensors[len(self.tensors) - len(self.plan.results) - len(self.plan.scratch) :]
+        pairs = zip(self.plan.results, made, strict=False)
+        results = [planned.layout.restore(result) for planned, result in pairs]
+        single = kernel.operator.specification.schema.single
+        return (results[0] if single else tuple(results)) if results else None
 
 
 class KernelEmulation:
@@ -169,20 +179,26 @@ class KernelEmulation:
             return choice
         plan = kernel.plan(choice, values)
         named = dict(zip(schema.names, values, strict=True))
-        call = prepare_call(plan, list(values))
+        given, back = list(values), list[tuple[Tensor, Tensor]]()
+        for index, parameter in plan.copied:
+            given[index] = copy_of(values[index], parameter)
+            if parameter.written:
+                back += zip(tensors_in([values[index]]), tensors_in([given[index]]), strict=True)
+        tensors = tensors_in([given[index] for index in plan.passed])
         uses: list[TensorUse] = []
         for name in passed_arguments(schema):
             written = name in choice.taken and choice.taken[name].written
             uses += [TensorUse(label, written, True) for label in _labels(name, named[name])]
         for buffer in (*plan.results, *plan.scratch):
             complete = buffer in plan.results
+            tensors.append(buffer.allocate("cpu"))
             uses.append(TensorUse(buffer.name, True, buffer.initial is not None, complete))
         libraries = tuple(self._libraries[launch.instance] for launch in plan.launches)
         for launch, library in zip(plan.launches, libraries, strict=True):
             limits = emulated_limits(kernel.source.kernel(launch.instance.entry), library)
             if not limits.allow(launch.geometry):
                 raise limits.refused(kernel, launch.geometry)
-        return EmulatedCall(call, libraries, tuple(uses))
+        return EmulatedCall(plan, tensors, back, libraries, tuple(uses))
 
     def _parameters(self, instance: Instance) -> tuple[CudaParameter, ...]:
         library = self._libraries[instance]

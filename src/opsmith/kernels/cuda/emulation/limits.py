@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from opsmith.kernels.common.gpu_resources import MOST_THREADS
 from opsmith.kernels.cuda.emulation.compiler import MAX_SHARED, EmulatedLibrary
-from opsmith.kernels.cuda.launch import MOST_THREADS
 from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.source import CudaSource
 
