@@ -17,8 +17,8 @@ import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.emulation import launch
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
+from opsmith.kernels.cuda.emulation.findings import EmulationFinding
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
 

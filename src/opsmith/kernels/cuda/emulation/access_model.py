@@ -20,7 +20,7 @@ from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
 from opsmith.kernels.common.sample_values import SampleValues
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
-from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
+from opsmith.kernels.cuda.emulation.places import SourceLine, SourceLines
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.on_cpu import NOTE
 

@@ -18,7 +18,7 @@ from opsmith.core.schema import Schema
 from opsmith.core.tensors import resolved
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
-from opsmith.kernels.cuda.emulation.findings import findings_of
+from opsmith.kernels.cuda.emulation.findings import EmulationFinding, findings_of
 from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
     EmulatedLaunch,
@@ -31,7 +31,6 @@ from opsmith.kernels.cuda.emulation.launch import (
     run_launches,
 )
 from opsmith.kernels.cuda.emulation.limits import emulated_limits
-from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
