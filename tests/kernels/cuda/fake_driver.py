@@ -204,7 +204,7 @@ def emulate_launch(
         tuple(tensor for _, tensor in found),
         Order("forward"),
     )
-    (result,) = run_launches([launch], in_process=True)
+    ((result,),) = run_launches([(launch,)], in_process=True)
     source = kernel.source.kernel(library.instances[entry].entry)
     faults = [each for each in findings_of(source, launch, result) if each.cause != NOTE]
     if faults:

@@ -69,7 +69,7 @@ def kernel_access(
                 refused[call] = None
                 continue
             run = call.new_run(Order("forward"))
-            if run is not None:
+            if run:
                 dtypes_of = (launch.instance.dtype for launch in call.call.plan.launches)
                 name = next((dtype_name(dtype) for dtype in dtypes_of if dtype is not None), "")
                 runs.setdefault(name, []).append(run)
@@ -111,7 +111,7 @@ def _lines_of(emulation: KernelEmulation, runs: Sequence[EmulatedRun]) -> tuple[
         faults = [each for each in emulation.findings(run, results) if each.cause != NOTE]
         if faults:
             raise fault_error(emulation.kernel, faults)
-        counted += zip(run.launches, results, strict=True)
+        counted += zip(run, results, strict=True)
     counters: dict[Path, set[int]] = {}
     for launch, result in counted:
         counters.setdefault(launch.library.path, set()).update(each.pc for each in result.requests)

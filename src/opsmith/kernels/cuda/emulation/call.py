@@ -60,36 +60,30 @@ class EmulatedCall:
         geometries = [launch.geometry for launch in self.call.plan.launches]
         return sum(math.prod(each.grid) * each.threads for each in geometries)
 
-    def new_run(self, order: Order) -> EmulatedRun | None:
-        """Return the launches with copies of the tensors; None if there is nothing to launch."""
+    def new_run(self, order: Order) -> EmulatedRun:
+        """Return the launches with copies of the tensors."""
         planned = self.call.plan.launches
-        if not planned:
-            return None
         tensors = tuple(
             LaunchTensor.of(tensor, use, followed=len(planned) > 1)
             for tensor, use in zip(self.call.tensors, self.uses, strict=True)
         )
-        return EmulatedRun(
-            tensors,
-            tuple(
-                EmulatedLaunch(
-                    library,
-                    library.instances.index(launch.instance),
-                    launch.geometry,
-                    launch.packed,
-                    launch.tensors,
-                    tensors,
-                    order,
-                    last=number == len(planned),
-                )
-                for number, (library, launch) in enumerate(zip(self.libraries, planned, strict=True), 1)
-            ),
+        return tuple(
+            EmulatedLaunch(
+                library,
+                library.instances.index(launch.instance),
+                launch.geometry,
+                launch.packed,
+                launch.tensors,
+                tensors,
+                order,
+            )
+            for library, launch in zip(self.libraries, planned, strict=True)
         )
 
-    def finish(self, kernel: CudaKernel, run: EmulatedRun | None) -> Any:
+    def finish(self, kernel: CudaKernel, run: EmulatedRun) -> Any:
         """Copy what the launches have written into the tensors of the call, and return the results."""
-        if run is not None:
-            for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
+        for launch in run[:1]:  # all have the same tensors
+            for tensor, given in zip(self.call.tensors, launch.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
         return finish_call(kernel.operator.specification.schema, self.call)
@@ -204,20 +198,17 @@ class KernelEmulation:
         Raises:
             ToolchainError: If the system forks no process.
         """
-        launches = [launch for run in runs for launch in run.launches]
         try:
-            results = iter(run_launches(launches, in_process=in_process, counted=counted))
+            return run_launches(runs, in_process=in_process, counted=counted)
         except errors.ToolchainError as error:
             raise error.of(self.kernel.operator.name, self.kernel.where) from error
-        return [[next(results) for _ in run.launches] for run in runs]
 
     def findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
         """Return the findings of a call: notes, and the faults of the first launch that has some."""
         found: list[EmulationFinding] = []
-        for number, (launch, result) in enumerate(zip(run.launches, results, strict=True), 1):
+        for number, (launch, result) in enumerate(zip(run, results, strict=True), 1):
             entry = launch.library.instances[launch.entry].entry
-            several = len(run.launches) > 1
-            before = f"in launch {number} of {len(run.launches)}, `{entry}`, " if several else ""
+            before = f"in launch {number} of {len(run)}, `{entry}`, " if len(run) > 1 else ""
             for each in findings_of(self.kernel.source.kernel(entry), launch, result):
                 if each.kind != Kind.UNORDERED_SUM or self._rounds_alike:
                     found.append(replace(each, message=f"{before}{each.message}"))
@@ -233,11 +224,10 @@ class KernelEmulation:
             NotEmulatedError: If the CPU cannot run it.
         """
         run = call.new_run(order)
-        if run is not None:
-            (found,) = self.run([run], in_process=in_process)
-            faults = [each for each in found if each.cause != NOTE]
-            if faults:
-                raise fault_error(self.kernel, faults)
+        (found,) = self.run([run], in_process=in_process)
+        faults = [each for each in found if each.cause != NOTE]
+        if faults:
+            raise fault_error(self.kernel, faults)
         return call.finish(self.kernel, run)
 
 
