@@ -22,7 +22,12 @@ from opsmith.build.toolchain import Toolchain, processors
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import build_parts, kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
-from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, include_flags, nvidia_folders
+from opsmith.kernels.cuda.emulation.host_headers import (
+    DEVICE_HEADERS,
+    include_flags,
+    kernel_texts,
+    nvidia_folders,
+)
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
 from opsmith.kernels.cuda.parameters import FIELDS, TABLE, CudaParameter, decode_table
@@ -116,6 +121,9 @@ _STUB = """\
 .zero {size}
 .section .note.GNU-stack,"",%progbits
 """
+_TYPE = r"[\w:]+(?:\s*<[^<>;]*>)?(?:\s+[\w:]+)*\s*\*[\s*]*"
+_POINTER_CAST = re.compile(rf"reinterpret_cast|_cast\s*<\s*{_TYPE}>|\(\s*{_TYPE}\)\s*[\w(&*]")
+"""Cast to a pointer: without one, a kernel has no misaligned address."""
 _SYMBOL = ".globl {name}\n.hidden {name}\n.type {name},%object\n{name}:"
 
 
@@ -365,3 +373,19 @@ def _own_text() -> str:
 def is_clang(toolchain: Toolchain) -> bool:
     """Return True if a compiler is clang."""
     return "clang" in toolchain.identity
+
+
+def unseen_faults(source: CudaSource) -> str | None:
+    """Return the faults of a kernel that the compiler in use hides, and the way out; None if it hides none.
+
+    clang checks the alignment of numbers and of members, but not that of structs that it copies as a whole.
+
+    Raises:
+        ToolchainError: If there is no compiler.
+    """
+    if is_clang(kernel_toolchain()) and any(map(_POINTER_CAST.search, kernel_texts(source))):
+        return (
+            "clang does not show whether a whole struct, such as a `float4`, is copied at a misaligned "
+            "address: name g++ in CXX"
+        )
+    return None
