@@ -17,7 +17,7 @@ import opsmith
 from opsmith import errors
 from opsmith.build.cache import Cache
 from opsmith.kernels.cuda import compiler as cuda_compiler
-from opsmith.kernels.cuda.emulation import compiler, unseen
+from opsmith.kernels.cuda.emulation import compiler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are emulated on Linux")
 
@@ -227,7 +227,7 @@ def test_calls_with_too_many_threads_are_counted() -> None:
 
 @pytest.mark.slow
 def test_what_clang_does_not_see_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unseen, "is_clang", lambda toolchain: True)
+    monkeypatch.setattr(compiler, "is_clang", lambda toolchain: True)
     outcome = outcome_of(row_sums("cast", "x(row, j)", "*(const T*)&x(row, j)"))
     assert outcome.status == "skipped"
     assert outcome.reason.startswith("clang does not show whether a whole struct")
