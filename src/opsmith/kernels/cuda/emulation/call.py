@@ -17,7 +17,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import resolved
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
+from opsmith.kernels.cuda.emulation.compiler import MAX_SHARED, EmulatedLibrary, emulated_libraries
 from opsmith.kernels.cuda.emulation.findings import EmulationFinding, findings_of
 from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
@@ -30,14 +30,18 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
-from opsmith.kernels.cuda.emulation.limits import emulated_limits
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
+from opsmith.kernels.cuda.launch import MOST_THREADS
+from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
 from opsmith.kernels.cuda.rules import passed_arguments
+from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
 from opsmith.torch_library.arguments import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
+
+_BOUNDS = re.compile(r"__launch_bounds__\s*\(\s*(\d+)\s*[,)]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class KernelEmulation:
             uses.append(TensorUse(buffer.name, True, buffer.initial is not None, complete))
         libraries = tuple(self._libraries[launch.instance] for launch in plan.launches)
         for launch, library in zip(plan.launches, libraries, strict=True):
-            limits = emulated_limits(kernel.source.kernel(launch.instance.entry), library)
+            limits = _limits(kernel.source.kernel(launch.instance.entry), library)
             if not limits.allow(launch.geometry):
                 raise limits.refused(kernel, launch.geometry)
         return EmulatedCall(call, libraries, tuple(uses))
@@ -229,6 +233,24 @@ class KernelEmulation:
         if faults:
             raise fault_error(self.kernel, faults)
         return call.finish(self.kernel, run)
+
+
+def _limits(source: CudaSource, library: EmulatedLibrary) -> LaunchLimits:
+    """Return the limits of launches: those of every GPU, so that what none takes is refused here, too.
+
+    Static shared memory counts where a library has one instance: of several, it is not known of each.
+    """
+    static = sum(each.size for each in library.shared) if len(library.instances) == 1 else 0
+    bounds = _launch_bounds(source)
+    return LaunchLimits(bounds, bounds or MOST_THREADS, 0, static, MAX_SHARED, "any GPU")
+
+
+def _launch_bounds(source: CudaSource) -> int | None:
+    """Return the threads that `__launch_bounds__` allows; None without it, or if it is no number."""
+    text = "\n".join(source.text.split("\n")[source.at - source.line :])
+    head, entry, _ = text.partition(f"{source.entry}(")
+    found = _BOUNDS.findall(re.sub(r"//.*", "", re.split(r"[;}]", head)[-1])) if entry else []
+    return int(found[-1]) if found else None
 
 
 def _labels(name: str, value: Any) -> list[str]:

@@ -22,7 +22,11 @@ from opsmith.build.toolchain import Toolchain, processors
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import build_parts, kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
-from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, include_flags, nvidia_folders
+from opsmith.kernels.cuda.emulation.host_headers import (
+    DEVICE_HEADERS,
+    include_flags,
+    nvidia_folders,
+)
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
 from opsmith.kernels.cuda.parameters import FIELDS, TABLE, CudaParameter, decode_table
