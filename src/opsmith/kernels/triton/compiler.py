@@ -19,6 +19,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
+from opsmith.core.location import chain_of
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.triton.source import (
     LAUNCH_OPTIONS,
@@ -62,10 +63,9 @@ def compile_error(error: Any, source: TritonSource, operator: str) -> errors.Com
         source: The kernel.
         operator: Name of the operator.
     """
-    message, inner = "", error
-    while inner is not None:  # the innermost cause is most specific
-        message = getattr(inner, "error_message", None) or message or str(inner)
-        inner = inner.__cause__
+    message = ""
+    for each in chain_of(error):  # the innermost cause is most specific
+        message = getattr(each, "error_message", None) or message or str(each)
     lines, first = source.text.splitlines(), source.function.__code__.co_firstlineno
     before = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
     at, shown = source.where, message.strip()

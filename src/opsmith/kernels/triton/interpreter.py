@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.location import chain_of
 from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
 from opsmith.kernels.triton.interpreted_language import interpreted_language
 from opsmith.kernels.triton.source import TritonSource, language_lock, triton_module
@@ -52,13 +53,6 @@ def bounds_checked(spans: Sequence[Span]) -> Iterator[None]:
         yield
     finally:
         setattr(interpreter, MEMORY, real)
-
-
-def out_of_bounds(error: BaseException | None) -> OutOfBoundsError | None:
-    """Return the `OutOfBoundsError` among the causes of an exception; None if there is none."""
-    while error is not None and not isinstance(error, OutOfBoundsError):
-        error = error.__cause__
-    return error
 
 
 class _CheckedMemory:
@@ -135,7 +129,9 @@ class _Memory:
         start, first = tensor.data_ptr(), storage.data_ptr()
         if not start and tensor.numel():
             raise RuntimeError(f"`{name}` is a tensor without data, as a fake one, and a kernel needs some")
-        low, high = _extent(tensor) if self._bounded else (first, first + storage.nbytes())
+        low, high = start, start + extent_of(tensor) * tensor.element_size()
+        if not self._bounded:
+            low, high = first, first + storage.nbytes()
         if tensor.dtype != torch.bfloat16 or low == high:
             self.spans.append((name, low, high))
             return start
@@ -154,12 +150,6 @@ class _Memory:
             rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16  # to nearest, ties to even
             rounded[numbers != numbers] = 0x7FC0
             bits[changed] = rounded[changed]
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's elements, and the one behind their end."""
-    start = tensor.data_ptr()
-    return start, start + extent_of(tensor) * tensor.element_size()
 
 
 def _as_float32(address: int, size: int) -> tuple[Any, Any, Any]:
@@ -306,7 +296,7 @@ def _interpreter_limit(
 
     An access outside of the arguments and a failed assertion are the kernel's own.
     """
-    innermost = _innermost(error)
+    innermost = chain_of(error)[-1]
     if isinstance(innermost, OutOfBoundsError | AssertionError):
         return None
     try:
@@ -326,13 +316,12 @@ def _interpreter_limit(
 
 def _kernel_error(error: Exception, source: TritonSource, operator: str) -> errors.KernelError:
     """Return the error for an exception of a kernel, at the author's line."""
-    innermost, at = _innermost(error), _location(error, source)
-    access = out_of_bounds(error)
-    if access is not None:
+    innermost, at = chain_of(error)[-1], _location(error, source)
+    if isinstance(innermost, OutOfBoundsError):
         found = errors.KernelError(
-            f"the Triton kernel {access}",
+            f"the Triton kernel {innermost}",
             operator=operator,
-            argument=access.parameter,
+            argument=innermost.parameter,
             expected="reads and writes of elements alone",
             where=at,
             hint="give the load or store a mask, as `mask=at < x_numel`",
@@ -347,19 +336,11 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
     )
 
 
-def _innermost(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _location(error: BaseException, source: TritonSource) -> str:
     """Return the innermost line of the author's file that an exception passed through."""
     file, at = source.function.__code__.co_filename, source.where
-    inner: BaseException | None = error
-    while inner is not None:
-        frames = traceback.extract_tb(inner.__traceback__)
+    for each in chain_of(error):
+        frames = traceback.extract_tb(each.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         at = f"{file}:{lines[-1]}" if lines else at
-        inner = inner.__cause__
     return at
