@@ -35,7 +35,6 @@ def kernel_access(
     """Run calls of a kernel on the CPU, and count the requests of its warps: a model of a GPU.
 
     Args:
-        kernel: The kernel.
         calls: Returns argument values in a dtype.
         dtypes: The dtypes; by default all that the kernel takes.
 

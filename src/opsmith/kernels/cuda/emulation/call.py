@@ -94,11 +94,7 @@ class EmulatedCall:
 
 
 class KernelEmulation:
-    """CUDA kernel that runs on the CPU.
-
-    Args:
-        kernel: The kernel.
-    """
+    """CUDA kernel that runs on the CPU."""
 
     def __init__(self, kernel: CudaKernel) -> None:
         self.kernel = kernel

@@ -133,7 +133,7 @@ class _Options(ctypes.Structure):
 class _Outcome(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("finished", "reports", "requests", "unused")),
-        *((name, ctypes.c_uint64) for name in ("steps", "accesses")),
+        ("steps", ctypes.c_uint64),
     ]
 
 
@@ -199,13 +199,7 @@ class LaunchTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, use: TensorUse, *, followed: bool) -> LaunchTensor:
-        """Copy a tensor for a call.
-
-        Args:
-            tensor: The tensor.
-            use: Its use.
-            followed: True if another launch follows one, and must know what that has written.
-        """
+        """Copy a tensor; a launch that is `followed` by another tells it what it has written."""
         marked = followed and use.writable and not use.initialized and tensor.numel()
         marks = guarded(torch.zeros(extent_of(tensor), dtype=torch.uint8)) if marked else None
         return cls(use, guarded(tensor, filled=use.initialized), marks)
