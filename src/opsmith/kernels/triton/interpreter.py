@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -120,7 +119,7 @@ class _Memory:
 
     def __init__(self, *, bounded: bool) -> None:
         self._bounded = bounded
-        self._copies: dict[int, tuple[Any, Any, Any]] = {}
+        self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self.spans: list[Span] = []
 
     def add(self, name: str, tensor: Tensor) -> int:
@@ -136,29 +135,19 @@ class _Memory:
             self.spans.append((name, low, high))
             return start
         if first not in self._copies:
-            self._copies[first] = _as_float32(first, storage.nbytes())
-        moved = int(self._copies[first][1].ctypes.data)
+            stored = torch.empty(0, dtype=torch.bfloat16, device=tensor.device).set_(storage)
+            numbers = stored.float()
+            self._copies[first] = stored, numbers, numbers.clone()
+        moved = self._copies[first][1].data_ptr()
         low, high, start = (moved + 2 * (address - first) for address in (low, high, start))
         self.spans.append((name, low, high))
         return start
 
     def write_back(self) -> None:
         """Write what has changed in float32 into the storages in bfloat16, rounded."""
-        for bits, numbers, before in self._copies.values():
-            raw = numbers.view("uint32")
-            changed = raw != before.view("uint32")
-            rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16  # to nearest, ties to even
-            rounded[numbers != numbers] = 0x7FC0
-            bits[changed] = rounded[changed]
-
-
-def _as_float32(address: int, size: int) -> tuple[Any, Any, Any]:
-    """Return the bits of numbers in bfloat16 at an address, the numbers in float32, and a copy of these."""
-    import numpy
-
-    bits = numpy.ctypeslib.as_array((ctypes.c_uint16 * (size // 2)).from_address(address))
-    numbers = (bits.astype(numpy.uint32) << 16).view(numpy.float32)
-    return bits, numbers, numbers.copy()
+        for stored, numbers, before in self._copies.values():
+            changed = numbers.view(torch.int32) != before.view(torch.int32)
+            stored[changed] = numbers[changed].to(torch.bfloat16)
 
 
 def interpret(
