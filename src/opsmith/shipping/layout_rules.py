@@ -75,11 +75,8 @@ _TRIED = dict(zip(ACCEPTED, (ANY, NESTED, ()), strict=True))
 def accepted_layouts(specification: Specification, dtype: torch.dtype) -> tuple[str, ...] | None:
     """Return for each argument the widest of `ACCEPTED` for which all results are contiguous.
 
-    Each argument is laid out in other ways in each sample, by itself and then with all others.
-
-    Args:
-        specification: The operator.
-        dtype: dtype of the samples' floating tensors.
+    Each argument is laid out in other ways in each sample, by itself and then with all others. The samples'
+    floating tensors have the dtype.
 
     Returns:
         None if the results are not contiguous where all arguments are, or if there are no samples.

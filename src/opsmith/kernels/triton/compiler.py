@@ -58,10 +58,7 @@ def launch_error(error: Exception, source: TritonSource, operator: str) -> error
 def compile_error(error: Any, source: TritonSource, operator: str) -> errors.CompileError:
     """Return the error for a kernel that Triton's compiler refuses, at the author's line and column.
 
-    Args:
-        error: Exception of Triton. A `CompilationError` counts lines from the `def` of the function.
-        source: The kernel.
-        operator: Name of the operator.
+    A `CompilationError` of Triton counts lines from the `def` of the function.
     """
     message = ""
     for each in chain_of(error):  # the innermost cause is most specific
@@ -168,13 +165,7 @@ class TritonCubin:
 def compile_specialization(
     source: TritonSource, operator: str, wanted: Specialization, architecture: str
 ) -> TritonCubin:
-    """Compile a kernel for an architecture, or find it in the cache. No GPU is needed.
-
-    Args:
-        source: The kernel.
-        operator: Name of the operator.
-        wanted: The specialization.
-        architecture: For example `sm_90`.
+    """Compile a kernel for an architecture, as `sm_90`, or find it in the cache. No GPU is needed.
 
     Raises:
         ToolchainError: If Triton is not installed.
