@@ -13,7 +13,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.cuda.emulation import compiler as compiling
+from opsmith.kernels.cuda.emulation import unseen
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.source import CudaSource
 
@@ -56,7 +56,7 @@ def test_each_compiler_finds_the_same(name: str, compiler: str) -> None:
 @pytest.mark.parametrize("name", WHOLE_STRUCTS)
 def test_a_misaligned_struct_is_found_or_said_to_be_unseen(name: str, compiler: str) -> None:
     case = CASES[name]
-    if compiling.unseen_faults(source_of(case.text)) is None:
+    if unseen.unseen_faults(source_of(case.text)) is None:
         with pytest.raises(errors.KernelFaultError, match="misaligned"):
             opsmith.emulate(case.operator(), *case.arguments)
     else:
@@ -104,14 +104,14 @@ def test_clang_does_not_see_misaligned_structs_behind_a_cast(
     text: str, casts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = source_of(text)
-    monkeypatch.setattr(compiling, "kernel_toolchain", lambda: SimpleNamespace(identity="g++ (Debian) 12"))
-    assert compiling.unseen_faults(source) is None
-    monkeypatch.setattr(compiling, "kernel_toolchain", lambda: SimpleNamespace(identity="clang version 14"))
+    monkeypatch.setattr(unseen, "kernel_toolchain", lambda: SimpleNamespace(identity="g++ (Debian) 12"))
+    assert unseen.unseen_faults(source) is None
+    monkeypatch.setattr(unseen, "kernel_toolchain", lambda: SimpleNamespace(identity="clang version 14"))
     expected = (
         "clang does not show whether a whole struct, such as a `float4`, is copied at a misaligned address: "
         "name g++ in CXX"
     )
-    assert compiling.unseen_faults(source) == (expected if casts else None)
+    assert unseen.unseen_faults(source) == (expected if casts else None)
 
 
 @pytest.mark.parametrize(

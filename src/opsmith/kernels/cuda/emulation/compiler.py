@@ -26,7 +26,6 @@ from opsmith.kernels.cuda.emulation.host_headers import (
     HERE,
     device_headers,
     include_flags,
-    kernel_texts,
     nvidia_folders,
 )
 from opsmith.kernels.cuda.emulation.refusals import refused
@@ -111,9 +110,6 @@ _STUB = """\
 .zero {size}
 .section .note.GNU-stack,"",%progbits
 """
-_TYPE = r"[\w:]+(?:\s*<[^<>;]*>)?(?:\s+[\w:]+)*\s*\*[\s*]*"
-_POINTER_CAST = re.compile(rf"reinterpret_cast|_cast\s*<\s*{_TYPE}>|\(\s*{_TYPE}\)\s*[\w(&*]")
-"""Cast to a pointer: without one, a kernel has no misaligned address."""
 _SYMBOL = ".globl {name}\n.hidden {name}\n.type {name},%object\n{name}:"
 
 
@@ -357,19 +353,3 @@ def _runtime_files() -> list[Path]:
 def is_clang(toolchain: Toolchain) -> bool:
     """Return True if a compiler is clang."""
     return "clang" in toolchain.identity
-
-
-def unseen_faults(source: CudaSource) -> str | None:
-    """Return the faults of a kernel that the compiler in use hides, and the way out; None if it hides none.
-
-    clang checks the alignment of numbers and of members, but not that of structs that it copies as a whole.
-
-    Raises:
-        ToolchainError: If there is no compiler.
-    """
-    if is_clang(kernel_toolchain()) and any(map(_POINTER_CAST.search, kernel_texts(source))):
-        return (
-            "clang does not show whether a whole struct, such as a `float4`, is copied at a misaligned "
-            "address: name g++ in CXX"
-        )
-    return None

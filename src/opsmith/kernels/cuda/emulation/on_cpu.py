@@ -71,6 +71,6 @@ class Emulated(OnCpu):
 
     def unseen(self) -> str | None:
         """Return the faults that this compiler hides."""
-        from opsmith.kernels.cuda.emulation.compiler import unseen_faults
+        from opsmith.kernels.cuda.emulation.unseen import unseen_faults
 
         return unseen_faults(self.kernel.source)
