@@ -201,7 +201,7 @@ class OperatorCall {
                   {{"argument", name(furthest)},
                    {"expected", taken},
                    {"got", found},
-                   {"hint", "convert it; where Python is, the reference computes such a call"}});
+                   {"hint", "convert it; PyTorch with opsmith computes such a call by the reference"}});
   }
 
   // True if an instance takes all tensors; else the first that it does not, its value, and the one that it takes.
