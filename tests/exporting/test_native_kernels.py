@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -266,8 +267,27 @@ def test_shapes_that_are_not_those_declared(native: Native) -> None:
         value.type.tensor_type.ClearField("shape")
     session = session_of(made, model.SerializeToString())
     names = [value.name for value in model.graph.input]
-    with pytest.raises(Exception, match="native::joined: the sizes of its results are not known for these"):
+    unknown = (
+        "native::joined: the sizes of its results are not known for these tensors\n"
+        "  expected: the sizes and other arguments of a call in the exported model\n"
+        "  got: x: [4], y: [4]\n"
+        "  hint: export the model with dynamic axes"
+    )
+    with pytest.raises(Exception, match=re.escape(unknown)):
         session.run(None, {name: np.ones(4, np.float32) for name in names})
+    refused = (
+        "native::joined: no kernel of the library takes the call\n"
+        "  argument: x\n"
+        "  expected: 1 dimensions\n"
+        "  got: 2 dimensions\n"
+    )
+    with pytest.raises(Exception, match=re.escape(refused)):
+        session.run(None, {name: np.ones((2, 2), np.float32) for name in names})
+    for _ in range(2):  # by a new plan, and by the same
+        (got,) = session.run(
+            None, dict(zip(names, (np.ones(3, np.float32), np.zeros(2, np.float32)), strict=True))
+        )
+        assert got.tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
 
 
 @SLOW

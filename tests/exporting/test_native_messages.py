@@ -201,7 +201,7 @@ def test_a_linker_that_fails(
     fails: Fails, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     packaged_anew(monkeypatch, tmp_path_factory.mktemp("cache"))
-    monkeypatch.setattr(packaging, "ANY_PROCESSOR", ("-std=c++no",))
+    monkeypatch.setattr(linked_library, "ANY_PROCESSOR", ("-std=c++no",))
     message = fails(errors.ToolchainError, of.single, verify=False)
     assert message.startswith(
         "the C++ compiler does not compile a library for ONNX Runtime\n"
@@ -223,9 +223,9 @@ def test_a_compiler_that_writes_nothing(
 
 @pytest.mark.slow
 def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(kernel: CppKernel) -> Any:
+    def broken(kernel: CppKernel, processor: str) -> Any:
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ one;"))
-        return packaging.kernel_object(source, kernel.operator.name, (), "", "native")
+        return packaging.kernel_object(source, kernel.operator.name, (), processor)
 
     monkeypatch.setattr(CppKernel, "library_object", broken)
     message = fails(errors.CompileError, of.single, verify=False)
@@ -235,9 +235,9 @@ def test_a_source_that_the_compiler_refuses(fails: Fails, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(kernel: CppKernel) -> Any:
+    def other(kernel: CppKernel, processor: str) -> Any:
         source = replace(kernel.source, text=kernel.source.text.replace("+ 1;", "+ 3;"))
-        return packaging.kernel_object(source, kernel.operator.name, (), "", "native")
+        return packaging.kernel_object(source, kernel.operator.name, (), processor)
 
     monkeypatch.setattr(CppKernel, "library_object", other)
     assert fails(errors.ExportMismatchError, of.single, dynamic={"x": {0: "n"}}) == (

@@ -21,10 +21,10 @@ from opsmith.exporting.report import Export
 from opsmith.exporting.result_sizes import sizing_of_call
 from opsmith.exporting.runtime import Runtime
 from opsmith.exporting.verification import Verification
-from opsmith.kernels.common.parameters import cpp_arguments
-from opsmith.kernels.cpp.compiler import kernel_toolchain
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.runtime.linked_library import KernelObject
+from opsmith.kernels.common.ahead import Ahead, LinkedKernel
+from opsmith.kernels.common.parameters import Parameter
+from opsmith.kernels.languages import language_of
+from opsmith.kernels.runtime.linked_library import KernelObject, LaunchedKernel, require_compiler
 from opsmith.kernels.runtime.onnx import LIBRARY, NodeType, link_library
 from opsmith.kernels.runtime.operators import LinkedOperator
 from opsmith.kernels.runtime.recipe import sizing_of
@@ -68,8 +68,8 @@ def plan_library(
         CompileError: If the compiler refuses a kernel.
         ToolchainError: If there is no compiler.
     """
-    kernel_toolchain()  # report a missing compiler before anything about operators
-    chosen: dict[NodeName, list[CppKernel]] = {}
+    require_compiler()  # report a missing compiler before anything about operators
+    chosen: dict[NodeName, dict[Any, LinkedKernel]] = {}
     left: dict[str, str] = {}
     waiting, seen = list(names), set()
     while waiting:
@@ -98,26 +98,25 @@ def plan_library(
     for operator in dict.fromkeys(operators.values()):
         names = [name for name in chosen if operators[name] == operator]
         specification = calls[names[0]][0].specification
-        taken = {kernel for name in names for kernel in chosen[name]}
-        functions = [each.function for each in specification.kernels]
-        kernels = [each for each in functions if isinstance(each, CppKernel) and each in taken]
-        objects = tuple(each.library_object() for each in kernels)
+        taken = {kernel: linked for name in names for kernel, linked in chosen[name].items()}
+        tried = dict.fromkeys(each.function for each in specification.kernels if each.function in taken)
+        objects = [taken[kernel].build() for kernel in tried]
+        arguments = next(iter(taken.values())).arguments
         for name in names:
-            types += _types(name, calls[name], _linked_operator(kernels[0], calls[name]), objects)
+            types += _types(name, calls[name], _linked_operator(arguments, calls[name]), objects)
     return LibraryPlan(tuple(types), operators, left)
 
 
-def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
+def _kernels_for(calls: Sequence[OperatorCall]) -> dict[Any, LinkedKernel] | str:
     """The kernels that take all of these calls, or the reason why one has none."""
-    specification = calls[0].specification
-    kernels = [
-        each.function
-        for each in specification.kernels
-        if each.device == "cpu" and isinstance(each.function, CppKernel)
-    ]
+    kernels: list[tuple[Any, Ahead]] = []
+    for each in calls[0].specification.kernels:
+        language = language_of(each.function) if each.device == "cpu" else None
+        if language is not None and language.ahead is not None:
+            kernels.append((each.function, language.ahead))
     if not kernels:
         return "it has no kernel in C++"
-    taken: list[CppKernel] = []
+    taken: dict[Any, LinkedKernel] = {}
     for call in calls:
         if call.named is not None:
             return "its node is named by `symbolic`, which may write its attributes in any form"
@@ -125,17 +124,18 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> list[CppKernel] | str:
             return "a whole number follows from a dynamic axis: it is an input of the node, not an attribute"
         values = [_value(value) if leaf.kind.is_tensor else value for leaf, value in call.values()]
         refusals = []
-        for kernel in kernels:
+        for kernel, ahead in kernels:
             refusal = kernel.refusal(values)
-            if refusal is None:
+            linked = ahead.linked(kernel, ("native",)) if refusal is None else refusal
+            if isinstance(linked, LinkedKernel):
                 break
-            refusals.append(refusal)
+            refusals.append(linked)
         else:
             return refusals[-1]
-        if not kernel.computes_sizes and sizing_of_call(call) is None:
+        if linked.unsized and sizing_of_call(call) is None:
             return "neither its kernel nor the sizes of its tensors determine the sizes of its results"
-        taken.append(kernel)
-    return [kernel for kernel in kernels if kernel in taken]
+        taken[kernel] = linked
+    return taken
 
 
 def _value(value: Any) -> Any:
@@ -155,14 +155,14 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
     )
 
 
-def _linked_operator(kernel: CppKernel, calls: Sequence[OperatorCall]) -> LinkedOperator:
-    """The operator of a kernel for the nodes of one type, of which these are the calls."""
+def _linked_operator(arguments: tuple[Parameter, ...], calls: Sequence[OperatorCall]) -> LinkedOperator:
+    """The operator for the nodes of one type, of which these are the calls."""
     specification = calls[0].specification
     schema, shapes = specification.schema, specification.shapes
     return LinkedOperator(
         name=specification.name,
         names=schema.names,
-        arguments=cpp_arguments(kernel),
+        arguments=arguments,
         accepted=("any",) * len(schema.names),  # all inputs are contiguous
         results=len(schema.results),
         shapes="" if shapes is None else shapes.text,
@@ -172,7 +172,10 @@ def _linked_operator(kernel: CppKernel, calls: Sequence[OperatorCall]) -> Linked
 
 
 def _types(
-    name: NodeName, calls: Sequence[OperatorCall], operator: LinkedOperator, kernels: tuple[KernelObject, ...]
+    name: NodeName,
+    calls: Sequence[OperatorCall],
+    operator: LinkedOperator,
+    kernels: Sequence[KernelObject | LaunchedKernel],
 ) -> list[NodeType]:
     """A node type for each choice of element types among its calls."""
     results = calls[0].specification.schema.results
@@ -184,11 +187,13 @@ def _types(
     count = max(map(len, inputs))
     padded = [each + [None] * (count - len(each)) for each in inputs]
     optional = tuple(any(each[at] is None for each in padded) for at in range(count))
+    objects = tuple(each for each in kernels if isinstance(each, KernelObject))
+    assert len(objects) == len(kernels), operator.name  # kernels for the CPU are linked
     found: dict[tuple[Any, ...], NodeType] = {}
     for call, dtypes in zip(calls, padded, strict=True):
         outputs = tuple(ONNX_TYPES[result.dtype] for result in call.results())
         filled = tuple(ONNX_TYPES[_type_of(at, dtypes, padded)] for at in range(count))
-        found[filled] = NodeType(*name, operator, kernels, indices, filled, optional, outputs)
+        found[filled] = NodeType(*name, operator, objects, indices, filled, optional, outputs)
     return list(found.values())
 
 

@@ -167,6 +167,8 @@ def _linked(specification: Specification, targets: BuildTargets) -> list[_Linked
             linked = ahead.linked(kernel, targets.of_device(each.device) or ("native",))
             if isinstance(linked, str):
                 return linked
+            if linked.unsized:
+                return linked.unsized
             found.append(_Linked(each.device, kernel, linked))
     except errors.KernelSignatureError as error:
         return error.problem

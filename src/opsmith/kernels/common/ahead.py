@@ -59,10 +59,12 @@ class LinkedKernel:
     Attributes:
         arguments: Parameters for the arguments of its operator.
         build: Compiles it for the library.
+        unsized: Why C++ does not know the sizes of its results; empty if it does.
     """
 
     arguments: tuple[Parameter, ...]
     build: Callable[[], KernelObject | LaunchedKernel]
+    unsized: str = ""
 
 
 class Ahead(GuardedPart, ABC):

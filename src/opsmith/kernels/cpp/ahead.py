@@ -56,11 +56,13 @@ class CppAhead(Ahead):
         return Built(described, content, "so")
 
     def linked(self, kernel: CppKernel, targets: Sequence[str]) -> LinkedKernel | str:
-        """Return the kernel as an object to link, if it knows the sizes of its results."""
-        arguments = cpp_arguments(kernel)
+        """Return the kernel as an object to link."""
+        arguments, unsized = cpp_arguments(kernel), ""
         if kernel.operator.specification.schema.results and not kernel.computes_sizes:
-            return "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
-        return LinkedKernel(arguments, partial(kernel.library_object, targets[0]))
+            unsized = (
+                "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
+            )
+        return LinkedKernel(arguments, partial(kernel.library_object, targets[0]), unsized)
 
     def origin(self, kernel: CppKernel) -> str:
         """Load or build the kernel, and return words for where it comes from."""

@@ -154,15 +154,16 @@ def _images(
     kernel: CudaKernel, targets: Sequence[str], instance: Instance
 ) -> tuple[str, list[tuple[str, bytes, int]]]:
     """Return the name of an instance in its images, and target, content and static shared memory of each."""
-    cubins = {each: kernel.compile(instance, each) for each in targets if not each.startswith(PTX)}
-    newest = [*cubins.values()][-1]
-    images = [(target, cubin.image, cubin.resources.shared) for target, cubin in cubins.items()][::-1]
-    for target in targets:
+    images: list[tuple[str, bytes, int]] = []
+    here = [each for each in targets if not each.startswith(PTX)]
+    for target in (*here[::-1], *(each for each in targets if each.startswith(PTX))):
+        architecture = target.replace(PTX, "sm_")
+        cubin = kernel.compile(instance, architecture)
+        content = cubin.image
         if target.startswith(PTX):
-            architecture = target.replace(PTX, "sm_")
             content = compile_to_ptx(kernel.source, kernel.operator.name, instance, architecture)
-            images.append((target, content, newest.resources.shared))
-    return newest.name, images
+        images.append((target, content, cubin.resources.shared))
+    return cubin.name, images
 
 
 def _encoded(parameters: Sequence[Parameter]) -> Iterator[int]:

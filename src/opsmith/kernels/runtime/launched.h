@@ -125,7 +125,7 @@ inline const LaunchedKernel& launched_kernel(const int64_t* numbers, const unsig
   return *found;
 }
 
-// Parameters of a launch as they lie in memory, but for what a call fills in: addresses, and sizes and strides of views.
+// Parameters of a launch as they lie in memory, but for what a call fills in: addresses, sizes and strides of views.
 class Packing {
  public:
   Packing(const CallScope& scope, Launch& launch, SizedLaunch& sized) : scope_(scope), launch_(launch), sized_(sized) {}
@@ -206,8 +206,9 @@ inline bool compute_initial(const LaunchedKernel& kernel, const CallScope& scope
 // Makes the launches of a call, without the driver; null, with the reason, where there are none. `load` finds the
 // function of an instance for a launch.
 template <class Load>
-std::unique_ptr<Launches> launches_of(const LaunchedKernel& kernel, const DeviceVariant& variant, const Signed& signature,
-                                      const CallValues& arguments, const Plan& plan, Reason& reason, Load load) {
+std::unique_ptr<Launches> launches_of(const LaunchedKernel& kernel, const DeviceVariant& variant,
+                                      const Signed& signature, const CallValues& arguments, const Plan& plan,
+                                      Reason& reason, Load load) {
   CallScope scope(signature, arguments, INT64_MAX, &reason);
   for (const Copied& each : plan.copied) scope.lay_out(size_t(each.tensor), each.strides);
   for (const Result& each : plan.results)

@@ -176,7 +176,8 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   const OperatorCall call(each.made->op, each.signature, arguments);
   if (on.kernels.first->launched == nullptr) {
     arguments.device = {};
-    if (const char* missing = missing_instruction(opsmith_served.needs))
+    static const char* const missing = missing_instruction(opsmith_served.needs);  // CPUID is slow, above all in a VM
+    if (missing != nullptr)
       throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
                     ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
   } else if (arguments.several_devices) {

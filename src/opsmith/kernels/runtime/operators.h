@@ -1,8 +1,8 @@
 // Operators of a library without Python: the kernel that takes a call, its plan, and the words where there is none.
 //
-// Nothing here knows torch or ONNX Runtime: a call is what `CallValues` says of it. Results are contiguous. A call whose
-// results the reference would lay out in another way is refused: compiled code has the strides that the reference gives,
-// and would read other numbers.
+// Nothing here knows torch or ONNX Runtime: a call is what `CallValues` says of it. Results are contiguous. A call
+// whose results the reference would lay out in another way is refused: compiled code has the strides that the reference
+// gives, and would read other numbers.
 #pragma once
 #include "launched.h"
 
@@ -145,11 +145,13 @@ class OperatorCall {
       const size_t before = found.size();
       for (const DeviceVariant& each : launched.variants)
         if (each.constants == constants) found.push({&each.candidate, kernel->copies_back, &launched, &each});
-      if (found.size() == before) missing = launched.constant_names + " = " + crossed(constants.data(), constants.size());
+      if (found.size() != before) continue;
+      missing = launched.constant_names + " = " + crossed(constants.data(), constants.size());
     }
     if (found.size() == 0)
       throw refused("the library has no instance of its CUDA kernel for these sizes",
-                    {{"got", missing}, {"hint", "give the operator a sample of such sizes, and build the library anew"}});
+                    {{"got", missing},
+                     {"hint", "give the operator a sample of such sizes, and build the library anew"}});
     return found;
   }
 
@@ -160,17 +162,19 @@ class OperatorCall {
       const Value& value = arguments_.values[at];
       const int32_t type = signature_[at].type;
       if (!parameter.size || !value.given) continue;  // no launch gets it
-      if (type >= TENSORS && value.list.size > parameter.room)
-        throw over(at, "a list of at most " + std::to_string(parameter.room), std::to_string(value.list.size) + " items");
+      const int64_t count = type >= TENSORS ? value.list.size : 1;
+      if (type >= TENSORS && count > parameter.room)
+        throw over(at, "a list of at most " + std::to_string(parameter.room), std::to_string(count) + " items");
       if (parameter.item != 4 || (type != INTEGER && type != INTEGERS)) continue;
       const int64_t* items = type == INTEGER ? &value.integer : static_cast<const int64_t*>(value.list.data);
-      for (int64_t each = 0; each < (type == INTEGER ? 1 : value.list.size); each++)
+      for (int64_t each = 0; each < count; each++)
         if (items[each] != int32_t(items[each])) throw over(at, "an int of 32 bits", std::to_string(items[each]));
     }
     every(signature_, arguments_, [&](const RawTensor& raw, size_t, size_t argument) {
       const DeviceParameter& parameter = variant.taken[argument];
-      if (parameter.size && raw.dim > int64_t(parameter.capacity()))
-        throw over(argument, "at most " + std::to_string(parameter.capacity()) + " dimensions", std::to_string(raw.dim));
+      const uint32_t most = parameter.capacity();
+      if (parameter.size && raw.dim > most)
+        throw over(argument, "at most " + std::to_string(most) + " dimensions", std::to_string(raw.dim));
       return true;
     });
   }
@@ -201,7 +205,7 @@ class OperatorCall {
                   {{"argument", name(furthest)},
                    {"expected", taken},
                    {"got", found},
-                   {"hint", "convert it; where Python is, the reference computes such a call"}});
+                   {"hint", "convert it; PyTorch with opsmith computes such a call by the reference"}});
   }
 
   // True if an instance takes all tensors; else the first that it does not, its value, and the one that it takes.

@@ -1,4 +1,4 @@
-// Plans for new sizes of a known kind of call, by its recipe: nothing else here computes a size or a grid.
+// Plans by programs: results, scratch buffers and launches of a call. Nothing else in C++ computes a size or a grid.
 #pragma once
 #include <array>
 
@@ -211,8 +211,8 @@ inline bool put(const CallScope& scope, const char* part, const int64_t* found, 
   return true;
 }
 
-// Computes a launch, whose parameters lack the sizes and strides of views. False where a GPU would not do it, or another
-// instance of the kernel is for it.
+// Computes a launch, whose parameters lack the sizes and strides of views. False where a GPU would not do it, or where
+// another instance of the kernel is for it.
 inline bool compute_launch(const SizedLaunch& sized, const CallScope& scope, const int64_t* grid, Launch& launch) {
   constexpr int64_t most_grid[3] = {INT32_MAX, 65535, 65535}, most_block[3] = {1024, 1024, 64};
   int64_t found, block[3];

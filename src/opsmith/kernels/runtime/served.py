@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opsmith.build.cache import CacheEntry
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
 from opsmith.kernels.cpp.compiler import STUB
 from opsmith.kernels.cpp.kernel_object import flags_for
 from opsmith.kernels.cpp.literals import array, flag, text
@@ -17,6 +16,7 @@ from opsmith.kernels.runtime.linked_library import (
     LaunchedKernel,
     LinkedLibrary,
 )
+from opsmith.kernels.runtime.operators import LinkedOperator, whole
 
 REGISTERING = HERE / "library.cpp"
 LIBRARY = "served.so"
@@ -38,8 +38,6 @@ _LIBRARY = LinkedLibrary(
 )
 IMAGES, ALIGNMENT = "images.bin", 16
 """File of all images for GPUs, which the assembler puts into the library, and the alignment of each."""
-ACCEPTED = ("any", "nested", "contiguous")
-"""Layouts of an argument for which the results are contiguous, in the order of `enum Accepted`."""
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 """Keys of torch's dispatcher, by type of device."""
 
@@ -57,36 +55,22 @@ class ServedKernel:
     copies_back: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ServedOperator:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOperator(LinkedOperator):
     """Operator that a library gives to torch's dispatcher.
 
     Attributes:
-        name: `namespace::name`.
         schema: Its schema in torch's language, with the name after `::`.
         digest: Digest of what its author wrote.
         kernels: Its kernels by type of device, in the order in which they are tried.
-        names: Names of the arguments.
-        arguments: Parameters for the arguments.
-        accepted: For each argument, one of `ACCEPTED`.
-        results: Number of results.
         shown: Positions of the results that callers get.
-        shapes: Text of `shapes=`; may be empty.
-        sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
         returning: Schema of the operator that returns its first argument, which this one writes; or empty.
     """
 
-    name: str
     schema: str
     digest: str
     kernels: Mapping[str, Sequence[ServedKernel]]
-    names: tuple[str, ...]
-    arguments: tuple[Parameter, ...]
-    accepted: tuple[str, ...]
-    results: int
     shown: tuple[int, ...]
-    shapes: str
-    sizing: tuple[int, ...]
     returning: str = ""
 
 
@@ -147,7 +131,7 @@ def served_tables(
     }
     first = 0
     for number, kernel in enumerate(launched):
-        lines.append(array(f"const int64_t launched_{number}", map(_number, kernel.numbers)))
+        lines.append(array(f"const int64_t launched_{number}", map(whole, kernel.numbers)))
         fields[kernel] = "nullptr", f"launched_{number}", f"opsmith_images + {first}"
         first += len(kernel.images)
     for at, each in enumerate(operators):
@@ -158,12 +142,10 @@ def served_tables(
             devices.append(
                 f"{{{text(KEYS[device])}, serve<{at}, {number}>, {{kernels_{at}_{device}, {len(rows)}}}}}"
             )
-        arguments = map(_argument, each.names, each.arguments, each.accepted)
         lines += [
             array(f"const opsmith::ServedDevice devices_{at}", devices),
-            array(f"const opsmith::OperatorArgument arguments_{at}", arguments),
             array(f"const int32_t shown_{at}", map(str, each.shown)),
-            array(f"const int64_t sizing_{at}", map(_number, each.sizing)),
+            *each.tables(at),
         ]
     rows = [_operator(at, each) for at, each in enumerate(operators)]
     return "\n".join(
@@ -184,25 +166,13 @@ def _included_images() -> list[str]:
     ]
 
 
-def _number(value: int) -> str:
-    return "INT64_MIN" if value == -(2**63) else str(int(value))
-
-
 def _kernel(instances: str, launched: str, images: str, copies_back: bool) -> str:
     return f"{{{instances}, {flag(copies_back)}, {launched}, {images}}}"
 
 
 def _operator(number: int, operator: ServedOperator) -> str:
-    described = [
-        text(operator.name),
-        f"arguments_{number}",
-        str(len(operator.arguments)),
-        str(operator.results),
-        text(operator.shapes),
-        f"sizing_{number}" if operator.sizing else "nullptr",
-    ]
     fields = [
-        f"{{{', '.join(described)}}}",
+        operator.row(number),
         text(operator.schema),
         text(operator.digest),
         f"describe<{number}>",
@@ -214,9 +184,3 @@ def _operator(number: int, operator: ServedOperator) -> str:
         f"serve_returning<{number}>",
     ]
     return f"{{{', '.join(fields)}}}"
-
-
-def _argument(name: str, parameter: Parameter, accepted: str) -> str:
-    type = PARAMETER_TYPES.index(parameter.type)
-    flags = f"{flag(parameter.optional)}, {flag(parameter.written)}"
-    return f"{{{text(name)}, {type}, {flags}, {ACCEPTED.index(accepted)}}}"
