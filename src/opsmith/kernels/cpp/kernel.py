@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,13 +76,6 @@ class CppKernel(PlannedKernel[CppSource]):
         library: CppLibrary = self._load().library
         arguments = [each for candidate in library.candidates for each in candidate[:count]]
         return self.copies_back or all(each.layout == "any" for each in arguments if each.written)
-
-    @property
-    def package(self) -> Path | None:
-        """Folder of the package that declares it, in which it may lie built; None if there is none."""
-        from opsmith.build.packaged import package_of
-
-        return package_of(self.declared)
 
     @property
     def sizing(self) -> str:
