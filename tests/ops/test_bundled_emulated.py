@@ -61,7 +61,7 @@ def test_values_without_a_finding(
         assert isinstance(call, EmulatedCall), call
         assert not call.call.plan.copied
         launched.append((given, right, call, [call.new_run(Order(order)) for order in orders]))
-    every = [launch for *_, launches in launched for launch in launches if launch is not None]
+    every = [launch for *_, launches in launched for launch in launches]
     assert [found for found in kernel.run(every) if found] == []
     for given, right, call, launches in launched:
         for launch in launches:

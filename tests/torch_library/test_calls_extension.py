@@ -15,6 +15,7 @@ from opsmith.build.cache import Cache, cache_on_disk
 from opsmith.build.manifest import write_manifest
 from opsmith.build.packaged import looking_in, package_of
 from opsmith.shipping.builder import build_calls
+from opsmith.shipping.package_build import write_named_by_content
 from opsmith.torch_library import calls_extension as extension
 
 
@@ -104,7 +105,7 @@ def test_a_library_that_is_no_module_is_told_and_not_used(
 def test_that_of_opsmith_s_own_package_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make setup` has compiled it; else this takes a minute."""
     monkeypatch.setattr(extension, "_packages", extension._packages[:1])  # other tests have built packages
-    built = build_calls(tmp_path)
+    built = write_named_by_content(build_calls(), tmp_path)
     assert (built.operator, built.language, built.target) == ("", extension.LANGUAGE, extension.target())
     write_manifest(tmp_path, [built], opsmith.__version__)
     package = package_of(opsmith.__file__)

@@ -19,6 +19,14 @@ import torch
 from opsmith.core.source import code_of
 
 
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, the outermost first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    return chain
+
+
 def where(function: Callable[..., Any]) -> str:
     """Return `file:line` of a Python function, under its decorators; its name if there is no source.
 

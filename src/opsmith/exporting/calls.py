@@ -11,8 +11,9 @@ import torch
 from opsmith import errors
 from opsmith.core.schema import REQUIRED, Argument
 from opsmith.core.specification import Specification
+from opsmith.core.tensors import nested_tensors
 from opsmith.exporting.dtypes import DTYPES
-from opsmith.exporting.packages import onnx, onnx_ir
+from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 
 SYMBOLIC_NODE = "opsmith_named"
 """Key of the `SymbolicNode` in the `meta` of an onnx_ir node."""
@@ -89,7 +90,7 @@ class OperatorCall:
 
     def results(self) -> list[torch.Tensor]:
         """The results that are tensors, as fake values, lists flattened."""
-        return list(flat_results(self.node.meta["val"]))
+        return list(nested_tensors(self.node.meta["val"]))
 
     def dtypes(self) -> set[torch.dtype]:
         """The dtypes of its tensor inputs and results."""
@@ -141,15 +142,6 @@ def _is_size(item: Any) -> bool:
     return isinstance(item, onnx_ir.Value)
 
 
-def flat_results(value: Any) -> Iterator[Any]:
-    """The tensors among results, lists flattened."""
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from flat_results(each)
-    elif value is not None:
-        yield value
-
-
 def _described(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_described(each) for each in value)
@@ -186,31 +178,50 @@ def symbolic_of(specification: Specification) -> Callable[..., Any] | None:
     return own.function if own else None
 
 
-def schema_of(domain: str, op_type: str, inputs: int, outputs: int, attributes: Mapping[str, str]) -> Any:
-    """A schema for a node of another domain: optional inputs and outputs of any dtype.
+def add_node(
+    domain: str, op_type: str, inputs: Sequence[Any], outputs: int, attributes: Mapping[str, tuple[str, Any]]
+) -> Any:
+    """Have the exporter record a node of another domain than ONNX's, and return its outputs.
+
+    Its schema has optional inputs, and inputs and outputs of any dtype.
 
     Args:
         domain, op_type: The type of the node.
-        inputs, outputs: Their numbers.
-        attributes: The type of each attribute, by name.
+        inputs: Its inputs.
+        outputs: The number of its outputs.
+        attributes: The type of each attribute and its value, by name.
     """
     schema = onnx.defs.OpSchema
     optional = schema.FormalParameterOption.Optional
-    letters = [f"T{at}" for at in range(inputs + outputs)]
-    return schema(
+    letters = [f"T{at}" for at in range(len(inputs) + outputs)]
+    described = schema(
         op_type,
         domain,
         VERSION,
         inputs=[
-            schema.FormalParameter(f"input{at}", letters[at], param_option=optional) for at in range(inputs)
+            schema.FormalParameter(f"input{at}", letters[at], param_option=optional)
+            for at in range(len(inputs))
         ],
-        outputs=[schema.FormalParameter(f"output{at}", letters[inputs + at]) for at in range(outputs)],
+        outputs=[schema.FormalParameter(f"output{at}", letters[at - outputs]) for at in range(outputs)],
         type_constraints=[(letter, sorted(DTYPES), "any tensor") for letter in letters],
         attributes=[
             schema.Attribute(name, getattr(schema.AttrType, kind), required=False)
-            for name, kind in attributes.items()
+            for name, (kind, _) in attributes.items()
         ],
     )
+    node = onnxscript.values.Op(onnxscript.values.Opset(domain, VERSION), op_type, described)
+    return node(*inputs, **{name: value for name, (_, value) in attributes.items()})
+
+
+CONVERTED: Mapping[str, Callable[[Any], Any]] = {"INT": int, "FLOAT": float, "STRING": str}
+"""Python's type for the values of an attribute, by the type of the attribute."""
+
+
+def attribute_of(name: str, kind: str, items: Sequence[Any], *, several: bool) -> Any:
+    """An attribute of one of the types of `CONVERTED`, with one value or several."""
+    values = [CONVERTED[kind](item) for item in items]
+    form = onnx_ir.AttributeType[kind + "S" * several]
+    return onnx_ir.Attr(name, form, values if several else values[0])
 
 
 def varies(size: Any) -> bool:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.location import user_line_of_frame, user_line_of_traceback, where
+from opsmith.core.location import chain_of, user_line_of_frame, user_line_of_traceback, where
 from opsmith.core.origins.function_class import class_of
-from opsmith.exporting.calls import OperatorCall, example_shape, example_size, flat_results, varies
+from opsmith.core.tensors import nested_tensors
+from opsmith.exporting.calls import OperatorCall, example_shape, example_size, varies
 from opsmith.exporting.model import Axes
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.origins.forward import run_forward
@@ -87,7 +88,7 @@ def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
         error: The exception.
         subject: The code that the exporter was given, in words.
     """
-    chain = list(_chain(error))
+    chain = chain_of(error)
     for each in chain:
         if isinstance(each, errors.OpsmithError):
             return each
@@ -98,14 +99,6 @@ def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
         hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
         "torch's in it; `__context__` of this error has torch's own text",
     )
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes, the outermost first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
 
 
 def exported(model: torch.nn.Module, inputs: Sequence[Any], dims: Any) -> Any:
@@ -210,7 +203,7 @@ def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
         positional, named = schema.split(values)
         returned = function(*positional, **named)
         results = (returned,) if schema.single else tuple(returned)
-    return list(flat_results([results[at] for at in schema.visible]))
+    return list(nested_tensors([results[at] for at in schema.visible]))
 
 
 def _filled(value: Any, tensors: Iterator[Tensor], sizes: Iterator[Any]) -> Any:
@@ -253,20 +246,18 @@ def traced(calls: Sequence[OperatorCall]) -> Any:
     except errors.OpsmithError:
         raise
     except Exception as error:
-        if len(calls) == 1:
-            specification, source = calls[0].specification, source_of(calls[0])
-            of_class = source is not specification.reference
-            raise errors.ExportError(
-                f"torch cannot trace its {'forward' if of_class else 'reference'}: {first_line(error)}",
-                operator=specification.name,
-                where=where_raised(error) or where(source),
-                hint="write it in torch's operations on tensors, and take no values out of them; or "
-                + "give the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
-                + "`body='node', verify=False`",
-            ) from None
-        for call in calls:  # find the one that fails
-            traced([call])
-        raise
+        if len(calls) > 1:  # who traces them tries each alone, to find the one that fails
+            raise
+        specification, source = calls[0].specification, source_of(calls[0])
+        of_class = source is not specification.reference
+        raise errors.ExportError(
+            f"torch cannot trace its {'forward' if of_class else 'reference'}: {first_line(error)}",
+            operator=specification.name,
+            where=where_raised(error) or where(source),
+            hint="write it in torch's operations on tensors, and take no values out of them; or "
+            + "give the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
+            + "`body='node', verify=False`",
+        ) from None
 
 
 def _traced(calls: Sequence[OperatorCall]) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from opsmith.exporting.dtypes import DTYPE_BY_NUMBER
 from opsmith.exporting.packages import onnx_ir
 from opsmith.judging.answer import Answer, Computation
+from opsmith.judging.compare import form_difference, in_double, is_same, largest_magnitude
 from opsmith.judging.judge import judge
 
 
@@ -82,9 +83,8 @@ def closeness(
 def _relative(answer: Answer) -> float:
     """The largest distance that a bound allows, relative to the largest value."""
     assert answer.value is not None
-    finite = answer.value[answer.value.isfinite()]
     allowed = answer.distance[answer.value.isfinite()]
-    return float(allowed.max() / (finite.abs().max() or 1.0)) if finite.numel() else 0.0
+    return float(allowed.max()) / (largest_magnitude(answer.value) or 1.0) if allowed.numel() else 0.0
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
@@ -94,23 +94,13 @@ def difference(got: Tensor, expected: Tensor) -> float:
         >>> difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
         0.125
     """
-    if got.shape != expected.shape or got.dtype != expected.dtype:
+    if form_difference(got, expected) is not None:
         return math.inf
-    if not expected.numel():
-        return 0.0
     if not expected.dtype.is_floating_point:
         return 0.0 if torch.equal(got, expected) else math.inf
-    actual, wanted = got.double(), expected.double()
-    special = ~torch.isfinite(wanted)
-    if not torch.equal(special, ~torch.isfinite(actual)):
-        return math.inf
-    if not torch.equal(actual[special].nan_to_num(2.0), wanted[special].nan_to_num(2.0)):
-        return math.inf
-    finite = wanted[~special]
-    if not finite.numel():
-        return 0.0
-    largest = finite.abs().max().item()
-    return float((actual[~special] - finite).abs().max().item() / (largest or 1.0))
+    actual, wanted = in_double(got), in_double(expected)
+    off = torch.where(is_same(actual, wanted), 0.0, (actual - wanted).abs()).nan_to_num(math.inf, math.inf)
+    return float(off.max()) / (largest_magnitude(wanted) or 1.0) if off.numel() else 0.0
 
 
 def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> Computation | None:

@@ -128,11 +128,6 @@ def export_bodies(
 ) -> dict[Body, BodyExport]:
     """Export a call of an operator with each form of its body, from one translation of its graph.
 
-    Args:
-        operator: The operator.
-        args, kwargs: Arguments of the call.
-        folder: Folder of the files.
-
     Returns:
         The result of each form. Warnings of the translation, which all forms share, are those of each.
 

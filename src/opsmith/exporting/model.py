@@ -70,7 +70,7 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments of a call, each with the name of its parameter, positional ones first.
+    """The arguments of a call, each with the name of its parameter, positional ones first; `*xs` are a tuple.
 
     Raises:
         UsageError: If the arguments do not fit the model's signature.
@@ -89,11 +89,7 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             expected=f"what `forward{signature}` takes",
             hint="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
         ) from error
-    named: list[tuple[str, Any]] = []
-    for name, value in signature.bind_partial(*args).arguments.items():
-        spread = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        named += [(f"{name}_{at}", each) for at, each in enumerate(value)] if spread else [(name, value)]
-    return named + list(kwargs.items())
+    return [*signature.bind_partial(*args).arguments.items(), *kwargs.items()]
 
 
 def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Tensor]]:
@@ -197,11 +193,6 @@ class Axes:
     def __bool__(self) -> bool:
         return any(self.of)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name, in order of first use."""
-        return tuple(dict.fromkeys(name for axes in self.of for name in axes.values()))
-
     def positions(self, name: str) -> str:
         """The positions of an axis in words: `axis 0 of x, axis 1 of y`."""
         found = [
@@ -287,13 +278,11 @@ def _axes_of(given: Mapping[Any, Any], name: str, tensor: Tensor) -> dict[int, s
 
 
 def _refuse_odd_sizes(axes: Axes, tensors: Sequence[Tensor]) -> None:
-    for name in axes.names:
-        sizes = {
-            tensor.shape[axis]
-            for tensor, of in zip(tensors, axes.of, strict=True)
-            for axis, each in of.items()
-            if each == name
-        }
+    found: dict[str, set[int]] = {}
+    for tensor, of in zip(tensors, axes.of, strict=True):
+        for axis, name in of.items():
+            found.setdefault(name, set()).add(tensor.shape[axis])
+    for name, sizes in found.items():
         if len(sizes) > 1:
             raise errors.DynamicAxisError(
                 f"the axis `{name}` has several sizes in the inputs that are given",

@@ -33,7 +33,7 @@ def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> di
         The earlier name of each value that was renamed.
     """
     graph = model.graph
-    before = {id(value): (value, value.name) for value in (*graph.outputs, *_values(graph))}
+    before = [(value, value.name) for value in (*graph.outputs, *_values(graph))]
     for value in [*graph.initializers.values()]:
         value.name = value.name.removeprefix(PREFIX)
     ends = [*graph.inputs, *graph.outputs]
@@ -45,7 +45,7 @@ def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> di
             taken.add(value.name)
     for value, name in zip(ends, wanted, strict=True):
         value.name = name
-    return {value.name: name for value, name in before.values() if value.name != name}
+    return {value.name: name for value, name in before if value.name != name}
 
 
 def _values(graph: Any) -> list[Any]:

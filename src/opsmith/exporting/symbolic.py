@@ -6,7 +6,7 @@ program that is being translated; nothing else of the old graph is supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from opsmith import errors
 from opsmith.core.location import where
 from opsmith.core.specification import Specification
-from opsmith.exporting.calls import SYMBOLIC_NODE, VERSION, SymbolicNode, schema_of, symbolic_of
+from opsmith.exporting.calls import SYMBOLIC_NODE, SymbolicNode, add_node, attribute_of, symbolic_of
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 
 FORMS = {"i": "INT", "f": "FLOAT", "s": "STRING", "t": "TENSOR"}
@@ -80,16 +80,13 @@ class SymbolicGraph:
         """
         domain, op_type = self._node_type(name)
         written = [self._attribute(key, value) for key, value in sorted(attributes.items())]
-        if domain:
-            types = {each.name: each.type.name for each in written}
-            schema = schema_of(domain, op_type, len(inputs), outputs, types)
-        else:
+        named = {each.name: (each.type.name, _plain(each)) for each in written}
+        if not domain:
             schema = onnx.defs.get_schema(op_type, max_inclusive_version=self._opset)
-        opset = onnxscript.values.Opset(domain, VERSION if domain else self._opset)
-        made = onnxscript.values.Op(opset, op_type, schema)(
-            *inputs, **{each.name: _plain(each) for each in written}
-        )
-        if domain:
+            node = onnxscript.values.Op(onnxscript.values.Opset("", self._opset), op_type, schema)
+            made = node(*inputs, **{name: value for name, (_, value) in named.items()})
+        else:
+            made = add_node(domain, op_type, inputs, outputs, named)
             node = (made[0] if isinstance(made, tuple | list) else made).producer()
             node.meta[SYMBOLIC_NODE] = SymbolicNode(
                 domain, op_type, self._positions(inputs), tuple(map(str, written))
@@ -125,9 +122,7 @@ class SymbolicGraph:
         if ending == "t":
             return onnx_ir.AttrTensor(name, onnx_ir.tensor(torch.as_tensor(value).detach().cpu().numpy()))
         several = isinstance(value, list | tuple)
-        items = [_PYTHON[ending](item) for item in (value if several else [value])]
-        form = onnx_ir.AttributeType[FORMS[ending] + ("S" if several else "")]
-        return onnx_ir.Attr(name, form, items if several else items[0])
+        return attribute_of(name, FORMS[ending], value if several else [value], several=several)
 
     def _positions(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         found: list[int | None] = []
@@ -178,9 +173,6 @@ class SymbolicGraph:
             where=self._specification.where,
             hint=hint,
         )
-
-
-_PYTHON: dict[str, Callable[[Any], Any]] = {"i": int, "f": float, "s": str}
 
 
 def _plain(attribute: Any) -> Any:

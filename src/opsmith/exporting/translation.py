@@ -17,12 +17,12 @@ from opsmith.core.schema import Argument
 from opsmith.core.specification import Specification
 from opsmith.exporting.calls import (
     SYMBOLIC_NODE,
-    VERSION,
     OperatorCall,
+    add_node,
+    attribute_of,
     default,
     input_slots,
     refuse_lists_before_others,
-    schema_of,
     size_items,
     symbolic_of,
     varies,
@@ -125,8 +125,10 @@ def _translation(specification: Specification, opset: int, notes: list[str]) -> 
             return by_symbolic(specification, values, inputs, opset, notes)
         refuse_lists_before_others(specification)
         plain = [(leaf.name, value) for leaf, value in pairs if not leaf.kind.is_tensor]
-        key = next(numbers) if specification.random else plain
-        made = _node(specification, inputs, len(shown), repr(key))
+        key = repr(next(numbers) if specification.random else plain)
+        # `complete` adds its attributes and the number of its outputs.
+        domain, op_type = specification.namespace, specification.short_name
+        made = add_node(domain, op_type, inputs, len(shown), {KEY: ("STRING", key)})
         if not shown[-1].sequence:
             return made
         if len(shown) == 1:
@@ -134,14 +136,6 @@ def _translation(specification: Specification, opset: int, notes: list[str]) -> 
         return MixedResults(made[:-1], ListOutputs(made[-1], alone=False))
 
     return translate
-
-
-def _node(specification: Specification, inputs: Sequence[Any], outputs: int, key: str) -> Any:
-    """Have the exporter record a node; `complete` adds its attributes and the number of its outputs."""
-    domain, op_type = specification.namespace, specification.short_name
-    schema = schema_of(domain, op_type, len(inputs), outputs, {KEY: "STRING"})
-    opset = onnxscript.values.Opset(domain, VERSION)
-    return onnxscript.values.Op(opset, op_type, schema)(*inputs, **{KEY: key})
 
 
 def operator_nodes(model: Any, operators: Mapping[Any, Specification]) -> Iterator[tuple[Any, OperatorCall]]:
@@ -221,9 +215,6 @@ def exact_scalars(opset: int) -> dict[Any, Callable[..., Any]]:
     """A translation of `scalar_tensor` that keeps float64; torch's exporter rounds it to single precision.
 
     `scalar_tensor` is the number in `0.3 * x`.
-
-    Args:
-        opset: Version of ONNX's operators.
     """
     from onnxscript.function_libs.torch_lib.ops import core  # it imports a thousand translations
 
@@ -271,10 +262,11 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
     form = FORMS.get(kind.base.schema, STRINGS)
     if kind.base.schema == "Scalar":
         form = INTS if isinstance(value, int) else FLOATS
-    plain = _plain(items, form)
-    several = kind.sequence or kind.base.schema == "complex"
-    suffix = "S" if several else ""
-    return onnx_ir.Attr(leaf.name, onnx_ir.AttributeType[form + suffix], plain if several else plain[0])
+    if form == STRINGS:
+        items = [item if isinstance(item, str) else str(item).removeprefix("torch.") for item in items]
+    parts = [(each.real, each.imag) if isinstance(each, complex) else (each,) for each in items]
+    flat = [part for each in parts for part in each]
+    return attribute_of(leaf.name, form, flat, several=kind.sequence or kind.base.schema == "complex")
 
 
 def bits(leaf: Argument, value: Any) -> Any:
@@ -291,15 +283,3 @@ def bits(leaf: Argument, value: Any) -> Any:
         return None
     made = onnx_ir.AttrInt64s if leaf.kind.sequence else onnx_ir.AttrInt64
     return made(leaf.name + BITS, integers if leaf.kind.sequence else integers[0])
-
-
-def _plain(items: Sequence[Any], form: str) -> list[Any]:
-    if form == INTS:
-        return [int(item) for item in items]
-    if form == STRINGS:
-        return [item if isinstance(item, str) else str(item).removeprefix("torch.") for item in items]
-    return [
-        part
-        for item in items
-        for part in ((item.real, item.imag) if isinstance(item, complex) else (float(item),))
-    ]

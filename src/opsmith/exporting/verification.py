@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,6 @@ class Verification:
     def compare(self, export: Export, runtime: Runtime) -> Export:
         """Compare on the given inputs, on others of their sizes, and at other sizes of every dynamic axis.
 
-        Args:
-            export: The export of the file.
-            runtime: The file.
-
         Returns:
             The export with the comparisons, and what was not compared since PyTorch refuses it.
 
@@ -130,14 +127,16 @@ class Verification:
         self, runtime: Runtime, values: str, inputs: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Iterator[Comparison]:
         results = runtime.run(dict(zip(self.axes.inputs, inputs, strict=True)))
-        truths: dict[torch.dtype, Sequence[Answer] | None] = {}
+
+        @cache
+        def truths(dtype: torch.dtype) -> Sequence[Answer] | None:
+            found = in_float64(self.model, inputs)
+            return None if found is None else found.at(inputs, dtype)
+
         for at, (name, got, wanted) in enumerate(zip(self.outputs, results, expected, strict=True)):
 
             def truth(dtype: torch.dtype, at: int = at) -> Answer | None:
-                if dtype not in truths:
-                    found = in_float64(self.model, inputs)
-                    truths[dtype] = None if found is None else found.at(inputs, dtype)
-                answers = truths[dtype]
+                answers = truths(dtype)
                 return None if answers is None else answers[at]
 
             rounding = self.rounding

@@ -22,7 +22,7 @@ from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import processors
 from opsmith.config import NO_CALLS_BUILD, no_calls_build
 from opsmith.core.kernels import BuiltKernel
-from opsmith.kernels.common.ahead import Ahead, Built, SharedLibrary
+from opsmith.kernels.common.ahead import Built, SharedLibrary
 from opsmith.kernels.languages import Language
 from opsmith.shipping.package_build import (
     STAGED,
@@ -54,7 +54,7 @@ class _Job:
 
     kernel: BuiltKernel[Any] | None
     target: str
-    build: Callable[[Path], BuiltFile]
+    build: Callable[[], Built]
     required: bool = True
 
     @property
@@ -147,32 +147,28 @@ def staged_build(
 
 def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) -> list[_Job]:
     """The compilations of a build; `left_out` gets what is not built, with the reason."""
-    jobs: list[_Job] = []
-    own = package.root == package_of(opsmith.__file__)
+    of_kernels: list[_Job] = []
+    root = package.root
+    own = root == package_of(opsmith.__file__)
     languages = package.by_language()
+    shared: dict[SharedLibrary, bool] = {}
     if targets.cpu and (own or any("cpu" in each.devices for each in languages)):
         if own or not no_calls_build() or cached_calls():
-            jobs.append(_Job(None, calls_target(), build_calls, required=own))
+            shared[SharedLibrary(calls_target(), build_calls)] = own
         else:
             left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
-    shared: dict[SharedLibrary, bool] = {}
-    of_kernels: list[_Job] = []
     for language, kernels in languages.items():
         ahead, wanted = language.ahead, _targets_of(language, targets)
         if ahead is not None and wanted:
             for library, required in ahead.shared():
                 shared[library] = required or shared.get(library, False)
             of_kernels += [
-                _Job(kernel, target, partial(_build, ahead, kernel, target, package.root))
+                _Job(kernel, target, partial(ahead.build, kernel, target, root, root / FOLDER))
                 for kernel in kernels
                 for target in wanted
             ]
-    jobs += [
-        _Job(None, library.target, partial(_build_shared, library), required=required)
-        for library, required in shared.items()
-    ]
-    jobs += of_kernels
-    return jobs
+    of_all = [_Job(None, each.target, each.build, required) for each, required in shared.items()]
+    return [*of_all, *of_kernels]
 
 
 def _targets_of(language: Language, targets: BuildTargets) -> list[str]:
@@ -210,15 +206,12 @@ def _compiled(
 def _timed(job: _Job, directory: Path) -> tuple[BuiltFile, float]:
     started = time.perf_counter()
     with nothing_packaged():  # what an earlier build left there
-        built = job.build(directory)
+        built = write_named_by_content(job.build(), directory)
     return built, time.perf_counter() - started
 
 
-def build_calls(directory: Path) -> BuiltFile:
+def build_calls() -> Built:
     """Build the module for calls in C++, for this Python and this torch.
-
-    Args:
-        directory: Folder that gets the file.
 
     Raises:
         ToolchainError: If it cannot be compiled.
@@ -232,21 +225,7 @@ def build_calls(directory: Path) -> BuiltFile:
         target=calls_target(),
         machine=machine(),
     )
-    return write_named_by_content(described, library.read_bytes(), directory, "so")
-
-
-def _build(ahead: Ahead, kernel: BuiltKernel[Any], target: str, root: Path, directory: Path) -> BuiltFile:
-    """Build a kernel for a target, and write it."""
-    return _write(ahead.build(kernel, target, root, root / FOLDER), directory)
-
-
-def _build_shared(library: SharedLibrary, directory: Path) -> BuiltFile:
-    """Build a library of opsmith's own, and write it."""
-    return _write(library.build(), directory)
-
-
-def _write(built: Built, directory: Path) -> BuiltFile:
-    return write_named_by_content(built.described, built.content, directory, built.suffix)
+    return Built(described, library.read_bytes(), "so")
 
 
 def _no_target(package: SourcePackage, languages: Sequence[Language]) -> errors.UsageError:

@@ -18,28 +18,24 @@ from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
 from opsmith.kernels.serving.tables import ACCEPTED
-from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
+from opsmith.torch_library.result_layouts import result_layouts
 
 LayOut = Callable[[Tensor], Tensor]
 
 
-def _into(memory: Tensor, values: Tensor) -> Tensor:
-    return memory.copy_(values)
-
-
 def _padded(x: Tensor) -> Tensor:
     """Return rows of a wider tensor."""
-    return _into(x.new_empty((*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]], x)
+    return x.new_empty((*x.shape[:-1], x.shape[-1] + 3))[..., : x.shape[-1]].copy_(x)
 
 
 def _stepped(x: Tensor) -> Tensor:
     """Return each second element of rows."""
-    return _into(x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2], x)
+    return x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2].copy_(x)
 
 
 def _spread(x: Tensor) -> Tensor:
     """Return each second row of the outermost dimension."""
-    return _into(x.new_empty((2 * x.shape[0], *x.shape[1:]))[::2], x)
+    return x.new_empty((2 * x.shape[0], *x.shape[1:]))[::2].copy_(x)
 
 
 def _permuted(order: Callable[[int], Sequence[int]]) -> LayOut:
@@ -79,11 +75,8 @@ _TRIED = dict(zip(ACCEPTED, (ANY, NESTED, ()), strict=True))
 def accepted_layouts(specification: Specification, dtype: torch.dtype) -> tuple[str, ...] | None:
     """Return for each argument the widest of `ACCEPTED` for which all results are contiguous.
 
-    Each argument is laid out in other ways in each sample, by itself and then with all others.
-
-    Args:
-        specification: The operator.
-        dtype: dtype of the samples' floating tensors.
+    Each argument is laid out in other ways in each sample, by itself and then with all others. The samples'
+    floating tensors have the dtype.
 
     Returns:
         None if the results are not contiguous where all arguments are, or if there are no samples.
@@ -148,13 +141,4 @@ def _contiguous_results(specification: Specification, values: Sequence[Any]) -> 
         results = result_layouts(specification, values)
     except Exception:  # of the reference, which may need one layout
         return not tensors_in(list(values))
-    return all(map(_is_contiguous, results))
-
-
-def _is_contiguous(result: ResultLayout) -> bool:
-    step = 1
-    for size, stride in zip(reversed(result.shape), reversed(result.stride), strict=True):
-        if size != 1 and stride != step:
-            return 0 in result.shape
-        step *= size
-    return True
+    return all(each.allocate("meta").is_contiguous() for each in results)

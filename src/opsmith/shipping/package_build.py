@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.build.cache import MANIFEST, flush
 from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, sealed
 from opsmith.build.packaged import FOLDER
+from opsmith.kernels.common.ahead import Built
 from opsmith.shipping.source_package import SourcePackage
 
 _FILE = re.compile(r".+\.[0-9a-f]{16}\.\w+")
@@ -131,13 +132,13 @@ def files_of_other_modules(
     return tuple(kept)
 
 
-def write_named_by_content(built: BuiltFile, content: bytes, directory: Path, suffix: str) -> BuiltFile:
+def write_named_by_content(built: Built, directory: Path) -> BuiltFile:
     """Write a file under a name that no other content has: a process loads a path once."""
-    named = (built.operator or "opsmith").replace("::", ".")
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    file = f"{named}.{built.target}.{digest}.{suffix}"
-    (directory / file).write_bytes(content)
-    return sealed(directory, replace(built, file=file))
+    named = (built.described.operator or "opsmith").replace("::", ".")
+    digest = hashlib.sha256(built.content).hexdigest()[:16]
+    file = f"{named}.{built.described.target}.{digest}.{built.suffix}"
+    (directory / file).write_bytes(built.content)
+    return sealed(directory, replace(built.described, file=file))
 
 
 def remove_abandoned(parent: Path) -> None:

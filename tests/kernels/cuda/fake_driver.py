@@ -36,10 +36,10 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
-from opsmith.kernels.cuda.emulation.messages import NOTE
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters
+from opsmith.kernels.on_cpu import NOTE
 from opsmith.kernels.runtime.driver import Driver, TorchCuda
 
 SOURCE = Path(__file__).with_name("fake_driver.c")
@@ -204,7 +204,7 @@ def emulate_launch(
         tuple(tensor for _, tensor in found),
         Order("forward"),
     )
-    (result,) = run_launches([launch], in_process=True)
+    ((result,),) = run_launches([(launch,)], in_process=True)
     source = kernel.source.kernel(library.instances[entry].entry)
     faults = [each for each in findings_of(source, launch, result) if each.cause != NOTE]
     if faults:

@@ -199,7 +199,7 @@ __global__ void jumping(Contiguous<const float> x, Contiguous<float> y) {
     x = torch.arange(4.0)
     calls = [emulation.prepare([each]) for each in (x, x - 1, x + 1)]
     launches = [call.new_run(Order("forward")) for call in calls if not isinstance(call, str)]
-    first, jumped, last = emulation.run([launch for launch in launches if launch is not None])
+    first, jumped, last = emulation.run(launches)
     assert (first, last) == ([], [])
     assert [each.cause for each in jumped] == ["out-of-bounds"]
     assert jumped[0].line == "if (x[0] < 0) nowhere();"

@@ -17,8 +17,8 @@ import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.emulation import launch
 from opsmith.kernels.cuda.emulation.call import KernelEmulation
+from opsmith.kernels.cuda.emulation.findings import EmulationFinding
 from opsmith.kernels.cuda.emulation.launch import Order
-from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
 
@@ -43,8 +43,7 @@ def findings(operator: Any, x: Tensor, times: int = 1) -> list[list[EmulationFin
     emulation = KernelEmulation(cuda_kernels(operator.specification)[0])
     call = emulation.prepare([x])
     assert not isinstance(call, str)
-    runs = [call.new_run(Order("forward")) for _ in range(times)]
-    return emulation.run([each for each in runs if each is not None])
+    return emulation.run([call.new_run(Order("forward")) for _ in range(times)])
 
 
 def fault(operator: Any, x: Tensor, order: str = "forward") -> errors.OpsmithError:
@@ -298,8 +297,8 @@ def test_variables_of_a_kernel_begin_anew_in_each_call() -> None:
     call = emulation.prepare([torch.ones(1)])
     assert not isinstance(call, str)
     runs = [call.new_run(Order("forward")) for _ in range(3)]
-    emulation.run([each for each in runs if each is not None])
-    assert [each.tensors[1].tensor.tolist() for each in runs if each is not None] == [[42.0]] * 3
+    emulation.run(runs)
+    assert [launch.tensors[1].tensor.tolist() for (launch, *_) in runs] == [[42.0]] * 3
 
 
 def test_a_barrier_of_the_grid_is_never_found_full() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from opsmith import errors
 from opsmith.build.cache import cache_on_disk
 from opsmith.build.toolchain import file_identity
+from opsmith.core.location import chain_of
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.triton.source import (
     LAUNCH_OPTIONS,
@@ -57,15 +58,11 @@ def launch_error(error: Exception, source: TritonSource, operator: str) -> error
 def compile_error(error: Any, source: TritonSource, operator: str) -> errors.CompileError:
     """Return the error for a kernel that Triton's compiler refuses, at the author's line and column.
 
-    Args:
-        error: Exception of Triton. A `CompilationError` counts lines from the `def` of the function.
-        source: The kernel.
-        operator: Name of the operator.
+    A `CompilationError` of Triton counts lines from the `def` of the function.
     """
-    message, inner = "", error
-    while inner is not None:  # the innermost cause is most specific
-        message = getattr(inner, "error_message", None) or message or str(inner)
-        inner = inner.__cause__
+    message = ""
+    for each in chain_of(error):  # the innermost cause is most specific
+        message = getattr(each, "error_message", None) or message or str(each)
     lines, first = source.text.splitlines(), source.function.__code__.co_firstlineno
     before = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
     at, shown = source.where, message.strip()
@@ -168,13 +165,7 @@ class TritonCubin:
 def compile_specialization(
     source: TritonSource, operator: str, wanted: Specialization, architecture: str
 ) -> TritonCubin:
-    """Compile a kernel for an architecture, or find it in the cache. No GPU is needed.
-
-    Args:
-        source: The kernel.
-        operator: Name of the operator.
-        wanted: The specialization.
-        architecture: For example `sm_90`.
+    """Compile a kernel for an architecture, as `sm_90`, or find it in the cache. No GPU is needed.
 
     Raises:
         ToolchainError: If Triton is not installed.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
-import linecache
 import sys
+import textwrap
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -114,14 +115,15 @@ def _rewritten(
     }
     # The interpreter patches the modules that it finds among these during a launch.
     names |= {"__triton_language__": language, "__triton_core__": language.core}
-    if function not in _CODES:
-        copy = types.FunctionType(
-            function.__code__, dict(names), function.__name__, function.__defaults__, function.__closure__
-        )
-        copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-        with _original_source(function, text):
-            _CODES[function] = interpreter.FunctionRewriter(copy).rewrite_ast().__code__
     names = {**vars(interpreter), **names}
+    if function not in _CODES:
+        # From the text as it was when the function was defined: its file may have been edited since.
+        tree = interpreter.ASTTransformer().visit(ast.parse(textwrap.dedent(text)))
+        tree.body[0].decorator_list = []
+        ast.increment_lineno(ast.fix_missing_locations(tree), function.__code__.co_firstlineno - 1)
+        made: dict[str, Any] = {}
+        exec(compile(tree, function.__code__.co_filename, "exec"), dict(names), made)
+        _CODES[function] = made[tree.body[0].name].__code__
     return types.FunctionType(_CODES[function], names, function.__name__, function.__defaults__)
 
 
@@ -135,27 +137,3 @@ def _late(function: Callable[..., Any], language: Any) -> Callable[..., Any]:
         if language.core.is_builtin(function) and hasattr(module, name):
             return lambda *args, **kwargs: getattr(module, name)(*args, **kwargs)
     return function
-
-
-@contextlib.contextmanager
-def _original_source(function: Callable[..., Any], text: str) -> Iterator[None]:
-    """Context manager in which `linecache` returns the source of a function as it was when it was defined.
-
-    The interpreter reads the file again, which may have been edited since.
-    """
-    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
-    lines = text.splitlines(keepends=True)
-    linecache.checkcache(file)
-    if linecache.getlines(file, function.__globals__)[first - 1 : first - 1 + len(lines)] == lines:
-        yield
-        return
-    before = linecache.cache.get(file)
-    whole = ["\n"] * (first - 1) + lines
-    # Without a time, it is not checked against the file.
-    linecache.cache[file] = (len(text), None, whole, file)
-    try:
-        yield
-    finally:
-        del linecache.cache[file]
-        if before is not None:
-            linecache.cache[file] = before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.location import chain_of
 from opsmith.kernels.triton.compiler import compile_specialization, specialization_of
 from opsmith.kernels.triton.interpreted_language import interpreted_language
 from opsmith.kernels.triton.source import TritonSource, language_lock, triton_module
@@ -52,13 +52,6 @@ def bounds_checked(spans: Sequence[Span]) -> Iterator[None]:
         yield
     finally:
         setattr(interpreter, MEMORY, real)
-
-
-def out_of_bounds(error: BaseException | None) -> OutOfBoundsError | None:
-    """Return the `OutOfBoundsError` among the causes of an exception; None if there is none."""
-    while error is not None and not isinstance(error, OutOfBoundsError):
-        error = error.__cause__
-    return error
 
 
 class _CheckedMemory:
@@ -126,7 +119,7 @@ class _Memory:
 
     def __init__(self, *, bounded: bool) -> None:
         self._bounded = bounded
-        self._copies: dict[int, tuple[Any, Any, Any]] = {}
+        self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self.spans: list[Span] = []
 
     def add(self, name: str, tensor: Tensor) -> int:
@@ -135,40 +128,26 @@ class _Memory:
         start, first = tensor.data_ptr(), storage.data_ptr()
         if not start and tensor.numel():
             raise RuntimeError(f"`{name}` is a tensor without data, as a fake one, and a kernel needs some")
-        low, high = _extent(tensor) if self._bounded else (first, first + storage.nbytes())
+        low, high = start, start + extent_of(tensor) * tensor.element_size()
+        if not self._bounded:
+            low, high = first, first + storage.nbytes()
         if tensor.dtype != torch.bfloat16 or low == high:
             self.spans.append((name, low, high))
             return start
         if first not in self._copies:
-            self._copies[first] = _as_float32(first, storage.nbytes())
-        moved = int(self._copies[first][1].ctypes.data)
+            stored = torch.empty(0, dtype=torch.bfloat16, device=tensor.device).set_(storage)
+            numbers = stored.float()
+            self._copies[first] = stored, numbers, numbers.clone()
+        moved = self._copies[first][1].data_ptr()
         low, high, start = (moved + 2 * (address - first) for address in (low, high, start))
         self.spans.append((name, low, high))
         return start
 
     def write_back(self) -> None:
         """Write what has changed in float32 into the storages in bfloat16, rounded."""
-        for bits, numbers, before in self._copies.values():
-            raw = numbers.view("uint32")
-            changed = raw != before.view("uint32")
-            rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) >> 16  # to nearest, ties to even
-            rounded[numbers != numbers] = 0x7FC0
-            bits[changed] = rounded[changed]
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's elements, and the one behind their end."""
-    start = tensor.data_ptr()
-    return start, start + extent_of(tensor) * tensor.element_size()
-
-
-def _as_float32(address: int, size: int) -> tuple[Any, Any, Any]:
-    """Return the bits of numbers in bfloat16 at an address, the numbers in float32, and a copy of these."""
-    import numpy
-
-    bits = numpy.ctypeslib.as_array((ctypes.c_uint16 * (size // 2)).from_address(address))
-    numbers = (bits.astype(numpy.uint32) << 16).view(numpy.float32)
-    return bits, numbers, numbers.copy()
+        for stored, numbers, before in self._copies.values():
+            changed = numbers.view(torch.int32) != before.view(torch.int32)
+            stored[changed] = numbers[changed].to(torch.bfloat16)
 
 
 def interpret(
@@ -306,7 +285,7 @@ def _interpreter_limit(
 
     An access outside of the arguments and a failed assertion are the kernel's own.
     """
-    innermost = _innermost(error)
+    innermost = chain_of(error)[-1]
     if isinstance(innermost, OutOfBoundsError | AssertionError):
         return None
     try:
@@ -326,13 +305,12 @@ def _interpreter_limit(
 
 def _kernel_error(error: Exception, source: TritonSource, operator: str) -> errors.KernelError:
     """Return the error for an exception of a kernel, at the author's line."""
-    innermost, at = _innermost(error), _location(error, source)
-    access = out_of_bounds(error)
-    if access is not None:
+    innermost, at = chain_of(error)[-1], _location(error, source)
+    if isinstance(innermost, OutOfBoundsError):
         found = errors.KernelError(
-            f"the Triton kernel {access}",
+            f"the Triton kernel {innermost}",
             operator=operator,
-            argument=access.parameter,
+            argument=innermost.parameter,
             expected="reads and writes of elements alone",
             where=at,
             hint="give the load or store a mask, as `mask=at < x_numel`",
@@ -347,19 +325,11 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
     )
 
 
-def _innermost(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _location(error: BaseException, source: TritonSource) -> str:
     """Return the innermost line of the author's file that an exception passed through."""
     file, at = source.function.__code__.co_filename, source.where
-    inner: BaseException | None = error
-    while inner is not None:
-        frames = traceback.extract_tb(inner.__traceback__)
+    for each in chain_of(error):
+        frames = traceback.extract_tb(each.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         at = f"{file}:{lines[-1]}" if lines else at
-        inner = inner.__cause__
     return at

@@ -62,14 +62,7 @@ def triton_usage(
 def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> list[Specialization]:
     """Return the specializations of the operator's samples, in every dtype that the kernel takes.
 
-    Floating-point tensors of a sample are cast to each of these dtypes.
-
-    Args:
-        kernel: The kernel.
-        calls: See `triton_usage`.
-
-    Raises:
-        MissingSamplesError: If the operator has no samples, or none that the kernel takes.
+    Floating-point tensors of a sample are cast to each of these dtypes. See `triton_usage`.
     """
     specification = kernel.operator.specification
     if calls is None and specification.samples is None:

@@ -20,7 +20,7 @@ from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
 from opsmith.kernels.common.sample_values import SampleValues
 from opsmith.kernels.cuda.emulation.call import EmulatedCall, KernelEmulation, fault_error
 from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, EmulatedRun, LaunchResult, Order
-from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
+from opsmith.kernels.cuda.emulation.places import SourceLine, SourceLines
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.on_cpu import NOTE
 
@@ -35,7 +35,6 @@ def kernel_access(
     """Run calls of a kernel on the CPU, and count the requests of its warps: a model of a GPU.
 
     Args:
-        kernel: The kernel.
         calls: Returns argument values in a dtype.
         dtypes: The dtypes; by default all that the kernel takes.
 
@@ -69,7 +68,7 @@ def kernel_access(
                 refused[call] = None
                 continue
             run = call.new_run(Order("forward"))
-            if run is not None:
+            if run:
                 dtypes_of = (launch.instance.dtype for launch in call.call.plan.launches)
                 name = next((dtype_name(dtype) for dtype in dtypes_of if dtype is not None), "")
                 runs.setdefault(name, []).append(run)
@@ -111,7 +110,7 @@ def _lines_of(emulation: KernelEmulation, runs: Sequence[EmulatedRun]) -> tuple[
         faults = [each for each in emulation.findings(run, results) if each.cause != NOTE]
         if faults:
             raise fault_error(emulation.kernel, faults)
-        counted += zip(run.launches, results, strict=True)
+        counted += zip(run, results, strict=True)
     counters: dict[Path, set[int]] = {}
     for launch, result in counted:
         counters.setdefault(launch.library.path, set()).update(each.pc for each in result.requests)

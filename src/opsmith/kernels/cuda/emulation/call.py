@@ -17,8 +17,8 @@ from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import resolved
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
-from opsmith.kernels.cuda.emulation.findings import findings_of
+from opsmith.kernels.cuda.emulation.compiler import MAX_SHARED, EmulatedLibrary, emulated_libraries
+from opsmith.kernels.cuda.emulation.findings import EmulationFinding, findings_of
 from opsmith.kernels.cuda.emulation.launch import (
     ORDERS,
     EmulatedLaunch,
@@ -30,15 +30,18 @@ from opsmith.kernels.cuda.emulation.launch import (
     TensorUse,
     run_launches,
 )
-from opsmith.kernels.cuda.emulation.limits import emulated_limits
-from opsmith.kernels.cuda.emulation.messages import EmulationFinding
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
+from opsmith.kernels.cuda.launch import MOST_THREADS
+from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaChoice, PreparedCall, finish_call, prepare_call
 from opsmith.kernels.cuda.rules import passed_arguments
+from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
 from opsmith.torch_library.arguments import refuse_shapes, refuse_unsupported
 from opsmith.torch_library.writes import refuse_unwritable
+
+_BOUNDS = re.compile(r"__launch_bounds__\s*\(\s*(\d+)\s*[,)]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,47 +64,37 @@ class EmulatedCall:
         geometries = [launch.geometry for launch in self.call.plan.launches]
         return sum(math.prod(each.grid) * each.threads for each in geometries)
 
-    def new_run(self, order: Order) -> EmulatedRun | None:
-        """Return the launches with copies of the tensors; None if there is nothing to launch."""
+    def new_run(self, order: Order) -> EmulatedRun:
+        """Return the launches with copies of the tensors."""
         planned = self.call.plan.launches
-        if not planned:
-            return None
         tensors = tuple(
             LaunchTensor.of(tensor, use, followed=len(planned) > 1)
             for tensor, use in zip(self.call.tensors, self.uses, strict=True)
         )
-        return EmulatedRun(
-            tensors,
-            tuple(
-                EmulatedLaunch(
-                    library,
-                    library.instances.index(launch.instance),
-                    launch.geometry,
-                    launch.packed,
-                    launch.tensors,
-                    tensors,
-                    order,
-                    last=number == len(planned),
-                )
-                for number, (library, launch) in enumerate(zip(self.libraries, planned, strict=True), 1)
-            ),
+        return tuple(
+            EmulatedLaunch(
+                library,
+                library.instances.index(launch.instance),
+                launch.geometry,
+                launch.packed,
+                launch.tensors,
+                tensors,
+                order,
+            )
+            for library, launch in zip(self.libraries, planned, strict=True)
         )
 
-    def finish(self, kernel: CudaKernel, run: EmulatedRun | None) -> Any:
+    def finish(self, kernel: CudaKernel, run: EmulatedRun) -> Any:
         """Copy what the launches have written into the tensors of the call, and return the results."""
-        if run is not None:
-            for tensor, given in zip(self.call.tensors, run.tensors, strict=True):
+        for launch in run[:1]:  # all have the same tensors
+            for tensor, given in zip(self.call.tensors, launch.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
         return finish_call(kernel.operator.specification.schema, self.call)
 
 
 class KernelEmulation:
-    """CUDA kernel that runs on the CPU.
-
-    Args:
-        kernel: The kernel.
-    """
+    """CUDA kernel that runs on the CPU."""
 
     def __init__(self, kernel: CudaKernel) -> None:
         self.kernel = kernel
@@ -179,7 +172,7 @@ class KernelEmulation:
             uses.append(TensorUse(buffer.name, True, buffer.initial is not None, complete))
         libraries = tuple(self._libraries[launch.instance] for launch in plan.launches)
         for launch, library in zip(plan.launches, libraries, strict=True):
-            limits = emulated_limits(kernel.source.kernel(launch.instance.entry), library)
+            limits = _limits(kernel.source.kernel(launch.instance.entry), library)
             if not limits.allow(launch.geometry):
                 raise limits.refused(kernel, launch.geometry)
         return EmulatedCall(call, libraries, tuple(uses))
@@ -205,20 +198,17 @@ class KernelEmulation:
         Raises:
             ToolchainError: If the system forks no process.
         """
-        launches = [launch for run in runs for launch in run.launches]
         try:
-            results = iter(run_launches(launches, in_process=in_process, counted=counted))
+            return run_launches(runs, in_process=in_process, counted=counted)
         except errors.ToolchainError as error:
             raise error.of(self.kernel.operator.name, self.kernel.where) from error
-        return [[next(results) for _ in run.launches] for run in runs]
 
     def findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
         """Return the findings of a call: notes, and the faults of the first launch that has some."""
         found: list[EmulationFinding] = []
-        for number, (launch, result) in enumerate(zip(run.launches, results, strict=True), 1):
+        for number, (launch, result) in enumerate(zip(run, results, strict=True), 1):
             entry = launch.library.instances[launch.entry].entry
-            several = len(run.launches) > 1
-            before = f"in launch {number} of {len(run.launches)}, `{entry}`, " if several else ""
+            before = f"in launch {number} of {len(run)}, `{entry}`, " if len(run) > 1 else ""
             for each in findings_of(self.kernel.source.kernel(entry), launch, result):
                 if each.kind != Kind.UNORDERED_SUM or self._rounds_alike:
                     found.append(replace(each, message=f"{before}{each.message}"))
@@ -234,12 +224,29 @@ class KernelEmulation:
             NotEmulatedError: If the CPU cannot run it.
         """
         run = call.new_run(order)
-        if run is not None:
-            (found,) = self.run([run], in_process=in_process)
-            faults = [each for each in found if each.cause != NOTE]
-            if faults:
-                raise fault_error(self.kernel, faults)
+        (found,) = self.run([run], in_process=in_process)
+        faults = [each for each in found if each.cause != NOTE]
+        if faults:
+            raise fault_error(self.kernel, faults)
         return call.finish(self.kernel, run)
+
+
+def _limits(source: CudaSource, library: EmulatedLibrary) -> LaunchLimits:
+    """Return the limits of launches: those of every GPU, so that what none takes is refused here, too.
+
+    Static shared memory counts where a library has one instance: of several, it is not known of each.
+    """
+    static = sum(each.size for each in library.shared) if len(library.instances) == 1 else 0
+    bounds = _launch_bounds(source)
+    return LaunchLimits(bounds, bounds or MOST_THREADS, 0, static, MAX_SHARED, "any GPU")
+
+
+def _launch_bounds(source: CudaSource) -> int | None:
+    """Return the threads that `__launch_bounds__` allows; None without it, or if it is no number."""
+    text = "\n".join(source.text.split("\n")[source.at - source.line :])
+    head, entry, _ = text.partition(f"{source.entry}(")
+    found = _BOUNDS.findall(re.sub(r"//.*", "", re.split(r"[;}]", head)[-1])) if entry else []
+    return int(found[-1]) if found else None
 
 
 def _labels(name: str, value: Any) -> list[str]:

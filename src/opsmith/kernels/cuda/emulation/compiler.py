@@ -22,24 +22,18 @@ from opsmith.build.toolchain import Toolchain, processors
 from opsmith.kernels.cpp.codegen import cpp_path
 from opsmith.kernels.cpp.compiler import build_parts, kernel_toolchain
 from opsmith.kernels.cuda.compiler import HEADER, Instance, header, name_expression, obtain_with_headers
-from opsmith.kernels.cuda.emulation.host_headers import DEVICE_HEADERS, include_flags, nvidia_folders
+from opsmith.kernels.cuda.emulation.host_headers import (
+    HERE,
+    device_headers,
+    include_flags,
+    nvidia_folders,
+)
 from opsmith.kernels.cuda.emulation.refusals import refused
 from opsmith.kernels.cuda.nvrtc import headers_version
 from opsmith.kernels.cuda.parameters import FIELDS, TABLE, CudaParameter, decode_table
 from opsmith.kernels.cuda.source import CudaSource
 
-HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime" / "runtime.cpp"
-RUNTIME_HEADERS = (
-    HERE / "launch_record.h",
-    *(
-        RUNTIME.parent / name
-        for name in (
-            *("fibers.h", "happens_before.h", "reports.h", "steps.h", "segments.h", "requests.h"),
-            *("shadow_memory.h", "sums.h", "instrumentation.h", "warps.h", "blocks.h"),
-        )
-    ),
-)
 PREFIX = "cuda_on_cpu.h"
 """Header of all kernels, which a compiler reads once and keeps."""
 SOURCE, OBJECT, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "kernel.so", "runtime.o"
@@ -158,11 +152,6 @@ def emulated_libraries(
 ) -> list[EmulatedLibrary]:
     """Compile instances for the CPU, or find them in the cache; several libraries at once.
 
-    Args:
-        source: The author's source.
-        operator: Name of the operator.
-        instances: The instances.
-
     Raises:
         CompileError: If the source is wrong.
         NotEmulatedError: If the source holds what the CPU cannot run.
@@ -187,12 +176,7 @@ def emulated_libraries(
 
 
 def in_groups(instances: Sequence[Instance], processors: int) -> list[tuple[Instance, ...]]:
-    """Part instances into libraries of about the same size, as many as let each processor compile as much.
-
-    Args:
-        instances: The instances; at least one.
-        processors: Number of processors.
-    """
+    """Part instances into libraries of about the same size, as many as let each processor compile as much."""
     rounds = -(-len(instances) // (processors * GROUP))
     count = min(len(instances), processors * rounds)
     ends = [len(instances) * number // count for number in range(count + 1)]
@@ -322,7 +306,7 @@ def _keep_only(directory: Path, name: str) -> None:
 
 
 def _write_prefix(directory: Path) -> None:
-    for path in (*DEVICE_HEADERS, HEADER):
+    for path in (*device_headers(), HEADER):
         (directory / path.name).write_bytes(path.read_bytes())
     (directory / PREFIX).write_text(_PREFIX_TEXT)
 
@@ -345,7 +329,7 @@ def _runtime(toolchain: Toolchain) -> CacheEntry:
     """Compile the runtime, once on a machine."""
 
     def build(directory: Path) -> None:
-        for path in (RUNTIME, *RUNTIME_HEADERS):
+        for path in (HERE / "launch_record.h", *_runtime_files()):
             (directory / path.name).write_bytes(path.read_bytes())
         arguments = [*_RUNTIME_FLAGS, "-c", RUNTIME.name, "-o", RUNTIME_OBJECT]
         expected = "a compiler of C++17 on Linux, as g++ 11 or clang 14"
@@ -358,8 +342,12 @@ def _runtime(toolchain: Toolchain) -> CacheEntry:
 
 @cache
 def _own_text() -> str:
-    paths = dict.fromkeys((*DEVICE_HEADERS, *RUNTIME_HEADERS, RUNTIME, HERE / "host_headers.py"))
+    paths = (*device_headers(), *_runtime_files(), HERE / "host_headers.py")
     return "".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def _runtime_files() -> list[Path]:
+    return sorted(path for path in RUNTIME.parent.iterdir() if path.suffix in (".h", ".cpp"))
 
 
 def is_clang(toolchain: Toolchain) -> bool:

@@ -64,23 +64,7 @@ inline double cyl_bessel_i1(double a) {
 }
 
 #define EMULATED_FLOAT_OF(name) inline float name##f(float a) { return float(name(double(a))); }
-EMULATED_FLOAT_OF(rsqrt)
-EMULATED_FLOAT_OF(rcbrt)
-EMULATED_FLOAT_OF(normcdf)
-EMULATED_FLOAT_OF(normcdfinv)
-EMULATED_FLOAT_OF(sinpi)
-EMULATED_FLOAT_OF(cospi)
-EMULATED_FLOAT_OF(erfinv)
-EMULATED_FLOAT_OF(erfcinv)
-EMULATED_FLOAT_OF(erfcx)
-EMULATED_FLOAT_OF(cyl_bessel_i0)
-EMULATED_FLOAT_OF(cyl_bessel_i1)
-inline float rhypotf(float a, float b) { return float(rhypot(a, b)); }
-inline float norm3df(float a, float b, float c) { return float(norm3d(a, b, c)); }
-inline float norm4df(float a, float b, float c, float d) { return float(norm4d(a, b, c, d)); }
-inline float rnorm3df(float a, float b, float c) { return float(rnorm3d(a, b, c)); }
-inline float rnorm4df(float a, float b, float c, float d) { return float(rnorm4d(a, b, c, d)); }
-#define EMULATED_OVERLOAD(name) inline float name(float a) { return name##f(a); }
+#define EMULATED_OVERLOAD(name) EMULATED_FLOAT_OF(name) inline float name(float a) { return name##f(a); }
 EMULATED_OVERLOAD(rsqrt)
 EMULATED_OVERLOAD(rcbrt)
 EMULATED_OVERLOAD(normcdf)
@@ -90,7 +74,13 @@ EMULATED_OVERLOAD(cospi)
 EMULATED_OVERLOAD(erfinv)
 EMULATED_OVERLOAD(erfcinv)
 EMULATED_OVERLOAD(erfcx)
-
+EMULATED_FLOAT_OF(cyl_bessel_i0)
+EMULATED_FLOAT_OF(cyl_bessel_i1)
+inline float rhypotf(float a, float b) { return float(rhypot(a, b)); }
+inline float norm3df(float a, float b, float c) { return float(norm3d(a, b, c)); }
+inline float norm4df(float a, float b, float c, float d) { return float(norm4d(a, b, c, d)); }
+inline float rnorm3df(float a, float b, float c) { return float(rnorm3d(a, b, c)); }
+inline float rnorm4df(float a, float b, float c, float d) { return float(rnorm4d(a, b, c, d)); }
 inline void sincospi(double a, double* sine, double* cosine) { *sine = sinpi(a), *cosine = cospi(a); }
 inline void sincospif(float a, float* sine, float* cosine) { *sine = sinpif(a), *cosine = cospif(a); }
 inline float __fdividef(float a, float b) { return a / b; }

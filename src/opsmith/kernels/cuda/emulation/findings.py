@@ -1,14 +1,24 @@
-"""Findings about an emulated kernel, from the runtime's reports; those first that explain others."""
+"""Findings about an emulated kernel, from the runtime's reports: for each kind its cause, words and hint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from opsmith.kernels.cuda.emulation.launch import EmulatedLaunch, Kind, LaunchResult, Report
-from opsmith.kernels.cuda.emulation.messages import MESSAGES, EmulationFinding, ended_process
-from opsmith.kernels.cuda.emulation.places import ReportReader
+from opsmith.kernels.cuda.emulation.launch import IN_SHARED, EmulatedLaunch, Kind, LaunchResult, Report
+from opsmith.kernels.cuda.emulation.places import (
+    ReportReader,
+    SourceLine,
+    index_of,
+    text_of,
+    thread_words,
+    verb,
+)
 from opsmith.kernels.cuda.source import CudaSource
-from opsmith.kernels.on_cpu import NOTE, SKIPPED
+from opsmith.kernels.on_cpu import NOTE, SKIPPED, CpuFinding
 
 _PRECEDENCE = (
     *("misaligned", "mutates-input", "out-of-bounds", "undefined", "raises", "divergent-barrier", "race"),
@@ -19,20 +29,31 @@ _PRECEDENCE = (
 _ENDING = (Kind.CRASH, Kind.STACK_OVERFLOW, Kind.OUT_OF_MEMORY)
 """Kinds of reports after which the runtime ends its process."""
 
+_POINTER = "see that the pointer is one of a parameter, and the offset within its tensor"
+_SMALLER = "try it on smaller tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class EmulationFinding(CpuFinding):
+    """Finding about a launch.
+
+    Attributes:
+        kind: Kind of the report.
+    """
+
+    kind: Kind = field(kw_only=True)
+
+
+Message = Callable[[ReportReader, Report], EmulationFinding]
+"""Function that makes the finding of a report."""
+
 
 def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult) -> list[EmulationFinding]:
-    """Return the findings of a launch, those first that explain others.
-
-    Args:
-        source: The kernel.
-        launch: The launch.
-        result: Its result.
-    """
+    """Return the findings of a launch, those first that explain others."""
     reader = ReportReader(source, launch, result.reports)
-    reports = _root_reports(result.reports)
-    found = [MESSAGES[Kind(each.kind)](reader, each) for each in reports]
+    found = [MESSAGES[Kind(each.kind)](reader, each) for each in _root_reports(result.reports)]
     if result.status is not None and not any(each.kind in _ENDING for each in result.reports):
-        found.append(ended_process(source, result.status))
+        found.append(_ended_process(source, result.status))
     return sorted(found, key=lambda each: _PRECEDENCE.index(each.cause))
 
 
@@ -55,3 +76,248 @@ def _root_reports(reports: Iterable[Report]) -> list[Report]:
             or (each.kind == Kind.NOT_WRITTEN and ended)
         )
     ]
+
+
+def _finding(
+    reader: ReportReader,
+    report: Report,
+    cause: str,
+    message: str,
+    hint: str = "",
+    other: SourceLine | None = None,
+) -> EmulationFinding:
+    place = reader.lines.at(report.pc, report.file, report.line)
+    return EmulationFinding(
+        cause,
+        message,
+        place.where,
+        place.text,
+        other.where if other else "",
+        other.text if other else "",
+        reader.tensor(report).label if report.region >= 0 else None,
+        report.count,
+        hint,
+        kind=Kind(report.kind),
+    )
+
+
+def _says(cause: str, text: str, hint: str = "") -> Message:
+    """Return the function that makes a finding of these words, with `ReportReader.words` in braces."""
+    return lambda reader, report: _finding(reader, report, cause, text.format(**reader.words(report)), hint)
+
+
+def _beyond_shared_variable(reader: ReportReader, report: Report) -> EmulationFinding:
+    variable = reader.shared_before(report.offset)
+    if variable is None:
+        words = "before its first variable"
+    else:
+        beyond = report.offset - variable.offset - variable.size
+        distance = "beyond" if beyond < 0 else "just behind" if not beyond else f"{beyond} bytes behind"
+        words = f"{distance} the end of `{variable.name}`, which has {variable.size} bytes"
+    message = f"{thread_words(report)} {verb(report.write)} {report.size} bytes of shared memory {words}"
+    hint = "compare the index with the size of the array, or make the array larger"
+    return _finding(reader, report, "out-of-bounds", message, hint)
+
+
+def _race(reader: ReportReader, report: Report) -> EmulationFinding:
+    other = reader.lines.at(report.other_pc)
+    same_block = str(report.block) == str(report.other_block)
+    block = "the same block" if same_block else f"block {report.other_block}"
+    message = (
+        f"{thread_words(report)} {reader.memory(report, verb(report.write))}, which thread "
+        f"{report.other_thread} of {block} {verb(report.other_write)} at {other.where}, and nothing "
+        "orders the two accesses"
+    )
+    if not same_block:
+        hint = "blocks run in any order: let one block alone write an element, or use atomics"
+    elif report.write and report.other_write and other.where == reader.lines.at(report.pc).where:
+        hint = "let one thread write the element, as by `if (threadIdx.x == 0)`, or use atomics"
+    else:
+        hint = "put `__syncthreads()` between the two, or `__syncwarp()` where all threads are of one warp"
+    return _finding(reader, report, "race", message, hint, other)
+
+
+def _misaligned(reader: ReportReader, report: Report) -> EmulationFinding:
+    name = re.sub(r"\b(?:struct|class) |'", "", text_of(report))
+    place = f" {reader.memory(report, size=False)}" if report.region >= IN_SHARED else " an address"
+    what = f" as `{name}`" if name else ""
+    message = f"{thread_words(report)} uses{place}{what}, which must lie at a multiple of {report.size} bytes"
+    hint = "use a wide type only where the address is a multiple of its size: not in a slice or an odd row"
+    return _finding(reader, report, "misaligned", message, hint)
+
+
+def _divergent_barrier(reader: ReportReader, report: Report) -> EmulationFinding:
+    other = reader.lines.at(0, report.file, report.other_line)
+    message = (
+        f"{thread_words(report)} waits at this barrier, and thread {report.other_thread} of the same "
+        f"block at {other.where}"
+    )
+    hint = "let all threads of a block reach the same `__syncthreads()`: put it outside of conditions"
+    return _finding(reader, report, "divergent-barrier", message, hint, other)
+
+
+def _barrier_after_exit(reader: ReportReader, report: Report) -> EmulationFinding:
+    place, last = reader.lines.at(0, report.file, report.line), reader.lines.at(report.other_pc)
+    others = report.size - 1
+    went_around = report.other_pc and last.file == place.file and last.number > place.number
+    if report.other_write or went_around or not _returns_before(reader.source, place):
+        message = (
+            f"thread {report.other_thread} of block {report.block}"
+            + (f" and {_threads(others)} more end" if others else " ends")
+            + f" without reaching this barrier{' again' if report.other_write else ''}, at which "
+            f"{thread_words(report)} waits"
+        )
+        hint = "let all threads of a block reach each `__syncthreads()`: put it outside of conditions"
+        return _finding(reader, report, "divergent-barrier", message, hint)
+    message = f"{_threads(report.size)} of block {report.block} returned before this barrier"
+    return _finding(reader, report, NOTE, message, "prefer a condition around the work to a `return`")
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _returns_before(source: CudaSource, barrier: SourceLine) -> bool:
+    """Return True if a `return` of the kernel stands before a barrier: threads may end there on purpose.
+
+    A barrier in another function counts as one behind the whole kernel.
+    """
+    lines = source.text.split("\n")[source.at - source.line :]
+    body = _body("\n".join(line.partition("//")[0] for line in lines))
+    number = barrier.number - source.at
+    if barrier.file == source.path and 0 <= number <= body.count("\n"):
+        body = "\n".join(body.split("\n")[:number])
+    return re.search(r"\breturn\s*;", body) is not None
+
+
+def _body(text: str) -> str:
+    """Return the text up to the end of the function that begins it."""
+    depth = 0
+    for match in re.finditer(r"[{}]", text):
+        depth += 1 if match[0] == "{" else -1
+        if not depth:
+            return text[: match.end()]
+    return text
+
+
+def _deadlock(reader: ReportReader, report: Report) -> EmulationFinding:
+    other = reader.lines.at(0, report.file, report.other_line) if report.other_line else None
+    waits = f"; thread {report.other_thread} waits at {other.where}" if other else ""
+    message = f"{thread_words(report)} waits for lanes of its mask that do not come{waits}"
+    hint = "name in the mask the lanes that take part, and no others"
+    return _finding(reader, report, "divergent-barrier", message, hint, other)
+
+
+def _not_written(reader: ReportReader, report: Report) -> EmulationFinding:
+    given = reader.tensor(report)
+    first = index_of(given.tensor, report.offset)
+    message = (
+        f"it does not write {report.count} of {given.tensor.numel()} elements of `{given.label}` "
+        f"{list(given.tensor.shape)}, the first at {first}"
+    )
+    hint = "let the grid cover all elements, and write each"
+    return EmulationFinding(
+        "uninitialized", message, reader.source.where, label=given.label, hint=hint, kind=Kind.NOT_WRITTEN
+    )
+
+
+def _ended_process(source: CudaSource, status: int) -> EmulationFinding:
+    """Return the finding about a process that ended in a launch without a report of the runtime."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL:
+        message = "the process in which it ran was killed, as where memory runs out"
+        return EmulationFinding(SKIPPED, message, source.where, hint=_SMALLER, kind=Kind.OUT_OF_MEMORY)
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    message = f"the process in which it ran ended {how}"
+    cause = "raises" if code in (0, -signal.SIGABRT) else "out-of-bounds"
+    return EmulationFinding(cause, message, source.where, kind=Kind.CRASH)
+
+
+MESSAGES: dict[Kind, Message] = {
+    Kind.OUT_OF_BOUNDS: _says(
+        "out-of-bounds", "{who} {accesses}", "compare the index with the size before the access"
+    ),
+    Kind.BETWEEN_ELEMENTS: _says(
+        "out-of-bounds",
+        "{who} {uses} {size} bytes between the elements of {tensor}, whose strides are {strides}",
+        "index a view by `x(i, j)`, which knows its strides, or take it as `Contiguous`",
+    ),
+    Kind.INPUT_WRITTEN: _says(
+        "mutates-input",
+        "{who} {accesses}, which is an input",
+        "write into a result, or declare the operator to write in place",
+    ),
+    Kind.NO_MEMORY: _says("out-of-bounds", "{who} {uses} {size} bytes far from any tensor", _POINTER),
+    Kind.OTHER_STACK: _says(
+        "out-of-bounds", "{who} {uses} {size} bytes of a local variable of another thread", _POINTER
+    ),
+    Kind.SHARED_OUT_OF_BOUNDS: _says(
+        "out-of-bounds",
+        "{who} {uses} {size} bytes of dynamic shared memory at byte {offset}, and a block has {shared}",
+        "give the launch more by `shared=`",
+    ),
+    Kind.ARRAY_INDEX: _says(
+        "out-of-bounds",
+        "{who} takes an index beyond the end of an array",
+        "compare the index with the size of the array",
+    ),
+    Kind.UNINITIALIZED_SHARED: _says(
+        "uninitialized",
+        "{who} {reads}, which no thread has written",
+        "write shared memory before it is read, in each block",
+    ),
+    Kind.UNINITIALIZED_RESULT: _says(
+        "uninitialized",
+        "{who} {reads}, which no thread has written",
+        "memory is not zero before the launch: write each element before it is read, or name it in "
+        "`initial=`",
+    ),
+    Kind.RACE: _race,
+    Kind.MISALIGNED: _misaligned,
+    Kind.DIVERGENT_BARRIER: _divergent_barrier,
+    Kind.BARRIER_AFTER_EXIT: _barrier_after_exit,
+    Kind.DEADLOCK: _deadlock,
+    Kind.ABSENT_LANE: _says(
+        "divergent-barrier",
+        "{who} takes the value of lane {size}, which has no part in the shuffle",
+        "let all lanes that are read take part: put the shuffle outside of conditions",
+    ),
+    Kind.NOT_IN_MASK: _says(
+        "divergent-barrier",
+        "{who} is lane {size}, which its own mask does not name",
+        "name in the mask each lane that takes part",
+    ),
+    Kind.NOT_WRITTEN: _not_written,
+    Kind.UNDEFINED: _says("undefined", "{who}: {text}"),
+    Kind.TRAP: _says("raises", "{who} is stopped by {text}"),
+    Kind.ENDLESS: _says(
+        "endless",
+        "{who} does not end: it was in this line when it was stopped",
+        "see that the loop's condition becomes false, and that what it waits for is written",
+    ),
+    Kind.TOO_LONG: _says(SKIPPED, "the launch takes more steps than are emulated", _SMALLER),
+    Kind.WAITS_FOR_BLOCK: _says(
+        SKIPPED,
+        "{who} waits for another block, and blocks run one after the other here",
+        "launch two kernels in place of a barrier of the grid",
+    ),
+    Kind.CRASH: _says(
+        "out-of-bounds",
+        "{who} uses memory that is not there, and the process ends",
+        "see that the pointer is valid",
+    ),
+    Kind.STACK_OVERFLOW: _says(
+        "out-of-bounds",
+        "{who} needs more of the stack than there is: 192 KiB here",
+        "end the recursion, or keep large arrays in shared memory",
+    ),
+    Kind.UNORDERED_SUM: _says(
+        NOTE,
+        "several threads add floating-point numbers to one element of {holder} in no fixed order, and each "
+        "order rounds otherwise",
+        "say so by `deterministic=False` in `op.kernel(...)`",
+    ),
+    Kind.BEYOND_SHARED_VARIABLE: _beyond_shared_variable,
+    Kind.OUT_OF_MEMORY: _says(SKIPPED, "this machine has no memory for the launch", _SMALLER),
+}
+"""Function that makes the finding of each kind of report."""

@@ -9,14 +9,7 @@ from opsmith.build.source_text import includes_of
 from opsmith.kernels.cuda.nvrtc import include_directories
 from opsmith.kernels.cuda.source import CudaSource
 
-DEVICE_HEADERS = tuple(
-    Path(__file__).with_name(name)
-    for name in (
-        *("launch_record.h", "device.h", "device_math.h", "device_integers.h", "device_rounding.h"),
-        *("device_functions.h", "device_halves.h"),
-    )
-)
-"""Headers that stand before every kernel."""
+HERE = Path(__file__).parent
 
 UNSUPPORTED = {
     "cooperative_groups.h": "cooperative groups are",
@@ -84,12 +77,13 @@ _TARGET = """\
 """<nv/target> of CCCL as a CPU has it, which <cuda_fp16.h> includes, and NVIDIA's package does not bring."""
 
 
-def kernel_texts(source: CudaSource) -> list[str]:
-    """Return the text of a kernel, and those of the author's headers.
+def device_headers() -> list[Path]:
+    """Return the headers that stand before every kernel."""
+    return sorted(HERE.glob("*.h"))
 
-    Args:
-        source: The kernel.
-    """
+
+def kernel_texts(source: CudaSource) -> list[str]:
+    """Return the text of a kernel, and those of the author's headers."""
     return [source.text, *includes_of(source.text, source.folder).values()]
 
 
@@ -103,14 +97,11 @@ def nvidia_folders(source: CudaSource) -> list[Path]:
 
 def include_flags(source: CudaSource, directory: Path) -> list[str]:
     """Write the headers that stand in for NVIDIA's, and return the flags by which a kernel finds headers."""
-    for name, subject in UNSUPPORTED.items():
-        path = directory / "unsupported" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#error {subject} not emulated\n")
-    for name in _EMPTY:
-        (directory / "unsupported" / name).write_text("#pragma once\n")
-    for name in ("assert.h", "cassert"):
-        (directory / "unsupported" / name).write_text(_ASSERT)
+    texts = {
+        **{f"unsupported/{name}": f"#error {each} not emulated\n" for name, each in UNSUPPORTED.items()},
+        **{f"unsupported/{name}": "#pragma once\n" for name in _EMPTY},
+        **{f"unsupported/{name}": _ASSERT for name in ("assert.h", "cassert")},
+    }
     flags = ["-I", "unsupported", "-iquote", "."]
     flags += [] if source.folder is None else ["-iquote", source.folder]
     nvidia = nvidia_folders(source)
@@ -119,15 +110,15 @@ def include_flags(source: CudaSource, directory: Path) -> list[str]:
     if nvidia:
         for name, arguments in _HALVES.items():
             first = "#include <cuda_fp16.h>\n" if name == "cuda_bf16.h" else ""
-            text = _HALF.format(name=name, first=first, arguments=arguments)
-            (directory / "unsupported" / name).write_text(text)
+            texts[f"unsupported/{name}"] = _HALF.format(name=name, first=first, arguments=arguments)
         versions = [f"{number}{letter}" for number in range(35, 130) for letter in ("", "a", "f")]
         words = ("PROVIDES_SM_", "IS_EXACTLY_SM_", "HAS_FEATURE_SM_")
         none = "\n".join(f"#define NV_{word}{version} 0" for word in words for version in versions)
-        target = directory / "missing" / "nv" / "target"
-        target.parent.mkdir(parents=True)
-        target.write_text(_TARGET.format(none=none))
+        texts["missing/nv/target"] = _TARGET.format(none=none)
         flags += ["-idirafter", "missing"]
+    for name, text in texts.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
     return flags
 
 

@@ -28,7 +28,6 @@ class EmulatedCalls:
     Args:
         order: Order of the threads of a block.
         in_process: True if the kernels run in this process.
-        outer: The context around this one; None for none.
 
     Attributes:
         calls: Number of calls that a kernel ran, by the operator's name.
@@ -37,7 +36,6 @@ class EmulatedCalls:
 
     order: Order
     in_process: bool = False
-    outer: EmulatedCalls | None = field(default=None, repr=False)
     calls: Counter[str] = field(default_factory=Counter)
     refused: dict[str, list[str]] = field(default_factory=dict)
 
@@ -50,40 +48,26 @@ class EmulatedCalls:
         ]
         return "\n".join(lines) or "no call of an operator with a kernel in CUDA C++"
 
-    def count(self, operator: str) -> None:
-        """Count a call that a kernel ran."""
-        for each in self.contexts():
-            each.calls[operator] += 1
 
-    def contexts(self) -> Iterator[EmulatedCalls]:
-        """Yield this context, and those around it."""
-        context: EmulatedCalls | None = self
-        while context is not None:
-            yield context
-            context = context.outer
-
-
-_innermost: ContextVar[EmulatedCalls | None] = ContextVar("emulated_calls", default=None)
+_contexts: ContextVar[tuple[EmulatedCalls, ...]] = ContextVar("emulated_calls", default=())
+"""The contexts that calls are in, the innermost last."""
 
 
 @contextmanager
 def recorded_calls(order: Order, *, in_process: bool) -> Iterator[EmulatedCalls]:
     """Context manager in which emulated kernels take the calls of this thread, and are counted."""
-    calls = EmulatedCalls(order, in_process, _innermost.get())
-    token = _innermost.set(calls)
+    calls = EmulatedCalls(order, in_process)
+    token = _contexts.set((*_contexts.get(), calls))
     try:
         yield calls
     finally:
-        _innermost.reset(token)
+        _contexts.reset(token)
 
 
 class EmulatedKernel(BuiltKernel[CudaSource]):
     """Kernel for the CPU that computes by a kernel in CUDA C++, with every access to memory checked.
 
     It takes the calls of a thread that is inside of `recorded_calls`.
-
-    Args:
-        kernel: The kernel in CUDA C++.
 
     Attributes:
         emulated: The kernel in CUDA C++.
@@ -127,12 +111,12 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
             KernelSignatureError: If its parameters are not the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
-        calls = _innermost.get()
-        if calls is None:
+        contexts = _contexts.get()
+        if not contexts:
             return "`emulated_cuda` is active in another thread"
         reason = self._refusal(values)
         if reason is not None:
-            for each in calls.contexts():
+            for each in contexts:
                 reasons = each.refused.setdefault(self.operator.name, [])
                 if reason not in reasons:
                     reasons.append(reason)
@@ -171,22 +155,26 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         """
         specification = self.operator.specification
         values = specification.schema.call_values(args, kwargs)
-        calls, signature = _innermost.get(), call_signature(values)
-        if calls is not None and self.refusal(values) is None:
-            emulation = self._current
+        contexts = _contexts.get()
+        if contexts and self.refusal(values) is None:
+            emulation, innermost = self._current, contexts[-1]
             try:
                 with torch.no_grad():
                     call = emulation.prepare(values)
                     assert isinstance(call, EmulatedCall), call
-                    results = emulation.compute(call, calls.order, in_process=calls.in_process)
+                    results = emulation.compute(call, innermost.order, in_process=innermost.in_process)
             except errors.NotEmulatedError as error:
-                self._limit(signature, error)
+                self._limit(call_signature(values), error)
             except errors.KernelFaultError:
-                calls.count(self.operator.name)
+                self._count(contexts)
                 raise
             else:
-                calls.count(self.operator.name)
+                self._count(contexts)
                 return results
         accepted, _ = choose(specification.kernels, values)
         computed: Callable[..., Any] = accepted.kernel.function if accepted else specification.computed_by
         return computed(*args, **kwargs)
+
+    def _count(self, contexts: Sequence[EmulatedCalls]) -> None:
+        for each in contexts:
+            each.calls[self.operator.name] += 1

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,8 +133,23 @@ class _Options(ctypes.Structure):
 class _Outcome(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("finished", "reports", "requests", "unused")),
-        *((name, ctypes.c_uint64) for name in ("steps", "accesses")),
+        ("steps", ctypes.c_uint64),
     ]
+
+
+_RECORDED: list[tuple[str, Any]] = [("outcome", _Outcome), ("reports", Report * MAX_REPORTS)]
+
+
+class _LaunchRecord(ctypes.Structure):
+    """Memory into which the runtime writes about a launch."""
+
+    _fields_ = [*_RECORDED, ("requests", Requests * 0)]
+
+
+class _CountedRecord(ctypes.Structure):
+    """The same for a launch whose requests are counted."""
+
+    _fields_ = [*_RECORDED, ("requests", Requests * MAX_REQUESTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +199,7 @@ class LaunchTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, use: TensorUse, *, followed: bool) -> LaunchTensor:
-        """Copy a tensor for a call.
-
-        Args:
-            tensor: The tensor.
-            use: Its use.
-            followed: True if another launch follows one, and must know what that has written.
-        """
+        """Copy a tensor; a launch that is `followed` by another tells it what it has written."""
         marked = followed and use.writable and not use.initialized and tensor.numel()
         marks = guarded(torch.zeros(extent_of(tensor), dtype=torch.uint8)) if marked else None
         return cls(use, guarded(tensor, filled=use.initialized), marks)
@@ -215,7 +222,6 @@ class EmulatedLaunch:
         passed: Indices of the tensors that the parameters hold.
         tensors: Tensors of the call.
         order: Order of the threads.
-        last: True if no launch of the call follows.
     """
 
     library: EmulatedLibrary
@@ -225,20 +231,10 @@ class EmulatedLaunch:
     passed: tuple[int, ...]
     tensors: tuple[LaunchTensor, ...]
     order: Order
-    last: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class EmulatedRun:
-    """Launches of a call, one after the other.
-
-    Attributes:
-        tensors: Tensors of the call: of the arguments, the results, and the scratch buffers.
-        launches: The launches.
-    """
-
-    tensors: tuple[LaunchTensor, ...]
-    launches: tuple[EmulatedLaunch, ...]
+EmulatedRun = tuple[EmulatedLaunch, ...]
+"""Launches of a call, one after the other; none if there is nothing to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,36 +284,23 @@ def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
 
 
 def run_launches(
-    launches: Sequence[EmulatedLaunch], *, in_process: bool = False, counted: bool = False
-) -> list[LaunchResult]:
-    """Run launches, one after the other.
+    runs: Sequence[EmulatedRun], *, in_process: bool = False, counted: bool = False
+) -> list[list[LaunchResult]]:
+    """Run the launches of calls, one after the other, and return the result of each launch of each call.
 
     A child process runs them. Where a kernel ends it, the next child goes on with the launch behind.
 
     Args:
-        launches: The launches.
+        runs: The launches of each call.
         in_process: True to run them in this process, for a debugger.
         counted: True to count the requests of warps.
     """
-    kinds: Sequence[Any] = (_Outcome, Report * MAX_REPORTS, Requests * (MAX_REQUESTS if counted else 0))
-    begins = [0, *itertools.accumulate(map(ctypes.sizeof, kinds))]
-    memory = mmap.mmap(-1, max(begins[-1] * len(launches), 1))
-    records = [
-        _LaunchRecord(
-            *(
-                kind.from_buffer(memory, at * begins[-1] + begin)
-                for kind, begin in zip(kinds, begins, strict=False)
-            )
-        )
-        for at in range(len(launches))
-    ]
-    prepared = [
-        _PreparedLaunch(each, first=first)
-        for each, first in zip(launches, _first_of_their_call(launches), strict=True)
-    ]
+    prepared = [_PreparedLaunch(run, at) for run in runs for at in range(len(run))]
+    kind = (_CountedRecord if counted else _LaunchRecord) * len(prepared)
+    records = kind.from_buffer(mmap.mmap(-1, max(ctypes.sizeof(kind), 1)))
     statuses: dict[int, int] = {}
     at = 0
-    while at < len(launches):
+    while at < len(prepared):
         if in_process:
             with _libraries_lock:
                 prepared[at].run(records[at], handle_faults=False)
@@ -329,34 +312,21 @@ def run_launches(
             break
         statuses[ended] = status
         at = ended + 1
-    results = []
-    for number, record in enumerate(records):
-        outcome = record.outcome
-        copied = tuple(Report.from_buffer_copy(each) for each in record.reports[: outcome.reports])
-        requests = tuple(Requests.from_buffer_copy(each) for each in record.requests[: outcome.requests])
-        results.append(LaunchResult(copied, statuses.get(number), requests))
-    return results
+    results = iter([_copied(each, statuses.get(number)) for number, each in enumerate(records)])
+    return [[next(results) for _ in run] for run in runs]
 
 
-def _first_of_their_call(launches: Iterable[EmulatedLaunch]) -> Iterator[bool]:
-    """Yield for each launch whether it is the first one of its call in its library."""
-    seen: set[Path] = set()
-    for each in launches:
-        yield each.library.path not in seen
-        seen.add(each.library.path)
-        if each.last:
-            seen.clear()
+def _copied(record: Any, status: int | None) -> LaunchResult:
+    """Copy what the runtime has written about a launch."""
+    reports, requests = record.outcome.reports, record.outcome.requests
+    return LaunchResult(
+        tuple(map(Report.from_buffer_copy, record.reports[:reports])),
+        status,
+        tuple(map(Requests.from_buffer_copy, record.requests[:requests])),
+    )
 
 
-class _LaunchRecord(NamedTuple):
-    """Memory into which the runtime writes about a launch."""
-
-    outcome: Any
-    reports: Any
-    requests: Any
-
-
-def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Sequence[_LaunchRecord]) -> int:
+def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Any) -> int:
     """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
     _libc().fflush(None)  # what this process has printed, the child must not print again
     with _libraries_lock, warnings.catch_warnings():
@@ -387,15 +357,22 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Sequence[_Launch
 
 
 class _PreparedLaunch:
-    """Launch whose arguments are laid out, so that a forked process only has to call its library."""
+    """Launch whose arguments are laid out, so that a forked process only has to call its library.
 
-    def __init__(self, launch: EmulatedLaunch, *, first: bool) -> None:
-        self.launch, self.first = launch, first
+    Args:
+        run: The launches of a call.
+        at: Index of the launch.
+    """
+
+    def __init__(self, run: EmulatedRun, at: int) -> None:
+        self.launch = launch = run[at]
+        self.first = all(each.library.path != launch.library.path for each in run[:at])
+        last = at + 1 == len(run)
         self.regions = (_Region * max(len(launch.tensors), 1))()
         self.masks = [_elements_of(each.tensor) for each in launch.tensors]
-        for at, (each, mask) in enumerate(zip(launch.tensors, self.masks, strict=True)):
+        for index, (each, mask) in enumerate(zip(launch.tensors, self.masks, strict=True)):
             item = each.tensor.element_size()
-            self.regions[at] = _Region(
+            self.regions[index] = _Region(
                 each.tensor.data_ptr(),
                 extent_of(each.tensor) * item,
                 None if mask is None else mask.data_ptr(),
@@ -403,15 +380,15 @@ class _PreparedLaunch:
                 item,
                 int(each.use.writable),
                 int(each.use.initialized),
-                int(each.use.complete and launch.last),
+                int(each.use.complete and last),
             )
-        addresses = [launch.tensors[at].tensor.data_ptr() for at in launch.passed]
+        addresses = [launch.tensors[index].tensor.data_ptr() for index in launch.passed]
         self.packed = launch.packed.with_addresses(addresses)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.packed))
         offsets = launch.packed.offsets
         self.parameters = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
 
-    def run(self, record: _LaunchRecord, *, handle_faults: bool) -> None:
+    def run(self, record: Any, *, handle_faults: bool) -> None:
         """Run the launch in this process."""
         launch = self.launch
         number = ORDERS.index(launch.order.name)

@@ -88,7 +88,7 @@ struct Options {
 
 struct Outcome {
   int32_t finished, reports, requests, unused;
-  uint64_t steps, accesses;
+  uint64_t steps;
 };
 
 struct Entry { void (*call)(void** parameters); };

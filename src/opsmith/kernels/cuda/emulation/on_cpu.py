@@ -49,18 +49,16 @@ class Emulated(OnCpu):
         """Run the launches of all calls in one child process."""
         pairs = [(call, order) for call in calls for order in self.orders]
         runs = [call.prepared[1].new_run(order) for call, order in pairs]
-        found = iter(self.emulation.run([run for run in runs if run is not None]))
         made: dict[int, list[CpuRun]] = {id(call): [] for call in calls}
-        for (call, order), run in zip(pairs, runs, strict=True):
-            if run is not None or not made[id(call)]:
+        for (call, order), run, found in zip(pairs, runs, self.emulation.run(runs), strict=True):
+            if run or not made[id(call)]:
                 what = f"the kernel in CUDA C++, run on the CPU with its threads in {order.name} order,"
                 compute = functools.partial(self._computed, *call.prepared, run)
-                seen = () if run is None else next(found)
-                made[id(call)].append(CpuRun(what, compute, order.name, seen, launched=run is not None))
+                made[id(call)].append(CpuRun(what, compute, order.name, found, launched=bool(run)))
         return [*made.values()]
 
     def _computed(
-        self, values: list[Any], call: EmulatedCall, run: EmulatedRun | None, *args: Any, **kwargs: Any
+        self, values: list[Any], call: EmulatedCall, run: EmulatedRun, *args: Any, **kwargs: Any
     ) -> Any:
         """Return what a run has computed, and write what it has written."""
         returned = call.finish(self.kernel, run)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
+from opsmith.build.symbols import Line, lines_at
+from opsmith.kernels.cpp.diagnostics import own_headers, quoted_from
 from opsmith.kernels.cuda.emulation.compiler import SharedVariable
 from opsmith.kernels.cuda.emulation.launch import (
     IN_GLOBAL_VARIABLE,
@@ -14,9 +18,54 @@ from opsmith.kernels.cuda.emulation.launch import (
     LaunchTensor,
     Report,
 )
-from opsmith.kernels.cuda.emulation.source_lines import SourceLine, SourceLines
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.torch_library.result_layouts import extent_of
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """Line of the author's source.
+
+    Attributes:
+        where: `file:line`.
+        text: Its text; empty if it is unknown.
+        file: The file.
+        number: Number of the line, from 1.
+    """
+
+    where: str
+    text: str
+    file: str
+    number: int
+
+
+class SourceLines:
+    """Lines of a kernel's source.
+
+    Args:
+        source: The kernel.
+        library: The library that was compiled from it.
+        counters: Program counters, as offsets in the library.
+    """
+
+    def __init__(self, source: CudaSource, library: Path, counters: Iterable[int]) -> None:
+        self.source, self.headers = source, own_headers(source)
+        ordered = sorted({*counters} - {0})
+        self.chains = dict(zip(ordered, lines_at(library, ordered), strict=True))
+
+    def at(self, counter: int, file: bytes | None = None, number: int = 0) -> SourceLine:
+        """Return the author's line of a program counter, or of a file and line that the kernel passed."""
+        chain = list(self.chains.get(counter, ()))
+        if file is not None and number:
+            chain.insert(0, Line("", file.decode(errors="replace"), number))
+        for line in chain:
+            if line.is_of(self.source.path):
+                text = self.source.quoted(line.number).strip()
+                return SourceLine(f"{self.source.path}:{line.number}", text, self.source.path, line.number)
+            if line.file in self.headers or Path(line.file).resolve().as_posix() in self.headers:
+                text = quoted_from(line.file, line.number).strip()
+                return SourceLine(f"{line.file}:{line.number}", text, line.file, line.number)
+        return SourceLine(self.source.where, "", self.source.path, self.source.at)
 
 
 class ReportReader:
@@ -27,9 +76,25 @@ class ReportReader:
         counters = (pc for each in reports for pc in (each.pc, each.other_pc))
         self.lines = SourceLines(source, launch.library.path, counters)
 
-    def place(self, pc: int, file: bytes | None = None, number: int = 0) -> SourceLine:
-        """Return the author's line of a program counter, or of a file and line that the kernel passed."""
-        return self.lines.at(pc, file, number)
+    def words(self, report: Report) -> dict[str, str | int]:
+        """Return the words for the parts of a report: its thread, the access, the memory."""
+        use = verb(report.write)
+        words: dict[str, str | int] = {
+            "who": thread_words(report),
+            "uses": use,
+            "size": report.size,
+            "offset": report.offset,
+            "accesses": self.memory(report, use),
+            "reads": self.memory(report, "reads"),
+            "holder": "shared memory" if report.region == IN_SHARED else "memory",
+            "shared": self.launch.geometry.shared,
+            "text": text_of(report),
+        }
+        if report.region >= 0:
+            given = self.tensor(report)
+            words["holder"], words["strides"] = f"`{given.label}`", str(list(given.tensor.stride()))
+            words["tensor"] = _named(given)
+        return words
 
     def memory(self, report: Report, write: str = "reads", size: bool = True) -> str:
         """Return the words for an access: verb, bytes and place."""
@@ -54,13 +119,8 @@ class ReportReader:
 
 
 def _element_words(given: LaunchTensor, offset: int) -> str:
-    """Return the words for a byte of a tensor, or beside it.
-
-    Args:
-        given: The tensor.
-        offset: Bytes from its first element.
-    """
-    tensor, name = given.tensor, f"`{given.label}` {list(given.tensor.shape)}"
+    """Return the words for a byte of a tensor, or beside it, by its offset from the first element."""
+    tensor, name = given.tensor, _named(given)
     item, extent = tensor.element_size(), extent_of(tensor)
     offset = int(offset)
     if offset < 0:
@@ -71,6 +131,10 @@ def _element_words(given: LaunchTensor, offset: int) -> str:
             "just behind its last element" if not beyond else f"{_items(beyond, item)} further than its end"
         )
     return f"{name} at element {index_of(tensor, offset)}"
+
+
+def _named(given: LaunchTensor) -> str:
+    return f"`{given.label}` {list(given.tensor.shape)}"
 
 
 def _items(bytes: int, item: int) -> str:
@@ -97,3 +161,8 @@ def thread_words(report: Report) -> str:
 def verb(write: int) -> str:
     """Return the verb for an access."""
     return "writes" if write else "reads"
+
+
+def text_of(report: Report) -> str:
+    """Return the text of a report; empty for none."""
+    return (report.text or b"").decode(errors="replace")

@@ -12,7 +12,7 @@ from opsmith.kernels.common.gpu_resources import ARCHITECTURES
 from opsmith.kernels.cpp.diagnostics import compile_error, own_headers, quoted_errors
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, describe_instances
 from opsmith.kernels.cuda.emulation.host_headers import (
-    DEVICE_HEADERS,
+    device_headers,
     including_line,
     kernel_texts,
     nvidia_folders,
@@ -50,9 +50,7 @@ def refused(
 
     Args:
         printed: Output of the compiler.
-        source: The author's source.
-        operator: Name of the operator.
-        instances: Instances that are compiled.
+        source, operator, instances: What it compiles.
     """
     unsupported = _IN_UNSUPPORTED.search(printed)
     got = quoted_errors(_ATTRIBUTE.sub("", printed), source, own_headers(source))
@@ -88,13 +86,7 @@ def refused(
 def by_nvrtc(
     source: CudaSource, operator: str, instances: Sequence[Instance]
 ) -> errors.CompileError | Literal["taken"] | None:
-    """Return the error of NVRTC for some instances, or that it takes them; None if it cannot be asked.
-
-    Args:
-        source: The author's source.
-        operator: Name of the operator.
-        instances: The instances.
-    """
+    """Return the error of NVRTC for some instances, or that it takes them; None if it cannot be asked."""
     try:
         if instances:
             describe_instances(source, operator, instances, ARCHITECTURES[-1])
@@ -120,7 +112,7 @@ def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
     first, about = found[0], printed[: found[1].start()] if found[1:] else printed
     if _NAMES.search(first["text"]) or _HEADER_MISSING.search(first["text"]):
         return True
-    if any(f"{each.name}:" in about for each in DEVICE_HEADERS):
+    if any(f"{each.name}:" in about for each in device_headers()):
         return True
     file = Path(first["file"]).resolve()  # compilers print a header's path with or without symbolic links
     if any(file.is_relative_to(folder.resolve()) for folder in nvidia_folders(source)):

@@ -88,7 +88,6 @@ static void access(uint64_t address, int size, bool write, bool atomic, uint64_t
   const uint64_t end = address + size, stack = stack_of(*running);
   if (address >= stack && end <= stack + STACK) return;
   if (counting) pass(pc, address, size, use ? use : atomic ? ATOMICS : write ? WRITES : READS);
-  outcome->accesses++;
   step(pc, address);
   running->last_access = pc;
   if (!write) running->read_address = address, running->read_pc = pc;
