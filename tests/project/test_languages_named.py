@@ -30,13 +30,7 @@ STILL = {
     "exporting/library.py": RUNTIME,
     "kernels/ort/library.py": RUNTIME,
     "kernels/ort/nodes.py": RUNTIME,
-    "kernels/serving/cuda_tables.py": RUNTIME,
-    "kernels/serving/expressions.py": RUNTIME,
-    "kernels/serving/library.py": RUNTIME,
-    "kernels/serving/tables.py": RUNTIME,
     "kernels/triton/kernel.py": "the limits of a grid, which are those of CUDA",
-    "shipping/served_cuda.py": RUNTIME,
-    "shipping/torch_library.py": RUNTIME,
     "testing/emulation.py": PUBLIC,
     "torch_library/calls_extension.py": "a folder of that name",
 }

@@ -18,7 +18,8 @@ from fake_driver import ARCHITECTURE, ON_LAUNCH, STREAM, Record, emulate_launch,
 from served_cuda_operators import declare
 
 from opsmith.kernels.cuda.emulation.compiler import emulated_libraries
-from opsmith.shipping.served_cuda import cuda_kernels, variants_of
+from opsmith.kernels.cuda.kernel import cuda_kernels
+from opsmith.kernels.cuda.linked import variants_of
 
 driver_path, library_path, cases, outcomes = sys.argv[1:]
 HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # where the library has its kernels here

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.serving import tables
+from opsmith.kernels.runtime import served
 from opsmith.shipping import TorchLibrary, build_torch_library
 from opsmith.torch_library.served_libraries import ServedLibrary, is_same, operator_digest
 
@@ -44,6 +44,7 @@ CALLS: dict[str, tuple[str, list[Any]]] = {
     "in place, copied and back": ("increase_", [x[:, ::2], 2.5]),
     "channels last": ("doubled", [image.contiguous(memory_format=torch.channels_last)]),
     "channels first": ("doubled", [image]),
+    "a whole number of more than 53 bits fills a buffer": ("limited", [x[0], 9]),
 }
 OUTSIDE = "of its CUDA kernel is outside the limits of a GPU\n  expected: "
 UNKNOWN = "of its CUDA kernel cannot be computed"
@@ -80,13 +81,13 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
     ),
     "an initial value": (
         "limited",
-        [x[0], 101],
-        f"`initial` {UNKNOWN}\n  got: a whole number in it exceeds 53 bits",
+        [x[0], 1200],
+        f"`initial` {UNKNOWN}\n  got: it divides by zero, exceeds 64 bits, or reads what",
     ),
-    "two initial values": (
+    "an initial value of another dtype": (
         "limited",
         [x[0], 77],
-        f"`initial` {UNKNOWN}\n  got: it is not one number",
+        f"`initial` {UNKNOWN}\n  got: 77/2, which is not a whole number",
     ),
     "a block": (
         "limited",
@@ -127,7 +128,7 @@ def run(library: Path, cases: list[Any], folder: Path) -> list[Any]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> TorchLibrary:
     """A library that takes tensors on the CPU as those of a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "CUDA_KEY", "CPU")
+        patch.setitem(served.KEYS, "cuda", "CPU")
         folder = tmp_path_factory.mktemp("library")
         return build_torch_library(OPERATORS.values(), folder / "libserved.so", cuda="sm_80,sm_90")
 
@@ -196,8 +197,8 @@ def test_a_kernel_is_not_loaded_while_a_graph_is_captured(outcomes: dict[str, An
 def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) -> None:
     assert outcomes["failure"] == (
         "served_cuda::increase__void: its CUDA kernel is not launched: cuLaunchKernel returns "
-        "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES\n"
-        "  launch: `kernel`, grid 3 x 1 x 1, block 4 x 1 x 1, 0 bytes of shared memory"
+        "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch\n"
+        "  got: grid (3, 1, 1), block (4, 1, 1), 0 bytes of shared memory, on sm_90"
     )
 
 
@@ -289,7 +290,7 @@ def test_without_a_driver_or_with_another_a_call_says_so(library: TorchLibrary, 
 
 @pytest.mark.slow
 def test_a_gpu_that_no_image_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CUDA_KEY", "CPU")
+    monkeypatch.setitem(served.KEYS, "cuda", "CPU")
     made = build_torch_library([OPERATORS["increase_"]], tmp_path / "lib.so", cuda="sm_100a")
     (found,) = run(made.path, [(dispatched("increase_"), [x], "")], tmp_path)
     assert "the library has no code that this GPU runs\n  expected: one of sm_100a\n  got: sm_90\n" in found
@@ -309,6 +310,7 @@ def one_of_each() -> list[Any]:
         "scratch": {"grid": 1, "scratch": {"s": (lambda x: x.numel(), torch.float32)}},
         "unsized": {"grid": 1},
         "large": {"grid": 2**63},
+        "several": {"grid": 1, "initial": {"result": "(1, 2)"}},
         "python": {},
     }.items():
 
@@ -331,7 +333,14 @@ def one_of_each() -> list[Any]:
 
     launch = opsmith.Launch("f(x, result)", grid="len(mode)")
     reads_text.kernel("cuda", cuda=text, launches=[launch])
-    return [*made.values(), reads_text]
+
+    @opsmith.operator("unserved_cuda::reads_float", shapes="x: N -> N")
+    def reads_float(x: Tensor, by: float = 2.0) -> Tensor:
+        return x.clone()
+
+    launch = opsmith.Launch("f(x, result)", grid="ceil(x.numel / by)")
+    reads_float.kernel("cuda", cuda=text, launches=[launch])
+    return [*made.values(), reads_text, reads_float]
 
 
 def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
@@ -339,7 +348,7 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(errors.ServingError) as caught:
         build_torch_library([*operators, OPERATORS["scaled"]], tmp_path / "lib.so", cuda="sm_90")
     message = str(caught.value)
-    assert "7 of 8 operators cannot be served without Python" in message
+    assert "9 of 10 operators cannot be served without Python" in message
     for name, reason in {
         "by_function": "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`",
         "constants": "`constants['N']` of its CUDA kernel at ",
@@ -347,7 +356,9 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
         "large": "has a number of more than 64 bits",
         "unsized": "the sizes of its results on a GPU are known in Python alone: give it `shapes=`",
         "python": "is in Python",
-        "reads_text": "reads `mode`, which C++ does not",
+        "reads_text": "has `len(mode)`, which C++ does not compute: it takes whole numbers, flags and None",
+        "reads_float": "has `by`, which C++ does not compute",
+        "several": "has `(1, 2)`, which C++ does not compute",
     }.items():
         (line,) = [line for line in message.splitlines() if f"unserved_cuda::{name}, " in line]
         assert reason in line

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
+from opsmith.build.processor import levels
 from opsmith.core.samples import Make, samples_of
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.tensors import map_tensors
@@ -49,6 +50,7 @@ CALLS: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
     "in place": (increase_, [x, 2.5], {}),
     "in place, copied and back": (increase_, [wide[:, ::2], 2.5], {}),
     "in place, without a result": (add_into, [x[0], wide[0, ::2]], {}),
+    "in place, rows": (add_into, [x[0], x[1]], {}),
     "in place, without elements": (add_into, [x[0, :0], x[0, :0]], {}),
     "channels last": (doubled_channels, [image.contiguous(memory_format=torch.channels_last)], {}),
     "channels first": (doubled_channels, [image], {}),
@@ -71,6 +73,7 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     "dimensions": ("served::moments", [x[0]], {}, "expected: 2 dimensions\n  got: 1 dimensions"),
     "an exception": ("served::scaled", [x, 7.0], {}, "the kernel threw: `by` is 7, of all numbers"),
     "sizes that throw": ("served::moments", [x], {"offset": 3}, "the kernel threw: offset 3 leaves no row"),
+    # The plan of rows is known by now: it serves other memory, too.
     "one tensor twice": ("served::add_into", [x[0], x[0]], {}, "shares elements with another argument"),
     "expanded memory": ("served::increase_", [x[:1].expand(3, 4)], {}, "are one in memory"),
     "memory that cannot be copied": (
@@ -240,6 +243,13 @@ def test_an_operator_without_a_kernel_is_left_to_compiled_code(tmp_path: Path) -
     assert build_torch_library([plain, add_into], tmp_path / "lib.so").inlined == ("unserved::plain",)
     with pytest.raises(errors.ServingError, match="none of the operators has a kernel"):
         build_torch_library([plain], tmp_path / "lib.so")
+
+
+def test_flags_for_other_instructions_are_refused_for_a_level(tmp_path: Path) -> None:
+    wide = declared("wide", shapes="x: N M -> N M")
+    wide.kernel("cpu", cpp=SAME.format(name="wide"), flags=["-mavx2"])
+    with pytest.raises(errors.UsageError, match="has the flag `-mavx2`, which not every processor"):
+        build_torch_library([wide], tmp_path / "lib.so", processor=next(iter(levels())))
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

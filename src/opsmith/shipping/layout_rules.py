@@ -17,7 +17,7 @@ from opsmith.core.samples import Make, samples_of
 from opsmith.core.shape_samples import samples_for
 from opsmith.core.specification import Specification
 from opsmith.core.tensors import map_tensors
-from opsmith.kernels.serving.tables import ACCEPTED
+from opsmith.kernels.runtime.served import ACCEPTED
 from opsmith.torch_library.result_layouts import result_layouts
 
 LayOut = Callable[[Tensor], Tensor]

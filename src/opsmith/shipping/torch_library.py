@@ -12,23 +12,16 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.kernels import BuiltKernel
+from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import replacing, writable_file
 from opsmith.core.specification import Specification
-from opsmith.kernels.common.parameters import cpp_arguments
-from opsmith.kernels.cpp.ahead import refuse_unknown_levels
-from opsmith.kernels.cpp.compiler import kernel_toolchain
-from opsmith.kernels.cpp.kernel import CppKernel
-from opsmith.kernels.cuda.ahead import refuse_unknown_architectures
-from opsmith.kernels.cuda.kernel import cuda_kernels
-from opsmith.kernels.runtime.linked_library import KernelObject
+from opsmith.kernels.common.ahead import LinkedKernel
+from opsmith.kernels.languages import language_of
+from opsmith.kernels.runtime.linked_library import require_compiler
 from opsmith.kernels.runtime.recipe import sizing_of
-from opsmith.kernels.serving.cuda_tables import ServedCuda
-from opsmith.kernels.serving.library import LIBRARY, link_library
-from opsmith.kernels.serving.tables import ServedOperator
+from opsmith.kernels.runtime.served import LIBRARY, ServedKernel, ServedOperator, link_library
 from opsmith.shipping.layout_rules import accepted_layouts
-from opsmith.shipping.served_cuda import cuda_refusal, in_another_language, served_cuda
 from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX
 from opsmith.torch_library.served_libraries import operator_digest
@@ -85,26 +78,26 @@ def build_torch_library(
             operator, or the constants of one depend on sizes, and no sample gives them.
     """
     file = writable_file(path, "libmine.so")
-    if processor != "native":
-        _refuse_levels(processor)
-    targets = BuildTargets.of(NONE, cuda)
-    if targets.cuda:
-        refuse_unknown_architectures(targets.cuda)
-    kernel_toolchain()  # report a missing compiler before anything about operators
+    targets = BuildTargets.of(NONE if processor == "native" else processor, cuda)
+    if processor != "native" and len(targets.cpu) != 1:
+        raise errors.UsageError(
+            "a library for torch is compiled for one level of processors",
+            argument="cpu",
+            expected="one level, as `x86-64-v3`",
+            got=processor,
+            hint="name the level that all machines have which load it, or leave it out",
+        )
+    require_compiler()  # report a missing compiler before anything about operators
     given = {each.name: each for each in operators}
     specifications = [each.specification for each in given.values()]
-    on_gpu = {each.name for each in specifications if targets.cuda and cuda_kernels(each)}
-    reasons = {}
-    for each in specifications:
-        reason = (cuda_refusal(each) if targets.cuda else None) or _refusal(each, each.name in on_gpu)
-        if reason is not None:
-            reasons[each.name] = reason
+    _refuse_targets(specifications, targets)
+    linked = {each.name: _linked(each, targets) for each in specifications}
     rules = {
-        each.name: _accepted(each)
+        each.name: _accepted(each, kernels)
         for each in specifications
-        if each.name not in reasons and (_cpp_kernels(each) or each.name in on_gpu)
+        if isinstance(kernels := linked[each.name], list) and kernels
     }
-    reasons |= {name: rule for name, rule in rules.items() if isinstance(rule, str)}
+    reasons = {name: each for name, each in (linked | rules).items() if isinstance(each, str)}
     if reasons:
         raise _refused(specifications, reasons)
     if not rules:
@@ -115,91 +108,80 @@ def build_torch_library(
             "of AOTInductor as its reference",
         )
     served: list[ServedOperator] = []
-    objects: dict[KernelObject, None] = {}
-    images: list[ServedCuda] = []
     for each in specifications:
-        if each.name in rules:
-            made = [kernel.library_object(processor) for kernel in _cpp_kernels(each)]
-            objects |= dict.fromkeys(made)
-            symbol = ""
-            if each.name in on_gpu:
-                symbol = f"opsmith_cuda_{len(images)}"
-                images.append(served_cuda(given[each.name], symbol, targets))
-            served += _served(each, made, rules[each.name], symbol)
-    library = link_library(tuple(objects), served, processor, images).directory / LIBRARY
+        kernels = linked[each.name]
+        if kernels and not isinstance(kernels, str):
+            served += _served(each, kernels, rules[each.name])
+    library = link_library(served, processor).directory / LIBRARY
     with replacing(file) as draft:
         shutil.copyfile(library, draft)
         draft.chmod(0o755)
     left = tuple(name for name in given if name not in rules)
-    names = tuple(each.name for each in served)
-    return TorchLibrary(file, names, tuple(each.name for each in served if each.cuda), left)
+    on_gpu = tuple(each.name for each in served if GPU in each.kernels)
+    return TorchLibrary(file, tuple(each.name for each in served), on_gpu, left)
 
 
-def _refuse_levels(processor: str) -> None:
-    """Refuse what is not one level of processors that the compiler knows."""
-    targets = BuildTargets.of(processor, NONE)
-    if len(targets.cpu) != 1:
-        raise errors.UsageError(
-            "a library for torch is compiled for one level of processors",
-            argument="cpu",
-            expected="one level, as `x86-64-v3`",
-            got=processor,
-            hint="name the level that all machines have which load it, or leave it out",
-        )
-    refuse_unknown_levels(targets.cpu)
+GPU = "cuda"
 
 
-def _cpp_kernels(specification: Specification) -> list[CppKernel]:
-    """Return the kernels in C++ of an operator, in the order in which they are tried."""
-    return [each.function for each in specification.kernels if isinstance(each.function, CppKernel)]
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """Kernel of an operator, with what a library needs of it."""
+
+    device: str
+    kernel: BuiltKernel[Any]
+    linked: LinkedKernel
 
 
-def _refusal(specification: Specification, on_gpu: bool) -> str | None:
-    """Return why an operator cannot be served; None if it can, or if no library needs it.
+def _wanted(specification: Specification, targets: BuildTargets) -> list[Kernel]:
+    """Return the kernels of an operator for the devices of a library, each once."""
+    devices = ("cpu", GPU) if targets.cuda else ("cpu",)
+    wanted = [each for each in specification.kernels if each.device in devices]
+    return list({(each.device, each.function): each for each in wanted}.values())
 
-    Args:
-        specification: The operator.
-        on_gpu: True if the library holds CUDA kernels of it.
-    """
+
+def _refuse_targets(specifications: Sequence[Specification], targets: BuildTargets) -> None:
+    """Refuse targets that no compiler knows."""
+    kernels = [each.function for one in specifications for each in _wanted(one, targets)]
+    languages = {found.key: found for found in map(language_of, kernels) if found is not None}
+    for language in languages.values():
+        named = [each for device in language.devices for each in targets.of_device(device)]
+        if language.ahead is not None and named:
+            language.ahead.refuse([each for each in kernels if language_of(each) is language], named)
+
+
+def _linked(specification: Specification, targets: BuildTargets) -> list[_Linked] | str:
+    """Return the kernels of an operator for a library, or why it cannot be served; none if none is needed."""
     if specification.origin.kind != "declared":
         return "it is adopted from code that computes it already"
     if specification.random:
         return "it draws from torch's random state"
-    others = [
-        each
-        for each in specification.kernels
-        if each.device == "cpu" and not isinstance(each.function, CppKernel)
-    ]
-    if others:
-        return in_another_language("its kernel", others[0])
-    kernels = _cpp_kernels(specification)
-    if not kernels and on_gpu:
-        return None
-    if not kernels:
-        lowering = specification.schema.lowering
-        kept = (
-            specification.opaque
-            or specification.inline is False
-            or (lowering is not None and lowering.objects)
-        )
-        return "it has no kernel in C++, and compiled code does not contain its reference" if kept else None
+    found = []
     try:
-        for kernel in kernels:
-            cpp_arguments(kernel)
-            sized = kernel.computes_sizes
-            if specification.schema.results and not sized:
-                return (
-                    "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
-                )
+        for each in _wanted(specification, targets):
+            kernel, language = each.function, language_of(each.function)
+            ahead = None if language is None else language.ahead
+            if ahead is None or not isinstance(kernel, BuiltKernel):
+                written = kernel.language if isinstance(kernel, BuiltKernel) else "Python"
+                return f"its kernel for `{each.device}` at {each.where} is in {written}"
+            linked = ahead.linked(kernel, targets.of_device(each.device) or ("native",))
+            if isinstance(linked, str):
+                return linked
+            found.append(_Linked(each.device, kernel, linked))
     except errors.KernelSignatureError as error:
         return error.problem
-    return None
+    lowering = specification.schema.lowering
+    kept = (
+        specification.opaque or specification.inline is False or (lowering is not None and lowering.objects)
+    )
+    if kept and not found:
+        return "it has no kernel in C++, and compiled code does not contain its reference"
+    return found
 
 
-def _accepted(specification: Specification) -> tuple[str, ...] | str:
+def _accepted(specification: Specification, kernels: Sequence[_Linked]) -> tuple[str, ...] | str:
     """Return the layouts that its arguments may have, or why none are known."""
-    kernels: list[BuiltKernel[Any]] = [*_cpp_kernels(specification), *cuda_kernels(specification)]
-    dtypes = [dtype for kernel in kernels for dtype in kernel.dtypes or ()]
+    dtypes = [dtype for each in kernels for dtype in each.kernel.dtypes or ()]
     dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
     accepted = accepted_layouts(specification, dtype)
     if accepted is None:
@@ -221,39 +203,37 @@ def _refused(given: Sequence[Specification], reasons: dict[str, str]) -> errors.
 
 
 def _served(
-    specification: Specification, objects: Sequence[KernelObject], accepted: Sequence[str], cuda: str
+    specification: Specification, kernels: Sequence[_Linked], accepted: Sequence[str]
 ) -> list[ServedOperator]:
     """Return an operator as a library has it, and what it is called by where it has hidden results.
 
     Args:
         specification: The operator.
-        objects: Objects of its kernels in C++.
+        kernels: Its kernels.
         accepted: See `accepted_layouts`.
-        cuda: Name of the table of its CUDA kernels; empty if the library has none.
     """
-    schema, kernels = specification.schema, _cpp_kernels(specification)
-    every_kernel: list[BuiltKernel[Any]] = [*kernels, *cuda_kernels(specification)]
+    schema = specification.schema
+    built: dict[str, list[ServedKernel]] = {}
+    for each in kernels:
+        built.setdefault(each.device, []).append(ServedKernel(each.linked.build(), each.kernel.copies_back))
     every = tuple(range(len(schema.results)))
     named = [(specification.dispatched_name, schema.visible, False)]
     if schema.hidden:
         named.append((specification.dispatched_name + HIDDEN_SUFFIX, every, True))
-    returning = "" if schema.returns is None else schema.text(specification.short_name)
     return [
         ServedOperator(
             name=name,
             schema=schema.void.text(name.partition("::")[2], with_hidden=hidden),
-            digest=operator_digest(specification, cuda=bool(cuda)),
-            kernels=tuple(each.table for each in objects),
-            copies_back=tuple(kernel.copies_back for kernel in kernels),
+            digest=operator_digest(specification, cuda=GPU in built),
+            kernels=built,
             names=schema.names,
-            arguments=cpp_arguments(every_kernel[0]),
+            arguments=kernels[0].linked.arguments,
             accepted=tuple(accepted),
             results=len(schema.results),
             shown=shown,
             shapes="" if specification.shapes is None else specification.shapes.text,
             sizing=sizing_of(specification.shapes, schema) or (),
-            returning=returning,
-            cuda=cuda,
+            returning="" if schema.returns is None else schema.text(specification.short_name),
         )
         for name, shown, hidden in named
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,27 +25,65 @@ import opsmith.ops
 from opsmith import errors
 from opsmith.core.expression import Expression, ExpressionError, parse
 from opsmith.declaration import declared_operators
+from opsmith.kernels.common.parameters import PARAMETER_TYPES
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cpp.compiler import HEADER, kernel_toolchain
 from opsmith.kernels.cuda.kernel import cuda_kernels
 from opsmith.kernels.cuda.launch import LAUNCH, LaunchRule
 from opsmith.kernels.cuda.plan import without_data
-from opsmith.kernels.cuda.recipe import CallKind
+from opsmith.kernels.cuda.recipe import RulePrograms
 from opsmith.kernels.runtime.library import RECIPE
 from opsmith.kernels.runtime.recipe import NotEncodedError
 from opsmith.torch_library.result_layouts import result_layouts
 
 SOURCE = """
+#include <memory>
 #include <vector>
 #include "recipe.h"
-extern "C" void computed(const int64_t* program, const int64_t* sizes, int64_t count, int64_t* found) {
-  std::vector<opsmith::Fraction> places;
-  for (int64_t at = 0; at < count; at++) places.push_back({sizes[at], 1});
-  const opsmith::Fraction value = opsmith::evaluated(program, places.data());
+using namespace opsmith;
+namespace {
+struct Given {
+  std::vector<Value> values;
+  std::vector<int64_t> item_sizes;
+  std::vector<std::unique_ptr<std::vector<int64_t>>> sizes;
+  std::vector<std::unique_ptr<bool[]>> flags;
+};
+}
+extern "C" {
+void* given() { return new Given; }
+void give(void* held, int32_t type, bool given, const int64_t* numbers, int64_t count, int64_t item_size) {
+  Given& to = *static_cast<Given*>(held);
+  Value value;
+  value.given = given;
+  to.sizes.emplace_back(new std::vector<int64_t>(numbers, numbers + count));
+  if (type == TENSOR) value.tensor = {nullptr, to.sizes.back()->data(), nullptr, count};
+  else if (type == INTEGER) value.integer = *numbers;
+  else if (type == FLAG) value.flag = *numbers != 0;
+  else value.list = {to.sizes.back()->data(), count};
+  if (type == FLAGS) {
+    to.flags.emplace_back(new bool[size_t(count)]);
+    std::copy(numbers, numbers + count, to.flags.back().get());
+    value.list.data = to.flags.back().get();
+  }
+  to.values.push_back(value);
+  to.item_sizes.push_back(item_size);
+}
+void computed(const int64_t* program, void* held, int64_t* found) {
+  Given& given = *static_cast<Given*>(held);
+  const Fraction value = evaluated(program, {nullptr, given.values.data(), given.item_sizes.data()});
   found[0] = value.over, found[1] = value.under;
+  delete &given;
+}
 }
 """
 Compute = Callable[[str, dict[str, Any]], Fraction | None]
+
+
+def type_of(value: Any) -> str:
+    """The type of a value's argument, one of `PARAMETER_TYPES`; None is an optional number."""
+    if isinstance(value, list):
+        return f"{type_of(value[0])}[]"
+    return "Tensor" if isinstance(value, Tensor) else "int" if value is None else type(value).__name__
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +96,26 @@ def in_cpp(tmp_path_factory: pytest.TempPathFactory) -> Compute:
     undefined = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
     command = ["-std=c++17", "-O1", "-fPIC", "-shared", *undefined, "computed.cpp", "-o", "computed.so"]
     kernel_toolchain().build("programs", command, folder, "a compiler of C++17")
-    function = ctypes.CDLL(str(folder / "computed.so")).computed
+    library = ctypes.CDLL(str(folder / "computed.so"))
+    library.given.restype = ctypes.c_void_p
+
+    def numbers(listed: Sequence[Any]) -> Any:
+        return (ctypes.c_int64 * (len(listed) + 1))(*listed)
 
     def computed(text: str, named: dict[str, Any]) -> Fraction | None:
+        types = {name: type_of(value) for name, value in named.items()}
         rule = LaunchRule("grid", (parse(text, LAUNCH),), (), "programs::it")
-        (program,) = CallKind(named).programs(rule)
-        sizes = [size for each in named.values() if isinstance(each, Tensor) for size in each.shape]
-        found = (ctypes.c_int64 * 2)()
-        function(
-            (ctypes.c_int64 * (len(program) + 1))(len(program), *program),
-            (ctypes.c_int64 * (len(sizes) + 1))(*sizes),
-            ctypes.c_int64(len(sizes)),
-            found,
-        )
+        (program,) = RulePrograms(types).programs(rule)
+        held = ctypes.c_void_p(library.given())
+        for value in named.values():
+            tensor, number = isinstance(value, Tensor), PARAMETER_TYPES.index(type_of(value))
+            listed = value.shape if tensor else value if isinstance(value, list) else [value or 0]
+            whole = [each if isinstance(each, int) else 0 for each in listed]
+            size = value.element_size() if tensor else 0
+            count = ctypes.c_int64(len(whole))
+            library.give(held, number, value is not None, numbers(whole), count, ctypes.c_int64(size))
+        found = numbers([0])
+        library.computed(numbers([len(program), *program]), held, found)
         return Fraction(found[0], found[1]) if found[1] else None
 
     return computed
@@ -184,27 +229,53 @@ def test_random_expressions_are_computed_as_python_computes_them_or_not_at_all(
     assert beyond < 0.2 * count
 
 
-LEFT = ("x.shape", "(n, m)", "rate * n", "min(x.shape)", "x.shape[5]", f"n + {2**64}", "sizes", "len(x)")
+LEFT = ("x.shape", "(n, m)", "rate * n", "min(x.shape)", "weights[0]", f"n + {2**64}", "sizes", "max(sizes)")
 
 
 @pytest.mark.parametrize("text", LEFT)
 def test_python_computes_what_no_program_says(text: str, in_cpp: Compute) -> None:
     x = torch.empty(2, 3, device="meta")
     with pytest.raises(NotEncodedError):
-        in_cpp(text, {"x": x, "n": 2, "m": 3, "rate": 0.5, "sizes": [2, 3]})
+        in_cpp(text, {"x": x, "n": 2, "m": 3, "rate": 0.5, "sizes": [2, 3], "weights": [0.5]})
 
 
-def test_parts_that_are_the_same_in_all_calls_of_a_kind_are_constants(in_cpp: Compute) -> None:
+READ = (
+    "sizes[1] * x.shape[0]",
+    "sizes[n]",
+    "sizes[5]",
+    "len(several) + len(sizes) + len(x.shape)",
+    "len(x)",
+    "len(flags)",
+    "flags[-1] + flags[0]",
+    "x.numel if weight is None else 1",
+    "x.numel if weight is not None else 1",
+    "x is None",
+    "3 if flag else x.numel",
+    "x.shape[-sizes[0] + 4]",
+    "x.shape[5]",
+    "x.shape[n / 4]",
+    "weight",
+    "not weight",
+    "weight + 1",
+    "weight == 0",
+    "weight != 0",
+    "weight == weight",
+    "1 / 0 == weight",
+    "weight < 1",
+    "-weight",
+    "5 if weight else 6",
+    "n if 1 / 0 else 2",
+    "flag + 1",
+    "not flag",
+)
+
+
+@pytest.mark.parametrize("text", READ)
+def test_parts_are_read_from_the_values_of_a_call(text: str, in_cpp: Compute) -> None:
     x = torch.empty(2, 3, device="meta")
-    named = {"x": x, "weight": None, "sizes": [5, 7], "flag": True, "several": [x, x]}
-    for text in (
-        "sizes[1] * x.shape[0]",
-        "len(several) + len(sizes) + len(x.shape)",
-        "x.numel if weight is None else 1",
-        "3 if flag else x.numel",
-        "x.shape[-sizes[0] + 4]",
-    ):
-        assert in_cpp(text, named) == in_python(text, named), text
+    several = {"sizes": [5, 7], "several": [x, x], "flags": [False, True]}
+    named = {"x": x, "weight": None, "flag": True, "n": 1, **several}
+    assert in_cpp(text, named) == in_python(text, named), text
 
 
 LIMITED = {

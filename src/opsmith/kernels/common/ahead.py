@@ -9,11 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsmith import errors
 from opsmith.build.manifest import BuiltFile
 from opsmith.core.kernels import BuiltKernel
+from opsmith.kernels.common.parameters import Parameter
+
+if TYPE_CHECKING:
+    from opsmith.kernels.runtime.linked_library import KernelObject, LaunchedKernel
 
 FIRST_CALL = "compiled when it is first called"
 """Origin of a kernel that no package has built."""
@@ -45,6 +49,19 @@ class SharedLibrary:
 
     target: str
     build: Callable[[], Built]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedKernel:
+    """Kernel that a library without Python can have.
+
+    Attributes:
+        arguments: Parameters for the arguments of its operator.
+        build: Compiles it for the library.
+    """
+
+    arguments: tuple[Parameter, ...]
+    build: Callable[[], KernelObject | LaunchedKernel]
 
 
 class Ahead(ABC):
@@ -82,6 +99,18 @@ class Ahead(ABC):
             CompileError, ToolchainError, MissingSamplesError: If it cannot be built.
             UsageError: If it depends on this machine.
         """
+
+    def linked(self, kernel: Any, targets: Sequence[str]) -> LinkedKernel | str:
+        """Return a kernel for a library without Python, or why no library can have it.
+
+        Args:
+            kernel: The kernel.
+            targets: Targets, as of `refuse`; for the CPU one, or `native`.
+
+        Raises:
+            KernelSignatureError: If no kernel of a library takes an argument, or returns a result.
+        """
+        return f"its kernel at {kernel.where} is in {kernel.language}"
 
     def origin(self, kernel: Any) -> str:
         """Return words for where a kernel comes from on this machine; one in C++ is loaded, or built.

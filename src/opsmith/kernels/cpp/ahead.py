@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from opsmith import errors
@@ -14,7 +15,8 @@ from opsmith.build.elf import NEEDED, RPATH, RUNPATH, dynamic_texts
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.processor import levels, machine
 from opsmith.build.toolchain import FLAGS
-from opsmith.kernels.common.ahead import Ahead, Built, SharedLibrary, shipped_headers
+from opsmith.kernels.common.ahead import Ahead, Built, LinkedKernel, SharedLibrary, shipped_headers
+from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cpp.compiler import building_with, kernel_toolchain
 from opsmith.kernels.cpp.kernel import CppKernel
 from opsmith.kernels.cpp.library import VERSION
@@ -52,6 +54,13 @@ class CppAhead(Ahead):
             libraries=kernel.source.options.foreign(kernel_toolchain(), folder),
         )
         return Built(described, content, "so")
+
+    def linked(self, kernel: CppKernel, targets: Sequence[str]) -> LinkedKernel | str:
+        """Return the kernel as an object to link, if it knows the sizes of its results."""
+        arguments = cpp_arguments(kernel)
+        if kernel.operator.specification.schema.results and not kernel.computes_sizes:
+            return "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
+        return LinkedKernel(arguments, partial(kernel.library_object, targets[0]))
 
     def origin(self, kernel: CppKernel) -> str:
         """Load or build the kernel, and return words for where it comes from."""

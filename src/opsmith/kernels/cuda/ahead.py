@@ -13,10 +13,18 @@ from opsmith import errors
 from opsmith.build.manifest import BuiltFile
 from opsmith.build.source_text import computed_includes, header_digests
 from opsmith.core.missing_kernels import with_reason
-from opsmith.kernels.common.ahead import FIRST_CALL, Ahead, Built, SharedLibrary, shipped_headers
+from opsmith.kernels.common.ahead import (
+    FIRST_CALL,
+    Ahead,
+    Built,
+    LinkedKernel,
+    SharedLibrary,
+    shipped_headers,
+)
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx, known_architectures, name_expression
 from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.linked import linked_cuda
 from opsmith.kernels.cuda.nvrtc import find_nvrtc
 from opsmith.kernels.cuda.packaged import MAGIC, BuiltImage
 from opsmith.kernels.cuda.parameters import VERSION
@@ -58,6 +66,10 @@ class CudaAhead(Ahead):
             instances=described,
         )
         return Built(file, bytes(content), "images")
+
+    def linked(self, kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:
+        """Return the kernel with its rules as programs, if C++ knows all that Python knows of a launch."""
+        return linked_cuda(kernel, targets)
 
     def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
         """Yield the library between torch and all kernels: images are built without a compiler, too."""

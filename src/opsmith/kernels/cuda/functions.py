@@ -95,9 +95,7 @@ class GpuFunctions:
             tuple((at, each.initial) for at, each in enumerate(buffers) if each.initial is not None),
             launches,
         )
-        recipe = launch_recipe(
-            self._kernel.operator.specification, self._kernel.rules, call, values, self._most(call, device)
-        )
+        recipe = launch_recipe(self._kernel, call, values, self._most(call, device))
         return Plan(work, copies_in(values, dict(call.copied)), tuple(results), device, recipe)
 
     def _most(self, call: CudaPlan, device: torch.device) -> list[tuple[int, int]]:

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from opsmith.core.call_arguments import tensors_in
-from opsmith.core.expression import Expression, ExpressionError
-from opsmith.core.specification import Specification
-from opsmith.kernels.cuda.launch import LAUNCH, LaunchRule, LaunchRules
-from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
-from opsmith.kernels.cuda.rules import KernelRules
+from opsmith.core.expression import Expression
+from opsmith.kernels.common.parameters import cpp_arguments
+from opsmith.kernels.cuda.launch import LaunchRule, LaunchRules
+from opsmith.kernels.cuda.parameters import CudaParameter
+from opsmith.kernels.cuda.plan import CudaPlan
 from opsmith.kernels.runtime.recipe import (
     NotEncodedError,
     Program,
     Recipe,
     SizedLaunch,
+    ValueLeaves,
     constant,
     contiguous_recipe,
-    elements,
     program,
-    size,
 )
 
+if TYPE_CHECKING:
+    from opsmith.kernels.cuda.kernel import CudaKernel
 
-class CallKind:
-    """Values of a call, of which all but sizes and numbers of floating point are those of its kind.
+
+class RulePrograms:
+    """Programs of a kernel's rules.
 
     Args:
-        named: Arguments, results and scratch buffers by name, as tensors or their layouts.
+        types: Type of each argument by its name, one of `PARAMETER_TYPES`.
+        made: Names of the results and the scratch buffers.
     """
 
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = named
-        self._places: dict[str, range] = {}
-        count = 0
-        for name, value in named.items():
-            for each in tensors_in([value]):
-                self._places[name] = range(count, count + each.dim())
-                count += each.dim()
+    def __init__(self, types: Mapping[str, str], made: Iterable[str] = ()) -> None:
+        self._leaves = ValueLeaves({**types, **dict.fromkeys(made, "Tensor")})
 
     def programs(self, rule: LaunchRule) -> tuple[Program, ...]:
         """Return a program for each part of a rule.
@@ -50,91 +43,55 @@ class CallKind:
         Raises:
             NotEncodedError: If Python alone computes one.
         """
-        return tuple(map(self._program, rule.parts))
+        try:
+            return tuple(map(self._program, rule.parts))
+        except NotEncodedError as error:
+            error.rule = f"`{rule.name}`"
+            raise
 
-    def _three(self, rule: LaunchRule) -> tuple[Program, Program, Program]:
-        first, second, third = (*self.programs(rule), constant(1), constant(1))[:3]
-        return first, second, third
-
-    def launch(self, rules: LaunchRules, known: PlannedLaunch, most: tuple[int, int]) -> SizedLaunch:
-        """Return the parts of a launch that depend on sizes.
+    def launch(
+        self,
+        rules: LaunchRules,
+        constants: Iterable[tuple[str, int]],
+        views: Iterable[CudaParameter],
+        most: tuple[int, int],
+    ) -> SizedLaunch:
+        """Return the parts of a launch that depend on the call.
 
         Args:
             rules: Rules of the launch.
-            known: The launch in the call.
+            constants: Numbers of the template, by name, that the launch is for.
+            views: Parameter of each tensor that is passed.
             most: Most threads of a block, and most bytes of dynamic shared memory.
 
         Raises:
             NotEncodedError: If Python alone computes one.
         """
-        numbers = known.instance.constants
         return SizedLaunch(
-            tuple((number, self.programs(rules.constants[name])[0]) for name, number in numbers),
+            tuple((number, self.programs(rules.constants[name])[0]) for name, number in constants),
             self._three(rules.grid),
             self._three(rules.block),
             self.programs(rules.shared)[0],
-            tuple(max(view.max_dim, 1) for view in known.views),
+            tuple(max(view.max_dim, 1) for view in views),
             *most,
         )
 
+    def _three(self, rule: LaunchRule) -> tuple[Program, Program, Program]:
+        first, second, third = (*self.programs(rule), constant(1), constant(1))[:3]
+        return first, second, third
+
     def _program(self, part: Any) -> Program:
         if isinstance(part, Expression):
-            return program(part.tree, self._leaf)
+            return program(part.tree, self._leaves)
         if isinstance(part, int):
             return constant(part)
-        raise NotEncodedError("a function in Python")
-
-    def _leaf(self, node: ast.expr) -> Program | None:
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - LAUNCH.functions.keys()
-        if all(self._is_of_kind(self._named[name]) for name in names):
-            return self._value(node)
-        match node:
-            case ast.Attribute(value=ast.Name(id=name), attr="numel") if name in self._tensors:
-                return elements(self._places[name])
-            case ast.Attribute(value=ast.Name(id=name), attr="dim" | "itemsize") if name in self._tensors:
-                return self._value(node)
-            case ast.Call(func=ast.Name(id="len"), args=[ast.Attribute(value=ast.Name(), attr="shape")]):
-                return self._value(node)
-            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]) if name not in self._tensors:
-                return self._value(node)
-            case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
-                return self._value(node)
-            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=at):
-                if name not in self._tensors or not isinstance(index := self._known(at), int):
-                    return None
-                dims = self._places[name]
-                return size(dims[index]) if -len(dims) <= index < len(dims) else None
-        return None
-
-    @property
-    def _tensors(self) -> set[str]:
-        return {name for name, value in self._named.items() if isinstance(value, Tensor)}
-
-    def _is_of_kind(self, value: Any) -> bool:
-        several = value if isinstance(value, list | tuple) else [value]
-        return not any(isinstance(each, Tensor | float) for each in several)
-
-    def _known(self, node: ast.expr) -> Any:
-        """Return the value of a part that is the same in all calls of the kind; None if it has none."""
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - LAUNCH.functions.keys()
-        if not all(self._is_of_kind(self._named[name]) for name in names):
-            return None
-        return self._computed(node)
-
-    def _computed(self, node: ast.expr) -> Any:
-        try:
-            return Expression(ast.unparse(node), LAUNCH).value(self._named)
-        except ExpressionError:
-            return None
-
-    def _value(self, node: ast.expr) -> Program | None:
-        found = self._computed(node)
-        return constant(int(found)) if isinstance(found, int) else None
+        raise NotEncodedError(
+            "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`"
+        )
 
 
 def launch_recipe(
-    specification: Specification,
-    rules: KernelRules,
+    kernel: CudaKernel,
     call: CudaPlan,
     values: Sequence[Any],
     most: Sequence[tuple[int, int]],
@@ -142,12 +99,13 @@ def launch_recipe(
     """Return the recipe for calls of the kind of one; None if Python plans them.
 
     Args:
-        specification: The operator.
-        rules: Rules of the kernel.
+        kernel: The kernel.
         call: Plan of the call.
         values: Its argument values.
         most: For each launch, the most threads of a block and bytes of dynamic shared memory.
     """
+    rules, specification = kernel.rules, kernel.operator.specification
+    schema = specification.schema
     views = [view for launch in call.launches for view in launch.views]
     plain = not call.copied and all(each.layout != "channels-last" for each in views)
     if not plain or len(call.launches) != len(rules.launches):
@@ -155,12 +113,14 @@ def launch_recipe(
     recipe = contiguous_recipe(specification, values, [each.layout for each in call.results])
     if recipe is None or any(rule.depends_on_call for rule in rules.initial.values()):
         return None
-    named = dict(zip(specification.schema.names, values, strict=True))
-    named |= {each.name: each.layout.allocate("meta") for each in (*call.results, *call.scratch)}
-    kind = CallKind(named)
+    types = {name: each.type for name, each in zip(schema.names, cpp_arguments(kernel), strict=True)}
+    made = RulePrograms(types, (each.name for each in (*call.results, *call.scratch)))
     try:
-        scratch = tuple(kind.programs(each.sizes) for each in rules.scratch)
-        launches = tuple(map(kind.launch, rules.launches, call.launches, most))
+        scratch = tuple(made.programs(each.sizes) for each in rules.scratch)
+        launches = tuple(
+            made.launch(each, known.instance.constants, known.views, limits)
+            for each, known, limits in zip(rules.launches, call.launches, most, strict=True)
+        )
     except NotEncodedError:
         return None
     return replace(recipe, scratch=scratch, launches=launches)

@@ -1,6 +1,7 @@
 // Launches of a plan by a CUDA driver: scratch buffers, parameters with the addresses of tensors, torch's stream.
 //
-// No header of CUDA is read, and nothing is linked: the driver is opened by Python, with the first kernel that needs it.
+// No header of CUDA is read, and nothing is linked: the driver is opened by Python, and by driver.h in a library, with
+// the first kernel that needs it.
 #pragma once
 #include <dlfcn.h>
 

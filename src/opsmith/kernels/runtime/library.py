@@ -26,8 +26,10 @@ CALLING = tuple(HERE / name for name in ("stable_torch.h", "values.h", "torch_st
 PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""
-_OWN = tuple(HERE / name for name in ("planning.h", "launches.h", "python_errors.h"))
-RUNTIME_HEADERS = (*CALLING, RECIPE, *_OWN)
+_PLANNING = HERE / "planning.h"
+PLANNING = (RECIPE, _PLANNING, HERE / "launched.h", HERE / "operators.h")
+"""Headers that plan a call of which no other is known."""
+RUNTIME_HEADERS = (*CALLING, RECIPE, _PLANNING, *(HERE / name for name in ("launches.h", "python_errors.h")))
 _EXPORTED = "opsmith_hold"
 """One of the names that it exports."""
 

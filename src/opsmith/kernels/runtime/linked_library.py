@@ -34,6 +34,19 @@ class KernelObject:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchedKernel:
+    """Compiled kernel for a GPU that a library can have.
+
+    Attributes:
+        numbers: Its rules and instances, as `LaunchedKernel::read` in launched.h takes them.
+        images: Its images, one after the other.
+    """
+
+    numbers: tuple[int, ...]
+    images: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedFile:
     """File of C++ that is generated for a library.
 
@@ -163,6 +176,15 @@ class LinkedLibrary:
 
     def _make(self, toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
         toolchain.build(f"a library for {self.program}", [*arguments, "-o", output], directory, LINKING)
+
+
+def require_compiler() -> None:
+    """Look for the compiler of libraries.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    kernel_toolchain()
 
 
 def _texts(files: Iterable[Path]) -> str:

@@ -1,4 +1,4 @@
-// Plans by which calls run: made once for each call signature, in Python, and cached here.
+// Plans by which calls run: made once for each call signature, and cached here.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "torch_stack.h"
+#include "values.h"
 
 namespace opsmith {
 
@@ -27,6 +27,7 @@ struct Result {
 };
 
 struct Driver;
+using Program = std::vector<int64_t>;  // see recipe.h
 
 // Address of a tensor among the bytes of a launch's parameters.
 struct Address {
@@ -55,22 +56,7 @@ struct Buffer {
   std::vector<int64_t> sizes, strides;
 };
 
-struct Filled {
-  size_t made;  // index among the results and the scratch buffers
-  bool exact;   // a whole number that has no double
-  double number;
-  int64_t whole;
-};
-
-struct Launches {
-  const Driver* driver;
-  void* context;
-  std::vector<Buffer> scratch;
-  std::vector<Filled> filled;
-  std::vector<Launch> launches;  // in order; none if there is nothing to write
-};
-
-// Numbers of `Plan.encode` in plan.py, from the first to the last.
+// Numbers that plan.py and recipe.py encode, from the first to the last.
 class Numbers {
  public:
   explicit Numbers(const int64_t* first) : at_(first) {}
@@ -82,6 +68,7 @@ class Numbers {
     at_ += count;
     return numbers;
   }
+  Program program() { return several(one()); }
   double real() {
     double number;
     std::memcpy(&number, at_++, sizeof number);
@@ -102,6 +89,30 @@ class Numbers {
 
  private:
   const int64_t* at_;
+};
+
+struct Filled {
+  size_t made;  // index among the results and the scratch buffers
+  bool exact;   // a whole number that has no double
+  double number;
+  int64_t whole;
+
+  static Filled read(Numbers& from) {
+    Filled filled;
+    filled.made = size_t(from.one());
+    filled.exact = from.one() != 0;
+    filled.number = from.real();
+    filled.whole = from.one();
+    return filled;
+  }
+};
+
+struct Launches {
+  const Driver* driver;
+  void* context;
+  std::vector<Buffer> scratch;
+  std::vector<Filled> filled;
+  std::vector<Launch> launches;  // in order; none if there is nothing to write
 };
 
 // The work of a plan is a function of the host, or launches by a driver.
@@ -153,14 +164,7 @@ struct Plan {
       buffer.strides = from.several(dim);
       work->scratch.push_back(std::move(buffer));
     });
-    from.each([&] {
-      Filled filled;
-      filled.made = size_t(from.one());
-      filled.exact = from.one() != 0;
-      filled.number = from.real();
-      filled.whole = from.one();
-      work->filled.push_back(filled);
-    });
+    from.each([&] { work->filled.push_back(Filled::read(from)); });
     from.each([&] {
       Launch launch;
       launch.function = from.address<void>();

@@ -55,14 +55,14 @@ class Launch:
 
     def encode(self) -> list[int]:
         """Return the launch as numbers."""
-        numbers = [self.function, *self.grid, *self.block, self.shared, *_words(self.parameters)]
+        numbers = [self.function, *self.grid, *self.block, self.shared, *encode_bytes(self.parameters)]
         numbers += [len(self.offsets), *self.offsets, len(self.addresses)]
         for offset, tensor in self.addresses:
             numbers += [offset, tensor]
         numbers.append(len(self.given))
         for each in self.given:
             numbers += each
-        return [*numbers, *_words(self.failed.encode()), *_words(self.architecture.encode())]
+        return [*numbers, *encode_bytes(self.failed.encode()), *encode_bytes(self.architecture.encode())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,7 @@ class Launches:
             numbers += [_DTYPE_NUMBERS[buffer.dtype], len(buffer.shape), *buffer.shape, *strides]
         numbers.append(len(self.filled))
         for index, number in self.filled:
-            whole = int(number) if isinstance(number, int) and int(float(number)) != number else None
-            numbers += [index, whole is not None, _bits(float(number)), whole or 0]
+            numbers += encode_filled(index, number)
         numbers.append(len(self.launches))
         return [*numbers, *(number for each in self.launches for number in each.encode())]
 
@@ -128,7 +127,13 @@ class Plan:
         return numbers + launches
 
 
-def _words(content: bytes) -> list[int]:
+def encode_filled(index: int, number: float) -> list[int]:
+    """Return as numbers that a number fills a result or a scratch buffer, by its index."""
+    whole = int(number) if isinstance(number, int) and int(float(number)) != number else None
+    return [index, whole is not None, _bits(float(number)), whole or 0]
+
+
+def encode_bytes(content: bytes) -> list[int]:
     """Return bytes as whole numbers, after their count."""
     count = -(-len(content) // 8)
     return [len(content), *struct.unpack(f"<{count}q", content.ljust(8 * count, b"\0"))]

@@ -1,18 +1,50 @@
 // Plans for new sizes of a known kind of call, by its recipe: nothing else here computes a size or a grid.
 #pragma once
+#include <array>
+
+#include "plan.h"
 #include "recipe.h"
-#include "run.h"
 
 namespace opsmith {
 
-using Program = std::vector<int64_t>;
-
-// What of a launch depends on sizes.
+// What of a launch depends on the call.
 struct SizedLaunch {
   std::vector<std::pair<int64_t, Program>> constants;  // numbers of the kernel's template: others need another instance
   Program grid[3], block[3], shared;
   std::vector<uint32_t> capacities;  // of the view behind each address: dimensions that it has room for
   int64_t most_threads, most_shared;  // of a block
+
+  static SizedLaunch read(Numbers& from) {
+    SizedLaunch launch;
+    from.each([&] {
+      const int64_t number = from.one();
+      launch.constants.emplace_back(number, from.program());
+    });
+    for (Program* programs : {launch.grid, launch.block})
+      for (int at = 0; at < 3; at++) programs[at] = from.program();
+    launch.shared = from.program();
+    from.each([&] { launch.capacities.push_back(uint32_t(from.one())); });
+    launch.most_threads = from.one();
+    launch.most_shared = from.one();
+    return launch;
+  }
+};
+
+// Programs of all that a kernel for a GPU needs for a call.
+struct LaunchPrograms {
+  std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
+  std::vector<SizedLaunch> launches;          // of each launch of the plan
+
+  static LaunchPrograms read(Numbers& from) {
+    LaunchPrograms all;
+    from.each([&] {
+      std::vector<Program> sizes;
+      from.each([&] { sizes.push_back(from.program()); });
+      all.scratch.push_back(std::move(sizes));
+    });
+    from.each([&] { all.launches.push_back(SizedLaunch::read(from)); });
+    return all;
+  }
 };
 
 // How calls of one kind are planned: of the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
@@ -20,43 +52,28 @@ struct Recipe {
   std::shared_ptr<const Plan> known;  // of a call of this kind, which has no copies
   std::vector<uint64_t> ones;         // for each tensor a bit for each dimension that is always 1
   std::vector<int64_t> sizing;        // see `declared_sizes`; empty where the kernel computes the sizes
-  std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
-  std::vector<SizedLaunch> launches;          // of each launch of the plan
+  LaunchPrograms programs;
 
   static std::shared_ptr<const Recipe> read(const int64_t* first, std::shared_ptr<const Plan> known) {
     auto recipe = std::make_shared<Recipe>();
     Numbers from(first);
-    const auto program = [&] { return from.several(from.one()); };
     recipe->known = std::move(known);
     from.each([&] { recipe->ones.push_back(uint64_t(from.one())); });
     recipe->sizing = from.several(from.one());
-    from.each([&] {
-      std::vector<Program> sizes;
-      from.each([&] { sizes.push_back(program()); });
-      recipe->scratch.push_back(std::move(sizes));
-    });
-    from.each([&] {
-      SizedLaunch launch;
-      from.each([&] {
-        const int64_t number = from.one();
-        launch.constants.emplace_back(number, program());
-      });
-      for (Program* programs : {launch.grid, launch.block})
-        for (int at = 0; at < 3; at++) programs[at] = program();
-      launch.shared = program();
-      from.each([&] { launch.capacities.push_back(uint32_t(from.one())); });
-      launch.most_threads = from.one();
-      launch.most_shared = from.one();
-      recipe->launches.push_back(std::move(launch));
-    });
+    recipe->programs = LaunchPrograms::read(from);
     return recipe;
   }
+};
+
+// Part of a launch for which there is no plan, and why: outside of the limits that are expected, or without a value.
+struct Reason {
+  std::string part, expected, got;
 };
 
 // True if a recipe may plan a call: all tensors are contiguous, and no size is 0, or 1 by chance, for which the
 // reference may return other strides. What has more elements than an int counts, Python plans: a kernel may not count
 // them.
-inline bool is_sizable(const Signed& signature, const Arguments& arguments, const std::vector<uint64_t>& ones) {
+inline bool is_sizable(const Signed& signature, const CallValues& arguments, const std::vector<uint64_t>& ones) {
   return every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
     const uint64_t one = tensor < ones.size() ? ones[tensor] : 0;
     int64_t step = 1;
@@ -69,113 +86,205 @@ inline bool is_sizable(const Signed& signature, const Arguments& arguments, cons
   });
 }
 
-// Computes the sizes of results by a recipe. Where the kernel throws, its text is in `error`.
-inline SizesStatus sizes_by(const Recipe& recipe, const Arguments& arguments, std::vector<Shape>& shapes, char* error,
-                            size_t room) {
-  shapes.resize(recipe.known->results.size());
+// Computes the sizes of results, by a function of the kernel or by `shapes=`. Where the kernel throws, its text is in
+// `error`. Without either they are known if there are none.
+inline SizesStatus sizes_by(const Candidate* candidate, const int64_t* sizing, const CallValues& arguments,
+                            std::vector<Shape>& shapes, char* error, size_t room) {
   const Value* values = arguments.values.data();
-  if (recipe.sizing.empty()) return recipe.known->candidate->sizes(values, shapes.data(), error, room);
-  return declared_sizes(recipe.sizing.data(), values, shapes.data());
+  if (candidate != nullptr && candidate->sizes != nullptr) return candidate->sizes(values, shapes.data(), error, room);
+  if (sizing != nullptr) return declared_sizes(sizing, values, shapes.data());
+  return shapes.empty() ? KNOWN : UNKNOWN;
 }
 
-// Lays a tensor out contiguously. False if its sizes are none, or it has more elements than an int counts.
-inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
-  int64_t step = 1;
-  strides.resize(sizes.size());
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] < 0 || sizes[d] > INT32_MAX) return false;
-    strides[d] = step;
-    step *= std::max<int64_t>(sizes[d], 1);
-    if (step > INT32_MAX) return false;
+// Values that programs of a call read: those of its arguments, then of its results and scratch buffers.
+class CallScope {
+ public:
+  // `reason`, if there is one, is told why there is no plan; `most`: elements of a scratch buffer.
+  CallScope(const Signed& signature, const CallValues& arguments, int64_t most, Reason* reason = nullptr)
+      : most_(most), reason_(reason) {
+    for (size_t at = 0; at < signature.size(); at++) push(arguments.values[at], -1);
+    every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
+      if (dtypes_[argument] < 0) first_[argument] = tensor;
+      dtypes_[argument] = arguments.dtypes[tensor];
+      item_sizes_[argument] = int64_t(item_size(dtypes_[argument]));
+      writes_ |= signature[argument].written && !std::count(raw.sizes, raw.sizes + raw.dim, 0);
+      tensors_.push_back(raw);
+      return true;
+    });
+  }
+  // The sizes and strides are read as long as programs are.
+  void add(int32_t dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+    tensors_.push_back({nullptr, sizes.data(), strides.data(), int64_t(sizes.size())});
+    Value value;
+    value.given = true, value.tensor = tensors_.back();
+    push(value, dtype);
+  }
+  void lay_out(size_t tensor, const std::vector<int64_t>& strides) { tensors_[tensor].strides = strides.data(); }
+
+  Fraction value(const Program& program) const {
+    return evaluated(program.data(), {nullptr, values_.data(), item_sizes_.data()});
+  }
+  // False if it is no whole number.
+  bool whole(const char* part, const Program& program, int64_t& found) const {
+    const Fraction computed = value(program);
+    found = computed.over;
+    if (computed.under == 1) return true;
+    return refuse(part, "", computed.defined()
+                                ? std::to_string(computed.over) + "/" + std::to_string(computed.under) +
+                                      ", which is not a whole number"
+                                : "it divides by zero, exceeds 64 bits, or reads what the call does not have");
+  }
+  // Writes down why there is no plan. Always false.
+  template <class Text>
+  bool refuse(const char* part, Text expected, const std::string& got) const {
+    if (reason_) *reason_ = {part, expected, got};
+    return false;
+  }
+
+  const Value& value_of(size_t at) const { return values_[at]; }
+  int32_t dtype_of_value(size_t at) const { return dtypes_[at]; }  // -1 if it has no tensor
+  size_t first_tensor(size_t at) const { return first_[at]; }      // of a value, among all
+  const RawTensor& tensor(size_t at) const { return tensors_[at]; }
+  bool writes() const { return writes_; }  // into an argument that has elements
+  int64_t most() const { return most_; }
+
+ private:
+  void push(const Value& value, int32_t dtype) {
+    values_.push(value);
+    dtypes_.push(dtype);
+    item_sizes_.push(dtype < 0 ? 0 : int64_t(item_size(dtype)));
+    first_.push(tensors_.empty() ? 0 : tensors_.size() - 1);
+  }
+
+  Inline<Value, 24> values_;
+  Inline<int32_t, 24> dtypes_;
+  Inline<int64_t, 24> item_sizes_;
+  Inline<size_t, 24> first_;
+  std::vector<RawTensor> tensors_;
+  const int64_t most_;
+  Reason* const reason_;
+  bool writes_ = false;
+};
+
+// Lays a tensor out contiguously. False if its sizes are none, or it has too many elements.
+inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& strides, int64_t most) {
+  Fraction count{1, 1};
+  for (int64_t size : sizes) {
+    count = product(count, {std::max<int64_t>(size, 1), 1});
+    if (size < 0 || !count.defined() || count.over > most) return false;
+  }
+  strides = strides_in(int64_t(sizes.size()), sizes.data(), CONTIGUOUS);
+  return true;
+}
+
+// Computes the sizes of scratch buffers, and adds them to the values of the call.
+inline bool compute_scratch(const LaunchPrograms& programs, CallScope& scope, Launches& work) {
+  for (size_t at = 0; at < work.scratch.size(); at++) {
+    Buffer& buffer = work.scratch[at];
+    for (size_t dim = 0; dim < buffer.sizes.size(); dim++) {
+      if (!scope.whole("scratch", programs.scratch[at][dim], buffer.sizes[dim])) return false;
+      if (buffer.sizes[dim] < 0)
+        return scope.refuse("scratch", "", "a negative size: " + std::to_string(buffer.sizes[dim]));
+    }
+    if (!lay_out(buffer.sizes, buffer.strides, scope.most())) return scope.refuse("scratch", "", "too many elements");
+  }
+  for (const Buffer& each : work.scratch) scope.add(each.dtype, each.sizes, each.strides);
+  return true;
+}
+
+inline std::string crossed(const int64_t* numbers, size_t count) {
+  std::string text;
+  for (size_t at = 0; at < count; at++) text += (at ? " x " : "") + std::to_string(numbers[at]);
+  return text;
+}
+
+// Puts three numbers into a launch. False if a GPU has others.
+inline bool put(const CallScope& scope, const char* part, const int64_t* found, const int64_t* most, unsigned* into) {
+  for (int at = 0; at < 3; at++) {
+    if (found[at] < 1 || found[at] > most[at]) return scope.refuse(part, "1 to " + crossed(most, 3), crossed(found, 3));
+    into[at] = unsigned(found[at]);
   }
   return true;
 }
 
-// Programs of one call: their places are the sizes of its tensors, one tensor after the other.
-class Computed {
- public:
-  explicit Computed(std::vector<RawTensor> tensors) {
-    for (const RawTensor& each : tensors) add(each);
-  }
-  void add(const RawTensor& tensor) {
-    for (int64_t at = 0; at < tensor.dim; at++) places_.push({tensor.sizes[at], 1});
-    tensors_.push_back(tensor);
-  }
-  bool whole(const Program& program, int64_t least, int64_t most, int64_t& found) const {
-    const Fraction value = evaluated(program.data(), places_.data());
-    found = value.over;
-    return value.under == 1 && found >= least && found <= most;
-  }
-  const RawTensor& tensor(size_t at) const { return tensors_[at]; }
-
- private:
-  Inline<Fraction, 64> places_;
-  std::vector<RawTensor> tensors_;
-};
-
-// Computes a launch that has the parameters of a known one, but for sizes and strides of views. False where a GPU would
-// not do it, or another instance of the kernel is for it.
-inline bool compute_launch(const SizedLaunch& sized, const Computed& computed, Launch& launch) {
+// Computes a launch, whose parameters lack the sizes and strides of views. False where a GPU would not do it, or where
+// another instance of the kernel is for it.
+inline bool compute_launch(const SizedLaunch& sized, const CallScope& scope, const int64_t* grid, Launch& launch) {
   constexpr int64_t most_grid[3] = {INT32_MAX, 65535, 65535}, most_block[3] = {1024, 1024, 64};
-  int64_t found, threads = 1;
+  int64_t found, block[3];
   for (const auto& [number, program] : sized.constants)
-    if (!computed.whole(program, number, number, found)) return false;
-  for (int at = 0; at < 3; at++) {
-    if (!computed.whole(sized.grid[at], 1, most_grid[at], found)) return false;
-    launch.grid[at] = unsigned(found);
-    if (!computed.whole(sized.block[at], 1, most_block[at], found)) return false;
-    launch.block[at] = unsigned(found);
-    threads *= found;
-  }
-  if (threads > sized.most_threads || !computed.whole(sized.shared, 0, sized.most_shared, found)) return false;
+    if (!scope.whole("constants", program, found) || found != number) return false;
+  for (int at = 0; at < 3; at++)
+    if (!scope.whole("block", sized.block[at], block[at])) return false;
+  if (!put(scope, "grid", grid, most_grid, launch.grid) || !put(scope, "block", block, most_block, launch.block))
+    return false;
+  if (block[0] * block[1] * block[2] > sized.most_threads)
+    return scope.refuse("block", "at most " + std::to_string(sized.most_threads) + " threads together",
+                        crossed(block, 3));
+  if (!scope.whole("shared", sized.shared, found)) return false;
+  if (found < 0 || found > sized.most_shared)
+    return scope.refuse("shared", "0 to " + std::to_string(sized.most_shared), std::to_string(found));
   launch.shared = unsigned(found);
   for (size_t at = 0; at < launch.addresses.size(); at++) {
-    const RawTensor& tensor = computed.tensor(launch.addresses[at].tensor);
+    const RawTensor& tensor = scope.tensor(launch.addresses[at].tensor);
     unsigned char* view = launch.parameters.data() + launch.addresses[at].offset;
     int64_t elements = 1;
     for (int64_t dim = 0; dim < tensor.dim; dim++) elements *= tensor.sizes[dim];
     std::memcpy(view + 8, &elements, 8);  // behind the address; then the number of dimensions, sizes, strides
+    std::memcpy(view + 16, &tensor.dim, 8);
     std::memcpy(view + 24, tensor.sizes, size_t(tensor.dim) * 8);
     std::memcpy(view + 24 + 8 * sized.capacities[at], tensor.strides, size_t(tensor.dim) * 8);
   }
   return true;
 }
 
+// Computes the launches of a call. All are left out if there is nothing to write. One without blocks is left out if
+// another has some, or all that must be written has an initial value.
+inline bool compute_launches(const std::vector<SizedLaunch>& sized, const CallScope& scope,
+                             const std::vector<Result>& results, Launches& work) {
+  bool some = scope.writes(), filled = true, any = false;
+  for (size_t at = 0; at < results.size(); at++) {
+    if (std::count(results[at].sizes.begin(), results[at].sizes.end(), 0)) continue;
+    some = true;
+    filled &= std::any_of(work.filled.begin(), work.filled.end(), [&](const Filled& each) { return each.made == at; });
+  }
+  std::vector<std::array<int64_t, 3>> grids(some ? sized.size() : 0);
+  const auto empty = [](const std::array<int64_t, 3>& grid) { return std::count(grid.begin(), grid.end(), 0) != 0; };
+  for (size_t at = 0; at < grids.size(); at++) {
+    for (size_t dim = 0; dim < 3; dim++)
+      if (!scope.whole("grid", sized[at].grid[dim], grids[at][dim])) return false;
+    any |= !empty(grids[at]);
+  }
+  std::vector<Launch> launches;
+  for (size_t at = 0; at < grids.size(); at++) {
+    if (empty(grids[at]) && (any || filled)) continue;
+    launches.push_back(std::move(work.launches[at]));
+    if (!compute_launch(sized[at], scope, grids[at].data(), launches.back())) return false;
+  }
+  work.launches = std::move(launches);
+  return true;
+}
+
 // Computes the launches of a call by a recipe; null where it cannot.
 inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const Signed& signature,
-                                                   const Arguments& arguments, const std::vector<Result>& results) {
-  std::vector<RawTensor> tensors;
-  every(signature, arguments, [&](const RawTensor& raw, size_t, size_t) {
-    tensors.push_back(raw);
-    return true;
-  });
-  for (const Result& each : results) {
-    tensors.push_back({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
-    if (std::count(each.sizes.begin(), each.sizes.end(), 0)) return nullptr;  // launches may be left out
-  }
-  Computed computed(std::move(tensors));
+                                                   const CallValues& arguments, const std::vector<Result>& results) {
+  CallScope scope(signature, arguments, INT32_MAX);
+  for (const Result& each : results) scope.add(each.dtype, each.sizes, each.strides);
   auto work = std::make_unique<Launches>(*recipe.known->launches);
-  for (size_t at = 0; at < work->scratch.size(); at++) {
-    Buffer& buffer = work->scratch[at];
-    for (size_t dim = 0; dim < buffer.sizes.size(); dim++)
-      if (!computed.whole(recipe.scratch[at][dim], 0, INT32_MAX, buffer.sizes[dim])) return nullptr;
-    if (!lay_out(buffer.sizes, buffer.strides)) return nullptr;
-  }
-  for (const Buffer& each : work->scratch)
-    computed.add({nullptr, each.sizes.data(), each.strides.data(), int64_t(each.sizes.size())});
-  for (size_t at = 0; at < work->launches.size(); at++)
-    if (!compute_launch(recipe.launches[at], computed, work->launches[at])) return nullptr;
-  return work;
+  const bool computed = compute_scratch(recipe.programs, scope, *work) &&
+                        compute_launches(recipe.programs.launches, scope, results, *work);
+  return computed ? std::move(work) : nullptr;
 }
 
 // Plans a call of the kind of a recipe; null where it cannot. If the kernel's `sizes` throws, the call goes to the
 // fallback: if the reference refuses the arguments too, its exception is raised.
-inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const Arguments& arguments,
+inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const CallValues& arguments,
                                            bool& threw) {
   char error[1000];
-  std::vector<Shape> shapes;
+  std::vector<Shape> shapes(recipe.known->results.size());
   if (!is_sizable(signature, arguments, recipe.ones)) return nullptr;
-  const SizesStatus status = sizes_by(recipe, arguments, shapes, error, sizeof error);
+  const int64_t* sizing = recipe.sizing.empty() ? nullptr : recipe.sizing.data();
+  const SizesStatus status = sizes_by(recipe.known->candidate, sizing, arguments, shapes, error, sizeof error);
   threw = status == THREW;
   if (status != KNOWN) return nullptr;
   auto plan = std::make_shared<Plan>();
@@ -183,7 +292,7 @@ inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& s
   plan->device = recipe.known->device;
   for (size_t at = 0; at < shapes.size(); at++) {
     Result result{recipe.known->results[at].dtype, {shapes[at].sizes, shapes[at].sizes + shapes[at].dim}, {}, {}};
-    if (!lay_out(result.sizes, result.strides)) return nullptr;
+    if (!lay_out(result.sizes, result.strides, INT32_MAX)) return nullptr;
     plan->results.push_back(std::move(result));
   }
   if (recipe.known->launches) {

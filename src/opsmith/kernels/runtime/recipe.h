@@ -10,18 +10,30 @@
 
 namespace opsmith {
 
-// In the order of `CODES` in recipe.py. Behind the first two stands a number: a constant, or the place of a number.
+// In the order of `CODES` in recipe.py. Behind the first two stands a number: a constant, or the place of a number; and
+// behind those from VALUE on the index of a value of the call, of which they read something: of which SIZE and what
+// comes after it read an item, by the index on top of the stack.
 enum Code : int64_t { CONSTANT, PLACE, ADD, SUBTRACT, MULTIPLY, DIVIDE, QUOTIENT, REMAINDER, NEGATE, CEIL, FLOOR, LEAST,
-                      LARGEST, LESS, LESS_OR_EQUAL, EQUAL, NOT, SELECT };
+                      LARGEST, LESS, LESS_OR_EQUAL, EQUAL, NOT, SELECT, VALUE, TRUTH, GIVEN, DIMENSIONS, ELEMENTS,
+                      ITEMSIZE, LENGTH, SIZE, ITEM, TRUTH_ITEM };
 
 constexpr int most_operands = 32;  // recipe.py refuses what needs more
 constexpr int most_letters = 64;
 
 struct Fraction {
-  int64_t over = 0, under = 1;  // in lowest terms; of what is undefined, under is 0, and over is 1 if it is unknown
+  int64_t over = 0, under = 1;  // in lowest terms; under is 0 of what is no number
   bool defined() const { return under != 0; }
+  bool is_unknown() const { return under == 0 && over == 1; }
+  bool is_nothing() const { return under == 0 && over == 2; }
 };
-constexpr Fraction undefined{0, 0}, unknown{1, 0};
+constexpr Fraction undefined{0, 0}, unknown{1, 0}, nothing{2, 0};
+
+// What programs read: numbers by place; the values of a call, first of its arguments, then of its results and buffers.
+struct Inputs {
+  const Fraction* places;
+  const Value* values = nullptr;
+  const int64_t* item_sizes = nullptr;  // bytes of an element of each that is a tensor
+};
 
 inline Fraction reduced(__int128 over, __int128 under) {
   if (under == 0) return undefined;
@@ -85,8 +97,33 @@ inline Fraction unary(int64_t code, Fraction a) {
   return undefined;
 }
 
+inline Fraction read(int64_t code, int64_t at, const Inputs& inputs, Fraction index) {
+  const Value& value = inputs.values[at];
+  const RawTensor& raw = value.tensor;
+  if (code == GIVEN) return {value.given, 1};
+  if (!value.given) return code == VALUE || code == TRUTH ? nothing : undefined;
+  switch (code) {
+    case VALUE: return {value.integer, 1};
+    case TRUTH: return {value.flag, 1};
+    case DIMENSIONS: return {raw.dim, 1};
+    case ITEMSIZE: return {inputs.item_sizes[at], 1};
+    case LENGTH: return {value.list.size, 1};
+    case ELEMENTS: {
+      Fraction count{1, 1};
+      for (int64_t dim = 0; count.defined() && dim < raw.dim; dim++) count = product(count, {raw.sizes[dim], 1});
+      return count;
+    }
+  }
+  const int64_t count = code == SIZE ? raw.dim : value.list.size;
+  if (index.under != 1 || index.over < -count || index.over >= count) return undefined;
+  const int64_t place = index.over + (index.over < 0 ? count : 0);
+  if (code == SIZE) return {raw.sizes[place], 1};
+  if (code == ITEM) return {static_cast<const int64_t*>(value.list.data)[place], 1};
+  return {static_cast<const bool*>(value.list.data)[place], 1};
+}
+
 // Computes a program, which begins with the count of its numbers.
-inline Fraction evaluated(const int64_t* program, const Fraction* places) {
+inline Fraction evaluated(const int64_t* program, const Inputs& inputs) {
   Fraction stack[most_operands];
   Fraction* top = stack;
   for (const int64_t *at = program + 1, *end = at + *program; at != end;) {
@@ -94,16 +131,24 @@ inline Fraction evaluated(const int64_t* program, const Fraction* places) {
     if (code == CONSTANT) {
       *top++ = {*at++, 1};
     } else if (code == PLACE) {
-      *top++ = places[*at++];
+      *top++ = inputs.places[*at++];
+    } else if (code >= SIZE) {
+      top[-1] = read(code, *at++, inputs, top[-1]);
+    } else if (code >= VALUE) {
+      *top++ = read(code, *at++, inputs, undefined);
     } else if (code == SELECT) {  // condition, then, else
       top -= 2;
-      top[-1] = !top[-1].defined() ? top[-1] : top[-1].over ? top[0] : top[1];
+      if (top[-1].is_nothing()) top[-1] = top[1];
+      else if (top[-1].defined()) top[-1] = top[-1].over ? top[0] : top[1];
     } else if (code == NEGATE || code == CEIL || code == FLOOR || code == NOT) {
       if (top[-1].defined()) top[-1] = unary(code, top[-1]);
+      else if (top[-1].is_nothing()) top[-1] = code == NOT ? Fraction{1, 1} : undefined;
     } else {
       const Fraction b = *--top, a = top[-1];
+      const bool comparable = (a.defined() || a.is_nothing()) && (b.defined() || b.is_nothing());
       if (a.defined() && b.defined()) top[-1] = binary(code, a, b);
-      else top[-1] = {(!a.defined() && a.over) || (!b.defined() && b.over), 0};
+      else if (code == EQUAL && comparable) top[-1] = {a.is_nothing() && b.is_nothing(), 1};
+      else top[-1] = a.is_unknown() || b.is_unknown() ? unknown : undefined;
     }
   }
   return *stack;
@@ -135,7 +180,7 @@ inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Sh
         const bool letter = *at == 2 && at[1] == PLACE;
         if (!value.given || *at == 0 || letter != binds) continue;
         const int64_t found = raw.sizes[before + dim];
-        const Fraction wanted = evaluated(at, letters);
+        const Fraction wanted = evaluated(at, {letters, values, nullptr});
         if (wanted.defined() ? wanted.over != found : wanted.over == undefined.over) return UNKNOWN;
         if (letter) letters[at[2]] = {found, 1};
       }
@@ -147,7 +192,7 @@ inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Sh
     if ((leading && led == nullptr) || (leading ? leads : 0) + count > most_dims) return UNKNOWN;
     for (int64_t dim = 0; leading && dim < leads; dim++) shapes->push(led->sizes[dim]);
     for (int64_t dim = 0; dim < count; dim++, at += 1 + *at) {
-      const Fraction size = evaluated(at, letters);
+      const Fraction size = evaluated(at, {letters, values, nullptr});
       if (!size.defined() || size.over < 0) return UNKNOWN;
       shapes->push(size.over);
     }

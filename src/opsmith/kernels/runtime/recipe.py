@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,18 @@ from opsmith.torch_library.result_layouts import ResultLayout
 CODES = (
     *("CONSTANT", "PLACE", "ADD", "SUBTRACT", "MULTIPLY", "DIVIDE", "QUOTIENT", "REMAINDER", "NEGATE"),
     *("CEIL", "FLOOR", "LEAST", "LARGEST", "LESS", "LESS_OR_EQUAL", "EQUAL", "NOT", "SELECT"),
+    *(
+        "VALUE",
+        "TRUTH",
+        "GIVEN",
+        "DIMENSIONS",
+        "ELEMENTS",
+        "ITEMSIZE",
+        "LENGTH",
+        "SIZE",
+        "ITEM",
+        "TRUTH_ITEM",
+    ),
 )
 """Codes of programs, in the order of `enum Code` in recipe.h."""
 _CODE = {name: number for number, name in enumerate(CODES)}
@@ -45,10 +57,18 @@ MOST_OPERANDS, MOST_LETTERS = 32, 64
 
 Program = tuple[int, ...]
 """Codes and numbers, as `evaluated` in recipe.h takes them after their count."""
+Leaf = tuple[Program, tuple[ast.expr, ...]]
+"""Codes that read something, and the operands that they take, which are computed first."""
 
 
 class NotEncodedError(Exception):
-    """A part of a rule that no program computes, as the message says: Python does."""
+    """A part of a rule that no program computes, but Python: the message says what it has.
+
+    Attributes:
+        rule: Name of the rule in its language, with quotes; empty if it is unknown.
+    """
+
+    rule = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +97,9 @@ class SizedLaunch:
         """Return the parts as numbers."""
         numbers = [len(self.constants)]
         for number, each in self.constants:
-            numbers += [number, *_counted(each)]
+            numbers += [number, *encode_program(each)]
         for each in (*self.grid, *self.block, self.shared):
-            numbers += _counted(each)
+            numbers += encode_program(each)
         return [*numbers, len(self.capacities), *self.capacities, self.most_threads, self.most_shared]
 
 
@@ -92,8 +112,7 @@ class Recipe:
     Attributes:
         ones: For each tensor of the arguments a bit for each dimension whose size is always 1.
         sizing: Sizes of the results: see `sizing_of`.
-        scratch: Programs for the sizes of each scratch buffer. Places of programs are the sizes of all
-            tensors, of the arguments, the results and the scratch buffers, one tensor after the other.
+        scratch: Programs for the sizes of each scratch buffer: see `ValueLeaves`.
         launches: The launches of the plan.
     """
 
@@ -104,14 +123,26 @@ class Recipe:
 
     def encode(self) -> list[int]:
         """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
-        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing, len(self.scratch)]
-        for sizes in self.scratch:
-            numbers += [len(sizes), *(number for each in sizes for number in _counted(each))]
-        numbers.append(len(self.launches))
-        return [*numbers, *(number for each in self.launches for number in each.encode())]
+        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing]
+        return numbers + encode_programs(self.scratch, self.launches)
 
 
-def _counted(codes: Program) -> list[int]:
+def encode_programs(scratch: Sequence[Sequence[Program]], launches: Sequence[SizedLaunch]) -> list[int]:
+    """Return programs as the numbers that `LaunchPrograms::read` in planning.h expects.
+
+    Args:
+        scratch: See `Recipe`.
+        launches: The launches.
+    """
+    numbers = [len(scratch)]
+    for sizes in scratch:
+        numbers += [len(sizes), *(number for each in sizes for number in encode_program(each))]
+    numbers.append(len(launches))
+    return [*numbers, *(number for each in launches for number in each.encode())]
+
+
+def encode_program(codes: Program) -> list[int]:
+    """Return a program as the numbers that `Numbers::program` in plan.h expects."""
     return [len(codes) + 1, len(codes), *codes]
 
 
@@ -202,8 +233,8 @@ def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
 
 
 def _dims(dims: Dims, place: dict[str, int]) -> list[int]:
-    def leaf(node: ast.expr) -> Program | None:
-        return size(place[node.id]) if isinstance(node, ast.Name) else None
+    def leaf(node: ast.expr) -> Leaf | None:
+        return ((_CODE["PLACE"], place[node.id]), ()) if isinstance(node, ast.Name) else None
 
     numbers = [int(dims.leading), len(dims.sizes)]
     for each in dims.sizes:
@@ -212,12 +243,12 @@ def _dims(dims: Dims, place: dict[str, int]) -> list[int]:
     return numbers
 
 
-def program(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> Program:
+def program(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> Program:
     """Return the program of an expression.
 
     Args:
         node: Tree of the expression.
-        leaf: Returns the program of a part that depends on the call; None for others.
+        leaf: Returns what reads a part that depends on the call; None for others.
 
     Raises:
         NotEncodedError: If no program computes it.
@@ -228,7 +259,7 @@ def program(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> Progr
     """
     codes, operands = _encoded(node, leaf)
     if operands > MOST_OPERANDS:
-        raise NotEncodedError(f"`{ast.unparse(node)}` is too deep")
+        raise NotEncodedError(f"has `{ast.unparse(node)}`, which is too deep")
     return codes
 
 
@@ -239,21 +270,24 @@ def constant(number: int) -> Program:
         NotEncodedError: If it exceeds 64 bits.
     """
     if not -(2**63) <= number < 2**63:
-        raise NotEncodedError(f"{number} exceeds 64 bits")
+        raise NotEncodedError("has a number of more than 64 bits")
     return _CODE["CONSTANT"], int(number)
 
 
-def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tuple[Program, int]:
+def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> tuple[Program, int]:
     """Return the program of an expression, and how many operands it holds at once."""
 
-    def joined(name: str, *operands: ast.expr) -> tuple[Program, int]:
+    def after(last: Program, operands: Sequence[ast.expr]) -> tuple[Program, int]:
         parts = [_encoded(each, leaf) for each in operands]
         codes = tuple(code for part, _ in parts for code in part)
-        return (*codes, _CODE[name]), max(at + most for at, (_, most) in enumerate(parts))
+        return (*codes, *last), max([1, *(at + most for at, (_, most) in enumerate(parts))])
+
+    def joined(name: str, *operands: ast.expr) -> tuple[Program, int]:
+        return after((_CODE[name],), operands)
 
     found = leaf(node)
     if found is not None:
-        return found, 1
+        return after(*found)
     match node:
         case ast.Constant(value=int(value)):
             return constant(value), 1
@@ -273,7 +307,10 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Program | None]) -> tupl
             return ((*codes, _CODE["NOT"]) if isinstance(op, ast.NotEq) else codes), most
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return joined("SELECT", test, body, orelse)
-    raise NotEncodedError(f"`{ast.unparse(node)}`")
+    raise NotEncodedError(
+        f"has `{ast.unparse(node)}`, which C++ does not compute: it takes whole numbers, flags and None of "
+        "arguments, and sizes of tensors and lists"
+    )
 
 
 def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, int]:
@@ -284,17 +321,49 @@ def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, i
     return codes, most
 
 
-def elements(places: Sequence[int]) -> Program:
-    """Return the program of a tensor's number of elements, from the places of its sizes.
+class ValueLeaves:
+    """Parts of expressions that programs read from the values of a call.
+
+    Args:
+        types: Type of each value by its name, one of `PARAMETER_TYPES`: of the arguments, then of the results
+            and the scratch buffers.
 
     Example:
-        >>> elements([2, 3])
-        (1, 2, 1, 3, 4)
+        >>> program(parse("2 * n").tree, ValueLeaves({"x": "Tensor", "n": "int"}))
+        (0, 2, 18, 1, 4)
     """
-    parts = [((_CODE["PLACE"], place), 1) for place in places]
-    return _folded("MULTIPLY", parts)[0] if parts else constant(1)
 
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = types
+        self._at = {name: at for at, name in enumerate(types)}
 
-def size(place: int) -> Program:
-    """Return the program of a size."""
-    return _CODE["PLACE"], place
+    def __call__(self, node: ast.expr) -> Leaf | None:
+        """Return what reads a part; None if nothing does."""
+        match node:
+            case ast.Name(id=name):
+                return self._read({"int": "VALUE", "bool": "TRUTH"}, name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                codes = {"numel": "ELEMENTS", "dim": "DIMENSIONS", "itemsize": "ITEMSIZE"}
+                return self._read({"Tensor": codes.get(attribute, "")}, name)
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Attribute(value=ast.Name(id=name))]):
+                return self._read({"Tensor": "DIMENSIONS"}, name)
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]) if name in self._types:
+                if self._types[name].endswith("[]"):
+                    return self._read({self._types[name]: "LENGTH"}, name)
+                return self._read({"Tensor": "SIZE"}, name, ast.Constant(0))
+            case ast.Compare(
+                left=ast.Name(id=name),
+                ops=[ast.Is() | ast.IsNot() as op],
+                comparators=[ast.Constant(value=None)],
+            ):
+                given = _CODE["GIVEN"], self._at[name]
+                return ((*given, _CODE["NOT"]) if isinstance(op, ast.Is) else given), ()
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name)), slice=index):
+                return self._read({"Tensor": "SIZE"}, name, index)
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                return self._read({"int[]": "ITEM", "bool[]": "TRUTH_ITEM"}, name, index)
+        return None
+
+    def _read(self, codes: Mapping[str, str], name: str, *operands: ast.expr) -> Leaf | None:
+        code = codes.get(self._types.get(name, ""))
+        return ((_CODE[code], self._at[name]), operands) if code else None

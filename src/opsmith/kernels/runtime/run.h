@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "plan.h"
+#include "torch_stack.h"
 
 namespace opsmith {
 
@@ -150,22 +151,6 @@ void run_candidate(const Candidate& candidate, const Arguments& arguments, Threw
   if (candidate.run(arguments.values.data(), error, sizeof error)) threw(error);
 }
 
-// True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
-// index among all tensors, and the index of the argument.
-template <class Holds>
-bool every(const Signed& signature, const Arguments& arguments, Holds holds) {
-  size_t tensor = 0;
-  for (size_t at = 0; at < signature.size(); at++) {
-    const Value& value = arguments.values[at];
-    const int32_t type = signature[at].type;
-    if (!value.given || (type != TENSOR && type != TENSORS)) continue;
-    const RawTensor* raw = type == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
-    for (int64_t left = type == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
-      if (!holds(*raw, tensor++, at)) return false;
-  }
-  return true;
-}
-
 // Raises the versions of all tensors that the operator writes into: autograd finds them modified by that. Returns
 // false if torch refuses, as for a tensor of inference mode outside of it.
 inline bool raise_versions(const Signed& signature, const Arguments& arguments) {
@@ -175,23 +160,5 @@ inline bool raise_versions(const Signed& signature, const Arguments& arguments) 
     // Torch copies nothing from a tensor to itself, and counts it as a write.
     return aoti_torch_copy_(arguments.tensors[tensor], arguments.tensors[tensor], 0) == 0;
   });
-}
-
-// True if a written tensor shares elements with another one.
-inline bool shares_written(const Signed& signature, const Arguments& arguments) {
-  Inline<Extent, 8> extents;
-  every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
-    const int32_t dtype = arguments.dtypes[tensor];
-    const size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides);
-    const char* begin = static_cast<const char*>(raw.data);
-    if (bytes) extents.push({begin, begin + bytes, raw, signature[argument].written, int64_t(item_size(dtype))});
-    return true;
-  });
-  Extent *first = extents.data(), *last = first + extents.size();
-  std::sort(first, last, [](const Extent& one, const Extent& other) { return one.begin < other.begin; });
-  for (Extent* one = first; one != last; ++one)
-    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other)
-      if ((one->written || other->written) && meet(*one, *other)) return true;
-  return false;
 }
 }  // namespace opsmith

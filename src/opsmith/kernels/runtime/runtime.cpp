@@ -119,23 +119,17 @@ bool may_write(const Record& record, const Arguments& arguments) {
   return !shares_written(record.arguments, arguments) && raise_versions(record.arguments, arguments);
 }
 
-std::string shown(const int64_t* sizes, int64_t dim) {
-  std::string text = "[";
-  for (int64_t at = 0; at < dim; at++) text += (at ? ", " : "") + std::to_string(sizes[at]);
-  return text + "]";
-}
-
 // Compares the sizes that a kernel computes with those of a plan, and records the kind of call if they agree.
 void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arguments& arguments, uint64_t generation) {
   const Plan& plan = *known;
   if (!is_sizable(record.arguments, arguments, {})) return;
   if (suspected != &record && record.recipes.find(arguments.kind)) return;
-  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}, {}});
+  auto recipe = std::make_shared<Recipe>(Recipe{known, {}, {}, {}});
   for (int32_t at = 0; at < plan.candidate->count; at++)
     if (plan.candidate->parameters[at].layout == CHANNELS_LAST) return;
   char error[1000];
-  std::vector<Shape> shapes;
-  const SizesStatus status = sizes_by(*recipe, arguments, shapes, error, sizeof error);
+  std::vector<Shape> shapes(plan.results.size());
+  const SizesStatus status = sizes_by(plan.candidate, nullptr, arguments, shapes, error, sizeof error);
   if (status == THREW) throw KernelThrew(record.make_error, error);
   if (status != KNOWN) return;
   bool agrees = true;
@@ -143,8 +137,8 @@ void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arg
     const Result& result = plan.results[at];
     const int64_t dim = int64_t(result.sizes.size());
     if (shapes[at].dim != dim || std::memcmp(shapes[at].sizes, result.sizes.data(), size_t(dim) * 8)) {
-      std::string text = "`sizes` returns " + shown(shapes[at].sizes, shapes[at].dim) + " for result " +
-                         std::to_string(at) + ", where the reference gives " + shown(result.sizes.data(), dim);
+      std::string text = "`sizes` returns " + listed(shapes[at].sizes, shapes[at].dim) + " for result " +
+                         std::to_string(at) + ", where the reference gives " + listed(result.sizes.data(), dim);
       throw KernelThrew(record.make_error, text.c_str());
     }
     int64_t step = 1;

@@ -8,11 +8,9 @@
 namespace opsmith {
 
 // Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.
-class Arguments {
+class Arguments : public CallValues {
  public:
-  Inline<Value, 12> values;
   Inline<TensorHandle, 12> tensors;
-  Inline<int32_t, 12> dtypes;  // of the tensors
   Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values but free ones
   Words kind;   // the same without sizes, strides and floating-point numbers
 
@@ -94,6 +92,8 @@ class Arguments {
     raw.sizes = sizes;
     raw.strides = strides;
     dtypes.push(dtype);
+    if (tensors.size() == 1) device = {type, index};
+    several_devices |= type != device.type || index != device.index;
     const bool odd = by_address && reinterpret_cast<uintptr_t>(raw.data) % 16;
     both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 |
          uint64_t(odd) << 15 | uint64_t(raw.dim));

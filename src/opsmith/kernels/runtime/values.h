@@ -1,6 +1,7 @@
 // Values of a call: vectors that need no memory of the heap, signatures, and how tensors lie in memory.
 #pragma once
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "opsmith.h"
@@ -49,6 +50,14 @@ struct Device {
 
 using Signed = std::vector<Argument>;  // the arguments of an operator
 
+// What a call gives: the values of its arguments, and the dtypes and the device of the tensors among them.
+struct CallValues {
+  Inline<Value, 12> values;
+  Inline<int32_t, 12> dtypes;
+  Device device{};
+  bool several_devices = false;
+};
+
 struct Signature {
   std::vector<uint64_t> words;
   explicit Signature(const Words& from) : words(from.data(), from.data() + from.size()) {}
@@ -70,6 +79,15 @@ inline size_t item_size(int32_t dtype) {
     case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
   }
   return 8;
+}
+
+// Bounds of what a tensor holds: the smallest and the largest whole number of a dtype that is not of floating point.
+inline int64_t least_of(int32_t dtype) {
+  const bool is_signed = dtype != dtype_of<bool>::value && dtype != dtype_of<uint8_t>::value;
+  return is_signed ? INT64_MIN >> (64 - 8 * item_size(dtype)) : 0;
+}
+inline int64_t most_of(int32_t dtype) {
+  return dtype == dtype_of<bool>::value ? 1 : dtype == dtype_of<uint8_t>::value ? 255 : ~least_of(dtype);
 }
 
 inline bool is_floating(int32_t dtype) {
@@ -96,6 +114,58 @@ inline bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* stri
     step *= sizes[at];
   }
   return true;
+}
+
+// True if the dimensions of a tensor lie in one another, the last innermost, with or without gaps.
+inline bool is_nested(const RawTensor& raw) {
+  int64_t inner = 1;
+  for (int64_t at = raw.dim - 1; at >= 0; at--) {
+    if (raw.sizes[at] == 0) return true;
+    if (raw.sizes[at] == 1) continue;
+    if (raw.strides[at] < inner) return false;
+    inner = raw.strides[at] * raw.sizes[at];
+  }
+  return true;
+}
+
+// Strides of a tensor without gaps, in a layout.
+inline std::vector<int64_t> strides_in(int64_t dim, const int64_t* sizes, int32_t layout) {
+  std::vector<int64_t> strides(static_cast<size_t>(dim));
+  int64_t step = 1;
+  auto put = [&](int64_t at) {
+    strides[size_t(at)] = step;
+    step *= std::max<int64_t>(sizes[at], 1);
+  };
+  const bool last = layout == CHANNELS_LAST;
+  if (last) put(1);
+  for (int64_t at = dim - 1; at >= (last ? 2 : 0); at--) put(at);
+  if (last) put(0);
+  return strides;
+}
+
+inline bool has_layout(const RawTensor& raw, int32_t layout) {
+  if (layout == ANY) return true;
+  if (layout == CONTIGUOUS) return is_contiguous(raw.dim, raw.sizes, raw.strides);
+  const std::vector<int64_t> wanted = strides_in(raw.dim, raw.sizes, layout);
+  for (int64_t at = 0; at < raw.dim; at++)
+    if (raw.sizes[at] != 1 && raw.strides[at] != wanted[size_t(at)]) return false;
+  return true;
+}
+
+// Words for messages.
+inline std::string dtype_name(int32_t dtype) {
+  static const char* const names[] = {"uint8",   "int8",    "int16",     "int32",      "int64",
+                                      "float16", "float32", "float64",   "complex32",  "complex64",
+                                      "complex128", "bool", "qint8",     "quint8",     "qint32",
+                                      "bfloat16"};
+  const bool known = dtype >= 0 && dtype < int32_t(sizeof names / sizeof *names);
+  return known ? names[dtype] : "dtype " + std::to_string(dtype);
+}
+
+inline std::string listed(const int64_t* numbers, int64_t count) {
+  std::string text = "[";
+  for (int64_t at = 0; at < count; at++) text += (at ? ", " : "") + std::to_string(numbers[at]);
+  return text + "]";
 }
 
 // Steps of one size in bytes, and how many there may be.
@@ -137,5 +207,39 @@ inline bool meet(const Extent& one, const Extent& other) {
     else
       *last++ = *each;
   return reach(first, last, other.end - 1 - one.begin);
+}
+
+// True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
+// index among all tensors, and the index of the argument.
+template <class Holds>
+bool every(const Signed& signature, const CallValues& arguments, Holds holds) {
+  size_t tensor = 0;
+  for (size_t at = 0; at < signature.size(); at++) {
+    const Value& value = arguments.values[at];
+    const int32_t type = signature[at].type;
+    if (!value.given || (type != TENSOR && type != TENSORS)) continue;
+    const RawTensor* raw = type == TENSOR ? &value.tensor : static_cast<const RawTensor*>(value.list.data);
+    for (int64_t left = type == TENSOR ? 1 : value.list.size; left > 0; left--, raw++)
+      if (!holds(*raw, tensor++, at)) return false;
+  }
+  return true;
+}
+
+// True if a written tensor shares elements with another one.
+inline bool shares_written(const Signed& signature, const CallValues& arguments) {
+  Inline<Extent, 8> extents;
+  every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {
+    const int32_t dtype = arguments.dtypes[tensor];
+    const size_t bytes = extent(dtype, raw.dim, raw.sizes, raw.strides);
+    const char* begin = static_cast<const char*>(raw.data);
+    if (bytes) extents.push({begin, begin + bytes, raw, signature[argument].written, int64_t(item_size(dtype))});
+    return true;
+  });
+  Extent *first = extents.data(), *last = first + extents.size();
+  std::sort(first, last, [](const Extent& one, const Extent& other) { return one.begin < other.begin; });
+  for (Extent* one = first; one != last; ++one)
+    for (Extent* other = one + 1; other != last && other->begin < one->end; ++other)
+      if ((one->written || other->written) && meet(*one, *other)) return true;
+  return false;
 }
 }  // namespace opsmith

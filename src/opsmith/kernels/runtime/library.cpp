@@ -9,10 +9,12 @@
 //
 // This file is compiled for the baseline processor, so that it can report that the kernels need another one.
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <mutex>
 
-#include "call.h"
+#include "driver.h"
+#include "library.h"
 #include "processor.h"
 
 extern "C" {
@@ -40,14 +42,16 @@ enum Mode : int32_t {
 };
 
 struct Served {
-  const ServedOperator* op;
+  const ServedOperator* made;
   Signed signature;
   std::string full_name;
+  std::string name_space, name;
   std::string registry_name;  // of the second operator
   std::string defined_before;  // torch's words about who defined the operator before this library; may be empty
   std::atomic<int32_t> mode{OWN};
   std::once_flag once;
   std::string contested;  // the message
+  CallCache<std::shared_ptr<const Plan>> plans;
 };
 
 // The last exception of the library in this thread: up to torch 2.12 an exception that passes through torch's C
@@ -75,12 +79,13 @@ Served* served() {
   static Served* const all = [] {
     auto* made = new Served[size_t(opsmith_served.count)];
     for (int32_t at = 0; at < opsmith_served.count; at++) {
-      const ServedOperator& op = opsmith_served.operators[at];
-      made[at].op = &op;
-      for (int32_t each = 0; each < op.argument_count; each++)
-        made[at].signature.push_back({op.arguments[each].type, op.arguments[each].optional, op.arguments[each].written});
-      made[at].full_name = std::string(op.name_space) + "::" + op.name;
-      made[at].registry_name = std::string(op.name_space) + "__" + op.name;
+      Served& each = made[at];
+      each.made = &opsmith_served.operators[at];
+      each.signature = each.made->op.signature();
+      each.full_name = each.made->op.name;
+      const size_t end = each.full_name.find("::");
+      each.name_space = each.full_name.substr(0, end), each.name = each.full_name.substr(end + 2);
+      each.registry_name = each.name_space + "__" + each.name;
     }
     return made;
   }();
@@ -141,7 +146,7 @@ void dispatch_again(Served& each, uint64_t* stack) {
 // arguments of the call stay where they are: they may be other ones than those of this library.
 void ask(Served& each) {
   std::string answer;
-  const bool python = call_registry("share", {each.full_name, each.op->digest, file()}, answer);
+  const bool python = call_registry("share", {each.full_name, each.made->digest, file()}, answer);
   if (!python) answer = each.defined_before.empty() ? "another library or program" : each.defined_before;
   if (!answer.empty()) {
     contest(each, conflict(each, answer));
@@ -150,16 +155,51 @@ void ask(Served& each) {
   each.mode = SHARED;
 }
 
-void compute(Served& each, uint64_t* stack, bool on_gpu) {
+// Plans a call; on a GPU with its kernels loaded.
+std::shared_ptr<const Plan> planned(const OperatorCall& call, const ServedDevice& on, int32_t gpu) {
+  return call.plan(on.kernels, [&](const DeviceInstance& instance, Launches& work, Launch& launch) {
+    try {
+      OpenDriver::get().load(instance, gpu, work, launch);
+    } catch (const DriverError& error) {
+      throw call.refused(launch.failed + ": " + error.text);
+    }
+  });
+}
+
+void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   if (each.mode == CONTESTED) throw Refused(each.contested);
   if (each.mode == ASKS) ask(each);
   if (each.mode == SHARED) return dispatch_again(each, stack);
-  if (on_gpu) return opsmith_served.compute_cuda(*each.op, each.signature, stack);
-  ServedCall call(*each.op, each.signature, stack);
-  if (const char* missing = missing_instruction(opsmith_served.needs))
-    throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
-                  ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
-  call.compute(stack);
+  Arguments arguments;
+  for (size_t at = 0; at < each.signature.size(); at++) arguments.read(stack[at], each.signature[at]);
+  arguments.own();
+  const OperatorCall call(each.made->op, each.signature, arguments);
+  if (on.kernels.first->launched == nullptr) {
+    arguments.device = {};
+    static const char* const missing = missing_instruction(opsmith_served.needs);  // CPUID is slow, above all in a VM
+    if (missing != nullptr)
+      throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
+                    ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+  } else if (arguments.several_devices) {
+    throw call.refused("its tensors are on several devices",
+                       {{"expected", "all on one GPU"}, {"hint", "move them to the same device"}});
+  }
+  arguments.device.index = std::max(arguments.device.index, 0);
+  auto known = each.plans.find(arguments.words);
+  if (!known) {
+    known = planned(call, on, arguments.device.index);
+    each.plans.remember(Signature(arguments.words), *known, 0);
+  }
+  call.refuse_writes([&] { return raise_versions(each.signature, arguments); });
+  const Plan& plan = **known;
+  const auto threw = [&](const char* text) { throw plan.launches ? call.refused(text) : call.threw(text); };
+  Made results(plan.device);
+  run_plan(each.signature, plan, arguments, results, [](size_t) {}, [&] {
+    if (plan.launches) launch_all(each.signature, *plan.launches, arguments, results, threw);
+    else run_candidate(*plan.candidate, arguments, threw);
+  });
+  const ServedOperator& made = *each.made;
+  for (int32_t at = 0; at < made.shown_count; at++) stack[at] = results.hand_over(size_t(made.shown[at]));
 }
 
 // The second operator: returns digest and file; for one that claims the operator, where the two differ, a message.
@@ -167,8 +207,8 @@ void describe(Served& each, uint64_t* stack) {
   const std::string other = taken(stack[0]), digest = taken(stack[1]);
   std::string answer;
   if (other.empty()) {
-    answer = std::string(each.op->digest) + "\n" + file();
-  } else if (digest != each.op->digest) {
+    answer = std::string(each.made->digest) + "\n" + file();
+  } else if (digest != each.made->digest) {
     contest(each, conflict(each, other));
     answer = each.contested;
   }
@@ -189,8 +229,9 @@ bool implement(const char* name_space, const char* key, const char* name, void (
 }
 
 void register_operator(Served& each) {
-  const ServedOperator& op = *each.op;
-  const bool defined = aoti_torch_library_def(fragment(op.name_space), op.schema) == 0;
+  const ServedOperator& op = *each.made;
+  const char *name_space = each.name_space.c_str(), *name = each.name.c_str();
+  const bool defined = aoti_torch_library_def(fragment(name_space), op.schema) == 0;
   const std::string before = defined ? "" : why();
   const std::string described = each.registry_name + "(str file, str digest) -> str";
   if (aoti_torch_library_def(fragment(registry), described.c_str())) {
@@ -204,33 +245,35 @@ void register_operator(Served& each) {
     each.defined_before = before;
     each.mode = ASKS;
   }
-  if (op.kernel_count) implement(op.name_space, "CPU", op.name, op.entry);
-  if (op.cuda) implement(op.name_space, opsmith_served.cuda_key, op.name, op.cuda_entry);
-  if (defined && op.returning != nullptr && aoti_torch_library_def(fragment(op.name_space), op.returning) == 0) {
-    const std::string name(op.returning, std::strcspn(op.returning, "("));
-    implement(op.name_space, "CompositeImplicitAutograd", name.c_str(), op.returning_entry);
+  for (const ServedDevice* on = op.devices; on != op.devices + op.device_count; on++)
+    implement(name_space, on->key, name, on->entry);
+  if (defined && op.returning != nullptr && aoti_torch_library_def(fragment(name_space), op.returning) == 0) {
+    const std::string returning(op.returning, std::strcspn(op.returning, "("));
+    implement(name_space, "CompositeImplicitAutograd", returning.c_str(), op.returning_entry);
   }
 }
 
+void after_fork() {
+  for (int32_t at = 0; at < opsmith_served.count; at++) served()[at].plans.after_fork();
+}
+
 [[maybe_unused]] const bool registered = [] {
+  pthread_atfork(nullptr, nullptr, after_fork);
   for (int32_t at = 0; at < opsmith_served.count; at++) register_operator(served()[at]);
   return true;
 }();
+}  // namespace
 
-void serve_on(int32_t index, uint64_t* stack, bool on_gpu) {
+namespace opsmith {
+void serve(int32_t index, int32_t device, uint64_t* stack) {
+  Served& each = served()[index];
   try {
-    compute(served()[index], stack, on_gpu);
+    compute(each, each.made->devices[device], stack);
   } catch (const std::exception& error) {
     thrown = error.what();
     throw;
   }
 }
-}  // namespace
-
-namespace opsmith {
-void serve(int32_t index, uint64_t* stack) { serve_on(index, stack, false); }
-
-void serve_cuda(int32_t index, uint64_t* stack) { serve_on(index, stack, true); }
 
 void describe(int32_t index, uint64_t* stack) { ::describe(served()[index], stack); }
 

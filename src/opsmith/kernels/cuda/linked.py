@@ -1,0 +1,178 @@
+"""Kernel in CUDA C++ in a library without Python: its rules, instances and images as constants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from opsmith.build.toolchain import processors
+from opsmith.core.argument_types import NUMBERED
+from opsmith.core.expression import Expression
+from opsmith.kernels.common.ahead import LinkedKernel
+from opsmith.kernels.common.dtypes import CPP_TYPES
+from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter, cpp_arguments
+from opsmith.kernels.common.sample_values import sample_values
+from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx
+from opsmith.kernels.cuda.kernel import CudaKernel
+from opsmith.kernels.cuda.launch import MOST_GRID, MOST_THREADS
+from opsmith.kernels.cuda.parameters import CudaParameter, merged_parameters
+from opsmith.kernels.cuda.recipe import RulePrograms
+from opsmith.kernels.cuda.rules import ScratchRule
+from opsmith.kernels.cuda.usage import needed_instances
+from opsmith.kernels.runtime.linked_library import LaunchedKernel
+from opsmith.kernels.runtime.plan import encode_bytes, encode_filled
+from opsmith.kernels.runtime.recipe import NotEncodedError, encode_program, encode_programs, sizing_of
+from opsmith.torch_library.result_layouts import LAYOUTS
+
+PTX = "compute_"
+ALIGNMENT = 16
+"""Alignment of images."""
+
+
+def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:
+    """Return a kernel for a library without Python, or why no library can have it.
+
+    Args:
+        kernel: The kernel.
+        targets: Architectures to compile for, and last `compute_90` for later GPUs.
+
+    Raises:
+        KernelSignatureError: If no kernel takes an argument.
+    """
+    specification = kernel.operator.specification
+    schema = specification.schema
+    if schema.results and sizing_of(specification.shapes, schema) is None:
+        return "the sizes of its results on a GPU are known in Python alone: give it `shapes=`"
+    arguments = cpp_arguments(kernel)
+    try:
+        rules = _encoded_rules(kernel, arguments)
+    except NotEncodedError as error:
+        return f"{error.rule} of its CUDA kernel at {kernel.where} {error}"
+    return LinkedKernel(arguments, partial(_built, kernel, arguments, rules, targets))
+
+
+def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[int]:
+    """Return the rules of a kernel as numbers, as far as `LaunchedKernel::read` in launched.h has them.
+
+    Raises:
+        NotEncodedError: If Python alone computes one.
+    """
+    schema, rules = kernel.operator.specification.schema, kernel.rules
+    types = {name: each.type for name, each in zip(schema.names, arguments, strict=True)}
+    made = [*(each.name for each in schema.results), *(each.name for each in rules.scratch)]
+    places = {name: at for at, name in enumerate((*schema.names, *made))}
+    programs = RulePrograms(types, made)
+    constants = {name: rule for launch in rules.launches for name, rule in launch.constants.items()}
+    numbers = [sum(len(launch.constants) for launch in rules.launches)]
+    for launch in rules.launches:
+        for rule in launch.constants.values():
+            numbers += encode_program(programs.programs(rule)[0])
+    numbers += encode_bytes(", ".join(constants).encode())
+    numbers += encode_programs(
+        [programs.programs(each.sizes) for each in rules.scratch],
+        [programs.launch(launch, (), (), (MOST_THREADS, MOST_GRID[0])) for launch in rules.launches],
+    )
+    numbers.append(len(rules.initial))
+    for name, rule in rules.initial.items():
+        (part,) = rule.parts
+        number = 0 if isinstance(part, Expression) or callable(part) else part
+        numbers += encode_filled(made.index(name), number)
+        numbers += [0] if number is part else encode_program(programs.programs(rule)[0])
+    numbers.append(len(rules.scratch))
+    for buffer in rules.scratch:
+        numbers += [*_dtype(buffer, places), len(buffer.sizes.parts)]
+    numbers.append(len(rules.launches))
+    for launch in rules.launches:
+        named = f" `{launch.call}`" if launch.entry else ""
+        numbers += encode_bytes(f"its CUDA kernel{named} is not launched".encode())
+        numbers += [len(launch.passed), *(places[name] for name in launch.passed)]
+    return numbers
+
+
+def _dtype(buffer: ScratchRule, places: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of a buffer's dtype, or the place of the value that has it."""
+    if isinstance(buffer.dtype, str):
+        return -1, places[buffer.dtype]
+    return NUMBERED["ScalarType"].index(buffer.dtype), -1
+
+
+def _built(
+    kernel: CudaKernel, arguments: Sequence[Parameter], rules: list[int], targets: Sequence[str]
+) -> LaunchedKernel:
+    """Compile the instances of a kernel.
+
+    Raises:
+        CompileError, ToolchainError: If NVRTC refuses a kernel, or is missing.
+        KernelSignatureError, LaunchError, MissingSamplesError, SampleError: See `needed_instances`.
+    """
+    architecture = targets[0]
+    # This plans each sample, too: what a call would find wrong with the kernel is an error now.
+    needed_instances(kernel, architecture, partial(sample_values, kernel.operator))
+    variants = variants_of(kernel)
+    instances = list(dict.fromkeys(each for variant in variants for each in variant))
+    described = dict(zip(instances, kernel.candidates(instances, architecture), strict=True))
+    with ThreadPoolExecutor(processors()) as pool:
+        compiled = list(pool.map(partial(_images, kernel, targets), instances))
+    images = bytearray()
+    numbers = [*rules, len(instances)]
+    for instance, (name, listed) in zip(instances, compiled, strict=True):
+        numbers += [*encode_bytes(name.encode()), len(listed)]
+        for target, content, shared in listed:
+            match = re.fullmatch(r"(sm|compute)_(\d+)([af]?)", target)
+            assert match is not None
+            numbers += [*encode_bytes(match[1].encode()), *encode_bytes(match[3].encode())]
+            numbers += [int(match[2]), len(images), shared]
+            images += content.ljust(-(-len(content) // ALIGNMENT) * ALIGNMENT, b"\0")
+        numbers += [len(described[instance]), *_encoded(described[instance])]
+    passed = [launch.passed for launch in kernel.rules.launches]
+    schema = kernel.operator.specification.schema
+    numbers.append(len(variants))
+    for variant in variants:
+        constants = [value for each in variant for _, value in each.constants]
+        taken = merged_parameters(kernel, zip(passed, (described[each] for each in variant), strict=True))
+        every = [taken.get(name, given) for name, given in zip(schema.names, arguments, strict=True)]
+        every += [taken[each.name] for each in schema.results]
+        numbers += [len(constants), *map(int, constants)]
+        numbers += [len(variant), *map(instances.index, variant), len(every), *_encoded(every)]
+    return LaunchedKernel(tuple(map(int, numbers)), bytes(images))
+
+
+def variants_of(kernel: CudaKernel) -> list[tuple[Instance, ...]]:
+    """Return the instances of the launches for each dtype, and for each value of constants in a sample."""
+    constants = [rules.fixed_constants() for rules in kernel.rules.launches]
+    fixed = [each for each in constants if each is not None]
+    if len(fixed) == len(constants):
+        return [kernel.variant(dtype, fixed) for dtype in kernel.dtypes or (None,)]
+    dtypes = kernel.dtypes or tuple(CPP_TYPES)
+    samples = (values for dtype in dtypes for values in sample_values(kernel.operator, dtype))
+    return list(dict.fromkeys(variant for values in samples for variant in kernel.variants(values)))
+
+
+def _images(
+    kernel: CudaKernel, targets: Sequence[str], instance: Instance
+) -> tuple[str, list[tuple[str, bytes, int]]]:
+    """Return the name of an instance in its images, and target, content and static shared memory of each."""
+    images: list[tuple[str, bytes, int]] = []
+    here = [each for each in targets if not each.startswith(PTX)]
+    for target in (*here[::-1], *(each for each in targets if each.startswith(PTX))):
+        architecture = target.replace(PTX, "sm_")
+        cubin = kernel.compile(instance, architecture)
+        content = cubin.image
+        if target.startswith(PTX):
+            content = compile_to_ptx(kernel.source, kernel.operator.name, instance, architecture)
+        images.append((target, content, cubin.resources.shared))
+    return cubin.name, images
+
+
+def _encoded(parameters: Sequence[Parameter]) -> Iterator[int]:
+    """Yield the fields of parameters, as `DeviceParameter` in launched.h has them."""
+    for each in parameters:
+        yield from (PARAMETER_TYPES.index(each.type), each.optional, each.written)
+        yield -1 if each.dtype is None else NUMBERED["ScalarType"].index(each.dtype)
+        yield from (-1 if each.dim is None else each.dim, LAYOUTS.index(each.layout))
+        if isinstance(each, CudaParameter):
+            yield from (each.capacity_items, each.item, each.size, each.alignment)
+        else:
+            yield from (0, 0, 0, 1)  # no launch gets it

@@ -1,0 +1,222 @@
+"""Library of kernels for torch's dispatcher, without Python: its tables, and how it is linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from opsmith.build.cache import CacheEntry
+from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
+from opsmith.kernels.cpp.compiler import STUB
+from opsmith.kernels.cpp.kernel_object import flags_for
+from opsmith.kernels.cpp.literals import array, flag, text
+from opsmith.kernels.runtime.library import CALLING, HERE, PLANNING, PROCESSOR
+from opsmith.kernels.runtime.linked_library import (
+    GeneratedFile,
+    KernelObject,
+    LaunchedKernel,
+    LinkedLibrary,
+)
+
+REGISTERING = HERE / "library.cpp"
+LIBRARY = "served.so"
+_LIBRARY = LinkedLibrary(
+    program="torch",
+    kind="torch library",
+    part="torch library part",
+    name=LIBRARY,
+    headers=(
+        *CALLING,
+        *PLANNING,
+        *(HERE / name for name in ("library.h", "launches.h", "driver.h")),
+        PROCESSOR,
+    ),
+    exported="{ local: *; };\n",
+    # Torch holds the kernels as long as the process.
+    linking=("-Wl,-z,nodelete", "-Wl,--no-as-needed"),
+    stubs=(STUB,),
+)
+IMAGES, ALIGNMENT = "images.bin", 16
+"""File of all images for GPUs, which the assembler puts into the library, and the alignment of each."""
+ACCEPTED = ("any", "nested", "contiguous")
+"""Layouts of an argument for which the results are contiguous, in the order of `enum Accepted`."""
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+"""Keys of torch's dispatcher, by type of device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKernel:
+    """Kernel of an operator in a library.
+
+    Attributes:
+        built: The kernel.
+        copies_back: True if what it writes in place may be copied, and back.
+    """
+
+    built: KernelObject | LaunchedKernel
+    copies_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOperator:
+    """Operator that a library gives to torch's dispatcher.
+
+    Attributes:
+        name: `namespace::name`.
+        schema: Its schema in torch's language, with the name after `::`.
+        digest: Digest of what its author wrote.
+        kernels: Its kernels by type of device, in the order in which they are tried.
+        names: Names of the arguments.
+        arguments: Parameters for the arguments.
+        accepted: For each argument, one of `ACCEPTED`.
+        results: Number of results.
+        shown: Positions of the results that callers get.
+        shapes: Text of `shapes=`; may be empty.
+        sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
+        returning: Schema of the operator that returns its first argument, which this one writes; or empty.
+    """
+
+    name: str
+    schema: str
+    digest: str
+    kernels: Mapping[str, Sequence[ServedKernel]]
+    names: tuple[str, ...]
+    arguments: tuple[Parameter, ...]
+    accepted: tuple[str, ...]
+    results: int
+    shown: tuple[int, ...]
+    shapes: str
+    sizing: tuple[int, ...]
+    returning: str = ""
+
+
+def link_library(operators: Sequence[ServedOperator], processor: str = "native") -> CacheEntry:
+    """Link kernels into a library that gives operators to torch's dispatcher.
+
+    Args:
+        operators: The operators, at least one.
+        processor: The one that kernels for the CPU were compiled for.
+
+    Returns:
+        Entry whose directory holds `LIBRARY`.
+
+    Raises:
+        ToolchainError: If there is no compiler, or it does not link.
+    """
+    built = dict.fromkeys(
+        kernel.built for each in operators for kernels in each.kernels.values() for kernel in kernels
+    )
+    objects = [each for each in built if isinstance(each, KernelObject)]
+    launched = [each for each in built if isinstance(each, LaunchedKernel)]
+    images = b"".join(each.images for each in launched)
+    tables = served_tables(operators, objects, launched)
+    generated = GeneratedFile("tables.cpp", tables, flags_for(processor), {IMAGES: images} if images else {})
+    names = [each.name for each in operators]
+    return _LIBRARY.link(names, objects, [generated], [_LIBRARY.compiled(REGISTERING)])
+
+
+def served_tables(
+    operators: Sequence[ServedOperator], objects: Sequence[KernelObject], launched: Sequence[LaunchedKernel]
+) -> str:
+    """Return the C++ file of a library's tables.
+
+    Args:
+        operators: The operators, at least one.
+        objects: Their kernels that are linked.
+        launched: Their kernels for GPUs, in the order of their images in `IMAGES`.
+    """
+    lines = [
+        '#include "library.h"',
+        '#include "processor.h"',
+        'extern "C" {',
+        *(f"extern opsmith::Exported {kernel.table};" for kernel in objects),
+        "extern const unsigned char opsmith_images[];",
+        "}",
+        *(_included_images() if launched else ()),
+        "namespace {",
+        "template <int at, int device> void serve(uint64_t* stack, uint64_t, uint64_t) "
+        "{ opsmith::serve(at, device, stack); }",
+        *(
+            f"template <int at> void {function}(uint64_t* stack, uint64_t, uint64_t) "
+            f"{{ opsmith::{function}(at, stack); }}"
+            for function in ("describe", "serve_returning")
+        ),
+    ]
+    fields: dict[KernelObject | LaunchedKernel, tuple[str, str, str]] = {
+        each: (f"&{each.table}", "nullptr", "nullptr") for each in objects
+    }
+    first = 0
+    for number, kernel in enumerate(launched):
+        lines.append(array(f"const int64_t launched_{number}", map(_number, kernel.numbers)))
+        fields[kernel] = "nullptr", f"launched_{number}", f"opsmith_images + {first}"
+        first += len(kernel.images)
+    for at, each in enumerate(operators):
+        devices = []
+        for number, (device, kernels) in enumerate(each.kernels.items()):
+            rows = [_kernel(*fields[kernel.built], kernel.copies_back) for kernel in kernels]
+            lines.append(array(f"const opsmith::OperatorKernel kernels_{at}_{device}", rows))
+            devices.append(
+                f"{{{text(KEYS[device])}, serve<{at}, {number}>, {{kernels_{at}_{device}, {len(rows)}}}}}"
+            )
+        arguments = map(_argument, each.names, each.arguments, each.accepted)
+        lines += [
+            array(f"const opsmith::ServedDevice devices_{at}", devices),
+            array(f"const opsmith::OperatorArgument arguments_{at}", arguments),
+            array(f"const int32_t shown_{at}", map(str, each.shown)),
+            array(f"const int64_t sizing_{at}", map(_number, each.sizing)),
+        ]
+    rows = [_operator(at, each) for at, each in enumerate(operators)]
+    return "\n".join(
+        [
+            *lines,
+            array("const opsmith::ServedOperator operators", rows),
+            "}  // namespace",
+            f"const opsmith::ServedLibrary opsmith_served = {{operators, {len(rows)}, used_instructions}};",
+            "",
+        ]
+    )
+
+
+def _included_images() -> list[str]:
+    return [
+        f'asm(".section .rodata\\n.balign {ALIGNMENT}\\n.globl opsmith_images\\n.hidden opsmith_images\\n"',
+        f'    "opsmith_images: .incbin \\"{IMAGES}\\"\\n.byte 0\\n.previous\\n");',
+    ]
+
+
+def _number(value: int) -> str:
+    return "INT64_MIN" if value == -(2**63) else str(int(value))
+
+
+def _kernel(instances: str, launched: str, images: str, copies_back: bool) -> str:
+    return f"{{{instances}, {flag(copies_back)}, {launched}, {images}}}"
+
+
+def _operator(number: int, operator: ServedOperator) -> str:
+    described = [
+        text(operator.name),
+        f"arguments_{number}",
+        str(len(operator.arguments)),
+        str(operator.results),
+        text(operator.shapes),
+        f"sizing_{number}" if operator.sizing else "nullptr",
+    ]
+    fields = [
+        f"{{{', '.join(described)}}}",
+        text(operator.schema),
+        text(operator.digest),
+        f"describe<{number}>",
+        f"devices_{number}",
+        str(len(operator.kernels)),
+        f"shown_{number}",
+        str(len(operator.shown)),
+        text(operator.returning) if operator.returning else "nullptr",
+        f"serve_returning<{number}>",
+    ]
+    return f"{{{', '.join(fields)}}}"
+
+
+def _argument(name: str, parameter: Parameter, accepted: str) -> str:
+    type = PARAMETER_TYPES.index(parameter.type)
+    flags = f"{flag(parameter.optional)}, {flag(parameter.written)}"
+    return f"{{{text(name)}, {type}, {flags}, {ACCEPTED.index(accepted)}}}"

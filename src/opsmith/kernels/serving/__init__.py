@@ -1,1 +1,0 @@
-"""Libraries that give kernels in C++ to torch's dispatcher without Python."""
