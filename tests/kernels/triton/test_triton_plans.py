@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +131,19 @@ def test_each_byte_of_each_parameter(name: str, launches: Launches) -> None:
     for launch in (first, second):
         assert (launch.name, launch.grid, launch.block) == ("mixed_kernel", (x.numel(), 1, 1), (64, 1, 1))
     assert record().stream == STREAM
+
+
+@pytest.mark.skipif(
+    not Path(sysconfig.get_paths()["include"], "Python.h").exists(), reason="there are no headers of Python"
+)
+def test_triton_s_own_launcher_gives_the_same(tmp_path: Path) -> None:
+    """In a process of its own, which sees another driver."""
+    script = Path(__file__).with_name("launched_by_triton.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
+    command = [sys.executable, str(script), str(tmp_path)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == len(CALLS) + len(SHIPPED) + 2
 
 
 SHIPPED: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...], int]] = {
@@ -437,6 +455,47 @@ def test_a_falsified_cubin(launches: Launches, monkeypatch: pytest.MonkeyPatch) 
     kernel(torch.randn(3, 5))
     assert str(kernel.by_triton).startswith("its compiled form takes parameters at [(0, 4), (8, 8)")
     assert launches.images == []
+
+
+def test_a_tensor_that_is_no_argument(launches: Launches) -> None:
+    table = torch.ones(40)
+
+    @triton.jit
+    def looked_up_kernel(x, table):
+        tl.store(x + tl.program_id(0), tl.load(table + tl.program_id(0)))
+
+    operator = opsmith.operator("triton_plans::looked_up", mutates=["x"])(look_up)
+    operator.kernel("cuda", triton=looked_up_kernel, grid=lambda x: x.numel(), constants={"table": table})
+    kernel = on_cpu(operator)
+    kernel(torch.zeros(40))
+    assert kernel.by_triton == "`table` is a tensor, and no argument or result"
+    assert launches.by_triton[0][1][1] is table
+
+
+def look_up(x: Tensor) -> None:
+    x.fill_(1)
+
+
+def test_arguments_that_the_kernel_does_not_get(launches: Launches) -> None:
+    @opsmith.operator("triton_plans::behind_lists")
+    def behind_lists(several: list[Tensor], words: str, x: Tensor, last: list[float]) -> Tensor:
+        return x.softmax(1)
+
+    behind_lists.kernel("cuda", triton=softmax_source(), grid=lambda x: len(x), constants={"BLOCK": 8})
+    kernel, x = on_cpu(behind_lists), torch.randn(3, 5)
+    for _ in range(2):
+        result = kernel([torch.ones(1), torch.ones(2)], "words", x, [1.0])
+    assert launches.by_plan[1].parameters[:2] == [address(x), address(result)]
+
+    @opsmith.operator("triton_plans::encoded")
+    def encoded(x: Tensor, names: list[str]) -> Tensor:
+        return x.softmax(1)
+
+    encoded.kernel("cuda", triton=softmax_source(), grid=lambda x: len(x), constants={"BLOCK": 8})
+    kernel = on_cpu(encoded)
+    kernel(x, ["a"])
+    assert kernel.by_triton == "a Triton kernel cannot take `names`"
+    assert len(launches.by_triton) == 1
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook", "kernel_load_start_hook"])

@@ -316,7 +316,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         """
         launched = self.source.launched()
         given = {**prepared.arguments, **compiler_options()}
-        return self._by_triton(device, lambda: launched.run(grid=prepared.grid, warmup=True, **given))
+        return self._in_triton(device, lambda: launched.run(grid=prepared.grid, warmup=True, **given))
 
     def loaded(self, compiled: Any, index: int) -> tuple[int, int, int] | None:
         """Load what Triton has compiled on a GPU, once; None while a CUDA graph is captured.
@@ -429,7 +429,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
             self.check_limits(grid)
         device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
         launched = self.source.launched()
-        self._by_triton(device, lambda: launched[grid](**arguments, **compiler_options()))
+        self._in_triton(device, lambda: launched[grid](**arguments, **compiler_options()))
 
     def check_limits(self, grid: Sequence[int]) -> None:
         """Refuse a grid that is larger than a GPU takes.
@@ -448,7 +448,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                     hint="put the larger number first, or let each program do more",
                 )
 
-    def _by_triton(self, device: torch.device, run: Callable[[], Any]) -> Any:
+    def _in_triton(self, device: torch.device, run: Callable[[], Any]) -> Any:
         """Call Triton, whose exceptions become errors of ours."""
         with torch.cuda.device(device):  # Triton compiles for the current one, and launches on its stream
             try:

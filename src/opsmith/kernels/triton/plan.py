@@ -136,7 +136,7 @@ def _launch(
     Raises:
         NoPlanError: If the compiled kernel needs more, or takes other parameters.
     """
-    schema, metadata = kernel.operator.specification.schema, compiled.metadata
+    schema, metadata = kernel.operator.specification.schema, getattr(compiled, "metadata", None)
     for name, usual in USUAL.items():
         if (found := getattr(metadata, name, None)) != usual:
             raise NoPlanError(f"its compiled form has {name}={found}")
@@ -151,15 +151,17 @@ def _launch(
     places: list[tuple[int, int]] = []
     addresses: list[tuple[int, int]] = []
     given: list[tuple[int, int, int, int]] = []
-    names = (*(each.name for each in kernel.source.parameters), "", "")
-    for name, kind in zip(names, (*compiled.src.signature.values(), "*", "*"), strict=True):
+    names, kinds = [each.name for each in kernel.source.parameters], [*compiled.src.signature.values()]
+    if len(names) != len(kinds):
+        raise NoPlanError(f"its compiled form has {len(kinds)} parameters in place of {len(names)}")
+    for name, kind in zip([*names, "", ""], [*kinds, "*", "*"], strict=True):
         if kind == "constexpr":
             continue
-        packed = bytes(POINTER) if kind[0] == "*" else _packed(kind, arguments[name], name)
+        packed = bytes(POINTER) if kind[:1] == "*" else _packed(kind, arguments[name], name)
         image += bytes(-len(image) % len(packed))
         places.append((len(image), len(packed)))
         bound = bounds.get(name)
-        if kind[0] == "*" and name:
+        if kind[:1] == "*" and name:
             if bound is None or bound.kind != "pointer":
                 raise NoPlanError(f"`{name}` is a tensor, and no argument or result")
             addresses.append((len(image), positions[bound.name]))
