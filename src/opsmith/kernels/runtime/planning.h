@@ -1,4 +1,4 @@
-// Plans for new sizes of a known kind of call, by its recipe: nothing else here computes a size or a grid.
+// Plans by programs: results, scratch buffers and launches of a call. Nothing else in C++ computes a size or a grid.
 #pragma once
 #include <array>
 
