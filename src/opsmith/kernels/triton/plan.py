@@ -112,6 +112,8 @@ def plan_call(kernel: TritonKernel, values: Sequence[Any]) -> Plan | None:
     if kernel.has_programs(prepared):
         kernel.check_limits(prepared.grid)
         compiled = kernel.compiled(prepared, device)
+        if compiled is None:
+            raise NoPlanError("a hook of Triton compiles it")
         launch = _launch(kernel, compiled, prepared, values, device)
         loaded = kernel.loaded(compiled, device.index or 0)
         if loaded is None:
@@ -136,7 +138,7 @@ def _launch(
     Raises:
         NoPlanError: If the compiled kernel needs more, or takes other parameters.
     """
-    schema, metadata = kernel.operator.specification.schema, getattr(compiled, "metadata", None)
+    schema, metadata = kernel.operator.specification.schema, compiled.metadata
     for name, usual in USUAL.items():
         if (found := getattr(metadata, name, None)) != usual:
             raise NoPlanError(f"its compiled form has {name}={found}")
