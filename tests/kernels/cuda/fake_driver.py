@@ -55,6 +55,7 @@ class Record(ctypes.Structure):
         ("loads", ctypes.c_int),
         ("device", ctypes.c_int),
         ("allowed", ctypes.c_int),
+        ("prefers_shared", ctypes.c_int),
         ("depth", ctypes.c_int),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),

@@ -621,6 +621,7 @@ def test_much_shared_memory_is_allowed_first(launches: Launches) -> None:
         kernel(torch.randn(128, 128))
     assert launches.by_plan[1].shared > 48 * 1024
     assert record().allowed == launches.by_plan[1].shared
+    assert record().prefers_shared
 
 
 def test_too_much_shared_memory_is_told_as_triton_tells_it(

@@ -335,6 +335,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                         return None
                     function = driver.load(compiled.asm["cubin"], metadata.name)
                     if metadata.shared > DEFAULT_MAX_SHARED:
+                        driver.prefer_shared(function)  # as Triton does
                         driver.allow_shared(function, metadata.shared)
                     self._functions[key] = function
             return driver.opened, context, self._functions[key]

@@ -79,7 +79,7 @@ def hooks_are_set() -> bool:
     """Return True if somebody is to be called around Triton's launches, as a profiler."""
     knobs = triton_module().knobs.runtime
     names = ("launch_enter_hook", "launch_exit_hook", "kernel_load_start_hook", "kernel_load_end_hook")
-    hooks = (getattr(knobs, name) for name in names)
+    hooks = (getattr(knobs, name, None) for name in names)
     return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
