@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--output FOLDER] [--minutes 10]
 
 1. Launches by C++ while a CUDA graph is captured: a graph of a call is replayed on other numbers, and must
-   give what the reference gives. `replay` is the GPU's time of a graph by that of a call.
+   give what the reference gives. `replay` is the GPU's time of a graph by that of a call. One kernel is in
+   Triton, and must run by a plan.
 2. `bundled_cuda.py`: the operators of a language model and `adamw_` beside torch, with the host's time.
 3. `involution_cuda.py`: involution beside a plain kernel and `unfold`, two stages.
 4. The tests with the mark `gpu`, as `make gpu-test` runs them, in the time that is left.
@@ -55,6 +56,8 @@ def graphs() -> None:
         "rope_": (ops.rope_, (heads, table, positions)),
         "adamw_": (ops.adamw_, (*lists, count, 0.1)),  # a step beyond the tolerance
     }
+    in_triton = scaled()
+    calls["in Triton"] = (in_triton, (x, 1.5))
     scratch = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n{'operator':12}{'replay':>8}")
     for name, (operator, arguments) in calls.items():
@@ -64,12 +67,35 @@ def graphs() -> None:
             lambda o=operator, a=arguments: o(*a), 9, scratch
         )
         print(f"{name:12}{ratio:8.2f}")
+    kernel: Any = in_triton.specification.kernels[0].given
+    assert kernel.cached_plans, f"Triton launches the kernel in Triton: {kernel.by_triton}"
+
+
+def scaled() -> Any:
+    """An operator with a kernel in Triton."""
+    import triton
+    import triton.language as tl
+
+    import opsmith
+
+    def scaled_kernel(x_ptr, result_ptr, result_numel, by, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < result_numel)
+        tl.store(result_ptr + at, x * by, mask=at < result_numel)
+
+    @opsmith.operator("gpu::scaled")
+    def operator(x: Tensor, by: float) -> Tensor:
+        return x * by
+
+    grid = lambda result, BLOCK: triton.cdiv(result.numel(), BLOCK)
+    return operator.kernel("cuda", triton=scaled_kernel, grid=grid, constants={"BLOCK": 1024})
 
 
 def captured(operator: Any, arguments: Sequence[Any]) -> Callable[[], object]:
     """Capture a call, hold its replay on other numbers to the reference, and return the replay."""
     with torch.no_grad():
-        operator(*arguments)  # planned, and its kernels are loaded
+        for _ in range(2):  # planned, and its kernels are loaded: one in Triton in the second call
+            operator(*arguments)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

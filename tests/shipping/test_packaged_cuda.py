@@ -18,9 +18,9 @@ from opsmith import errors
 from opsmith.build import manifest, packaged
 from opsmith.core import missing_kernels
 from opsmith.kernels.cuda import nvrtc
-from opsmith.kernels.cuda.driver import Driver, DriverError
 from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.packaged import MAGIC, gpu_misfit, gpu_rank
+from opsmith.kernels.runtime.driver import Driver, DriverError
 from opsmith.shipping.builder import staged_build
 from opsmith.shipping.targets import BuildTargets
 

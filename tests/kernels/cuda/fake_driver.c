@@ -25,7 +25,7 @@ static Function function_of[MODULES];
 
 // What the last launch was, for tests.
 typedef struct {
-  int launches, loads, device, allowed, depth;
+  int launches, loads, device, allowed, prefers_shared, depth;
   unsigned grid[3], block[3], shared;
   void* stream;
   char name[256];
@@ -187,6 +187,12 @@ EXPORT int cuFuncSetAttribute(void* function, int attribute, int value) {
   Function* changed = function;
   if (attribute != 8 || value < 0 || changed->shared + value > MOST_SHARED) return INVALID_VALUE;
   last.allowed = changed->dynamic = value;
+  return OK;
+}
+
+EXPORT int cuFuncSetCacheConfig(void* function, int config) {
+  if (!function || config != 1) return INVALID_VALUE;
+  last.prefers_shared = 1;
   return OK;
 }
 

@@ -26,7 +26,6 @@ from opsmith import config
 from opsmith.core.kernels import Kernel
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cuda.compiler import Instance
-from opsmith.kernels.cuda.driver import Driver, TorchCuda
 from opsmith.kernels.cuda.emulation.call import fault_error
 from opsmith.kernels.cuda.emulation.compiler import EmulatedLibrary, emulated_libraries
 from opsmith.kernels.cuda.emulation.findings import findings_of
@@ -41,6 +40,7 @@ from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters
 from opsmith.kernels.on_cpu import NOTE
+from opsmith.kernels.runtime.driver import Driver, TorchCuda
 
 SOURCE = Path(__file__).with_name("fake_driver.c")
 ARCHITECTURE = "sm_90"
@@ -55,6 +55,7 @@ class Record(ctypes.Structure):
         ("loads", ctypes.c_int),
         ("device", ctypes.c_int),
         ("allowed", ctypes.c_int),
+        ("prefers_shared", ctypes.c_int),
         ("depth", ctypes.c_int),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),

@@ -17,11 +17,12 @@ from opsmith.core.argument_types import NUMBERED
 from opsmith.kernels.common.gpu_resources import MULTIPROCESSORS, Resources, occupancy, read_resources
 from opsmith.kernels.common.parameters import LAYOUTS, PARAMETER_TYPES
 from opsmith.kernels.cuda import compiler as compiling
-from opsmith.kernels.cuda import driver, nvrtc
+from opsmith.kernels.cuda import nvrtc
 from opsmith.kernels.cuda.compiler import Instance, diagnostics, name_expression
 from opsmith.kernels.cuda.parameters import VERSION
 from opsmith.kernels.cuda.rules import MAX_DIM
 from opsmith.kernels.cuda.source import cuda_source
+from opsmith.kernels.runtime import driver
 
 SPILLING = """
 template <class T>

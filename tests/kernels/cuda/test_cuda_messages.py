@@ -16,7 +16,7 @@ import opsmith
 from opsmith import errors
 from opsmith.core import missing_kernels
 from opsmith.kernels.cuda import limits, nvrtc
-from opsmith.kernels.cuda.driver import TorchCuda
+from opsmith.kernels.runtime.driver import TorchCuda
 from opsmith.torch_library import capabilities
 
 HERE = Path(__file__)
@@ -456,7 +456,7 @@ def test_reload_and_declaring_again(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opsmith.kernels.cuda import driver
+    from opsmith.kernels.runtime import driver
 
     def broken(library: Any) -> Any:
         raise driver.DriverError("cuInit", 100, "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected")

@@ -12,8 +12,8 @@ from torch import Tensor
 import opsmith
 from opsmith import errors
 from opsmith.kernels.cuda.compiler import Cubin
-from opsmith.kernels.cuda.driver import DriverError
 from opsmith.kernels.cuda.launch import Geometry
+from opsmith.kernels.runtime.driver import DriverError
 
 INVALID, RESOURCES = "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
 

@@ -17,8 +17,8 @@ import opsmith
 from opsmith import errors
 from opsmith.build import packaged
 from opsmith.core import missing_kernels
-from opsmith.kernels.cuda.driver import Driver
 from opsmith.kernels.runtime import library
+from opsmith.kernels.runtime.driver import Driver
 from opsmith.torch_library import capabilities
 
 SCALED = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ import torch
 
 from opsmith import errors
 from opsmith.build.cache import Build, CacheEntry, cache_on_disk
-from opsmith.build.elf import section
 from opsmith.build.source_text import has_includes, include_parts
+from opsmith.kernels.common.cubin import launch_bound
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.gpu_resources import Resources, read_resources
 from opsmith.kernels.cpp.codegen import cpp_path
@@ -45,8 +44,6 @@ OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-DOPSMITH_INDE
 """Options of NVRTC. By the second, functions without an execution space run on the GPU. See the header."""
 VERBOSE = "--ptxas-options=-v"
 SOURCE, CUBIN, REPORT, PTX = "kernel.cu", "kernel.cubin", "kernel.json", "kernel.ptx"
-_SIZED, _MAX_THREADS = 4, 5
-"""Numbers of cubins: an attribute of a kernel that has a size, and the most threads of a block, in three."""
 ATTEMPTS = 5
 """Most compilations of one kernel while its headers change."""
 MARGIN = 2
@@ -111,24 +108,6 @@ class Cubin:
     max_threads: int | None
     origin: str
     log: str = ""
-
-
-def launch_bound(cubin: bytes, name: str) -> int | None:
-    """Return the most threads of a block that `__launch_bounds__` of a kernel allows; None without it.
-
-    Args:
-        cubin: Content of the cubin.
-        name: Name of the kernel in it.
-    """
-    attributes, at = section(cubin, f".nv.info.{name}"), 0
-    while at < len(attributes):
-        form, attribute, size = struct.unpack_from("<BBH", attributes, at)
-        at += 4
-        if form == _SIZED and attribute == _MAX_THREADS:
-            x, y, z = struct.unpack_from("<3I", attributes, at)
-            return int(x * y * z)
-        at += size if form == _SIZED else 0
-    return None
 
 
 @cache

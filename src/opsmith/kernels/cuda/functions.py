@@ -14,12 +14,12 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.missing_kernels import with_reason
 from opsmith.kernels.cuda.compiler import Cubin, Instance, name_expression
-from opsmith.kernels.cuda.driver import DEFAULT_MAX_SHARED, Driver, DriverError
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.nvrtc import find_nvrtc, older_nvrtcs
 from opsmith.kernels.cuda.plan import CudaPlan, PlannedLaunch
 from opsmith.kernels.cuda.recipe import launch_recipe
+from opsmith.kernels.runtime.driver import DEFAULT_MAX_SHARED, Driver, DriverError
 from opsmith.kernels.runtime.plan import Launch, Launches, Plan, copies_in
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class GpuFunctions:
                     launches.append(self._launch(planned, function, index))
         except DriverError as error:
             failed, geometry = self._words(planned, index)
-            raise self.refused(f"{failed}: {error}", geometry) from None
+            raise self._kernel.refused(f"{failed}: {error}", geometry) from None
         return driver.opened, context, tuple(launches)
 
     def _launch(self, planned: PlannedLaunch, function: LoadedFunction, index: int) -> Launch:
@@ -146,16 +146,6 @@ class GpuFunctions:
             f"the CUDA kernel{named} is not launched",
             f"grid {geometry.grid}, block {geometry.block}, {geometry.shared} bytes of shared memory, on "
             f"{self._kernel.machine.architecture(index)}",
-        )
-
-    def refused(self, problem: str, got: str) -> errors.KernelError:
-        """Return the error for a launch that the driver refuses."""
-        return self._kernel.error(
-            errors.KernelError,
-            problem,
-            got=got,
-            hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
-            "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
         )
 
     def _function(self, instance: Instance, geometry: Geometry, index: int) -> LoadedFunction:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsmith import errors
-from opsmith.core.cached_property import cached_property
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.operator import Operator
 from opsmith.core.specification import Specification
@@ -17,12 +16,11 @@ from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symb
 from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
-from opsmith.kernels.runtime.planned_kernel import PlannedKernel
+from opsmith.kernels.runtime.planned_kernel import LaunchedKernel
 
 # A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.compiler import Cubin, Instance
-    from opsmith.kernels.cuda.driver import TorchCuda
     from opsmith.kernels.cuda.functions import GpuFunctions
     from opsmith.kernels.cuda.nvrtc import Nvrtc
     from opsmith.kernels.cuda.packaged import PackagedImages
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from opsmith.kernels.runtime.plan import Plan
 
 
-class CudaKernel(PlannedKernel[CudaSource]):
+class CudaKernel(LaunchedKernel[CudaSource]):
     """Function that computes an operator by a kernel in CUDA C++.
 
     Args:
@@ -46,7 +44,7 @@ class CudaKernel(PlannedKernel[CudaSource]):
         deterministic: See `BuiltKernel`.
     """
 
-    key, language = "cuda", "CUDA"
+    key, language, written_in = "cuda", "CUDA", "CUDA C++"
 
     def __init__(
         self,
@@ -79,18 +77,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
         self._functions: GpuFunctions | None = None
         self._choices: CallCache[CudaChoice | str] = CallCache()
         self._images: dict[str, PackagedImages] = {}
-
-    @cached_property
-    def machine(self) -> TorchCuda:
-        """GPUs and the driver."""
-        from opsmith.kernels.cuda.driver import TorchCuda
-
-        return TorchCuda()
-
-    @property
-    def device(self) -> str:
-        """Type of the device that it runs on."""
-        return self.machine.device
 
     @property
     def functions(self) -> GpuFunctions:
@@ -281,13 +267,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
     def _numbers_read(self) -> set[str]:
         return self.rules.names
 
-    def _build(self) -> DispatchedKernel:
-        try:
-            return self._dispatched(self.package, "in CUDA C++, which needs no C++ compiler")
-        except errors.ToolchainError as error:
-            self._refused = error  # until `reload`
-            raise
-
     def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
         from opsmith.kernels.common.parameters import device_refusal
 
@@ -301,10 +280,6 @@ class CudaKernel(PlannedKernel[CudaSource]):
             from opsmith.core.missing_kernels import missing_reason
 
             return missing_reason(self, error)
-
-    def _failed(self, text: str) -> errors.KernelError:
-        problem, _, got = text.partition("\n  got: ")
-        return self.functions.refused(problem, got)
 
     def choose_anew(self, missing: errors.ToolchainError | None = None) -> None:
         """Forget the choices for calls: what they were made by is there no more.

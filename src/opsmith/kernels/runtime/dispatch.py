@@ -19,7 +19,7 @@ from opsmith.kernels.runtime.library import python_runtime, runtime
 from opsmith.kernels.runtime.plan import Plan
 
 NAMESPACE = "opsmith_kernels"
-_OPTIONAL, _WRITTEN, _FREE = 100, 1000, 10000
+_OPTIONAL, _WRITTEN, _FREE, _BY_ADDRESS = 100, 1000, 10000, 100000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
@@ -236,6 +236,7 @@ def dispatched_kernel(
     schema: str,
     arguments: Sequence[Parameter],
     free: Sequence[bool],
+    by_address: bool,
     results: int,
     device: str,
     without_plan: Callable[..., Any],
@@ -249,6 +250,7 @@ def dispatched_kernel(
         schema: Text of the operator's schema, without its name.
         arguments: Parameter for each argument.
         free: For each argument, True if its numbers of floating point are no part of a call's signature.
+        by_address: True if a call's signature has if the address of each tensor is divisible by 16.
         results: Number of results.
         device: Dispatch key of its device, as `CPU`.
         without_plan: Method of the kernel that computes calls without a plan, in Python.
@@ -262,6 +264,7 @@ def dispatched_kernel(
         + _OPTIONAL * each.optional
         + _WRITTEN * each.written
         + _FREE * is_free
+        + _BY_ADDRESS * (by_address and each.type == "Tensor")
         for each, is_free in zip(arguments, free, strict=True)
     )
     with _lock:

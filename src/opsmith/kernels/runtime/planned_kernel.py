@@ -5,27 +5,36 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from opsmith import errors
-from opsmith.core.kernels import BuiltKernel, Kernel, Rejected, refuse_strictly
+from opsmith.core.cached_property import cached_property
+from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
 from opsmith.torch_library import capabilities
 
 # A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
 if TYPE_CHECKING:
     from opsmith.kernels.cpp.source import CppSource
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.driver import TorchCuda
     from opsmith.kernels.runtime.plan import Plan
 
-S = TypeVar("S", bound="CppSource")
+S = TypeVar("S", bound=KernelSource)
+C = TypeVar("C", bound="CppSource")
 
 
 class PlannedKernel(BuiltKernel[S]):
     """Function that computes an operator by plans; Python makes a plan for each new signature of a call.
 
     Its `_build` keeps in `_refused` an error that holds until `reload`.
+
+    Attributes:
+        by_address: True if a plan is for tensors whose addresses are divisible by 16, or for others.
+        free: See `_free_numbers`; once it is loaded.
     """
 
+    by_address: ClassVar[bool] = False
+    free: Collection[str] = ()
     _loaded: DispatchedKernel | None = None
 
     @property
@@ -40,7 +49,7 @@ class PlannedKernel(BuiltKernel[S]):
 
         return package_of(self.declared)
 
-    def digest(self) -> str:
+    def digest(self: PlannedKernel[C]) -> str:
         """Return the digest of what its author wrote, by which it is found built in a package."""
         from opsmith.build.manifest import digest_of_parts
 
@@ -63,8 +72,20 @@ class PlannedKernel(BuiltKernel[S]):
         """
 
     @abstractmethod
-    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str:
-        """Plan the calls that have the signature of these values; the reason if the kernel takes none."""
+    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str | None:
+        """Plan the calls that have the signature of these values.
+
+        Returns:
+            The plan; the reason if the kernel takes no such call; None if it computes this one without.
+        """
+
+    def _awaits_plan(self, values: Sequence[Any]) -> bool:
+        """Return True if a call is to be planned; else it is computed without a plan."""
+        return True
+
+    def _unplanned(self, values: Sequence[Any]) -> Any:
+        """Compute a call without a plan."""
+        raise NotImplementedError
 
     @abstractmethod
     def _failed(self, text: str) -> errors.KernelError:
@@ -104,14 +125,16 @@ class PlannedKernel(BuiltKernel[S]):
         from opsmith.kernels.runtime.library import runtime_file
 
         specification = self.operator.specification
-        arguments, free = cpp_arguments(self), self._free_numbers()
+        arguments = cpp_arguments(self)
         runtime_file(folder, described)
+        self.free = self._free_numbers()
         return dispatched_kernel(
             self,
             specification.dispatched_name,
             specification.schema.void.text("", with_hidden=True),
             arguments,
-            [each.name in free for each in specification.schema.arguments],
+            [each.name in self.free for each in specification.schema.arguments],
+            self.by_address,
             len(specification.schema.results),
             self.device.upper(),
             self._without_plan,
@@ -128,9 +151,14 @@ class PlannedKernel(BuiltKernel[S]):
         Calls that differ in them share a plan. There are none if the operator has results: their sizes may
         depend on any number.
         """
-        schema = self.operator.specification.schema
-        numbers = {each.name for each in schema.arguments if each.kind.base.annotation == "float"}
-        return set() if schema.results else numbers - set(self._numbers_read())
+        results = self.operator.specification.schema.results
+        return set() if results else self._numbers - set(self._numbers_read())
+
+    @property
+    def _numbers(self) -> set[str]:
+        """The arguments that are numbers of floating point."""
+        arguments = self.operator.specification.schema.arguments
+        return {each.name for each in arguments if each.kind.base.annotation == "float"}
 
     @property
     def direct(self) -> Callable[..., Any]:
@@ -210,21 +238,66 @@ class PlannedKernel(BuiltKernel[S]):
         from opsmith.torch_library.writes import refuse_unwritable
 
         specification, loaded = self.operator.specification, self._load()
-        signature = loaded.pending()
         values = specification.schema.call_values(args, kwargs)
-        plan: Plan | None = None
+        if not self._awaits_plan(values):
+            return self._unplanned(values)
+        signature = loaded.pending()
+        plan: Plan | str | None = None
         try:
             if specification.schema.written:
                 refuse_unwritable(specification, values)
-            planned = self._plan(loaded, values)
-            if isinstance(planned, str):
-                refuse_strictly([Rejected(Kernel(self.device, self), planned)], self.operator.name)
-            else:
-                plan = planned
+            plan = self._plan(loaded, values)
+            if isinstance(plan, str):
+                refuse_strictly([Rejected(Kernel(self.device, self), plan)], self.operator.name)
         finally:
             if signature is not None:
-                loaded.remember(signature, plan)
+                loaded.remember(signature, None if isinstance(plan, str) else plan)
         if plan is None:
+            return self._unplanned(values)
+        if isinstance(plan, str):
             given, named = specification.schema.split(values)
             return specification.computed_by(*given, **named)
         return loaded.overload(*args, **kwargs)
+
+
+class LaunchedKernel(PlannedKernel[S]):
+    """Function that computes an operator by launches on GPUs.
+
+    Attributes:
+        written_in: Name of the language of its source, for messages.
+    """
+
+    written_in: ClassVar[str]
+
+    @cached_property
+    def machine(self) -> TorchCuda:
+        """GPUs and the driver."""
+        from opsmith.kernels.runtime.driver import TorchCuda
+
+        return TorchCuda()
+
+    @property
+    def device(self) -> str:
+        """Type of the device that it runs on."""
+        return self.machine.device
+
+    def _build(self) -> DispatchedKernel:
+        try:
+            return self._dispatched(self.package, f"in {self.written_in}, which needs no C++ compiler")
+        except errors.ToolchainError as error:
+            self._refused = error  # until `reload`
+            raise
+
+    def _failed(self, text: str) -> errors.KernelError:
+        problem, _, got = text.partition("\n  got: ")
+        return self.refused(problem, got)
+
+    def refused(self, problem: str, got: str) -> errors.KernelError:
+        """Return the error for a launch that the driver refuses."""
+        return self.error(
+            errors.KernelError,
+            problem,
+            got=got,
+            hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
+            "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+        )

@@ -213,12 +213,13 @@ PUBLIC void* opsmith_entry(int32_t results, uint64_t torch_version, const char* 
 }
 
 // Makes the record of a kernel. `types` has a number for each argument: its type, plus 100 if it is optional, plus 1000
-// if the operator writes into it, plus 10000 if it is free. `make_error` turns the text of its exception into a Python
-// exception.
+// if the operator writes into it, plus 10000 if it is free, plus 100000 if its address counts. `make_error` turns the
+// text of its exception into a Python exception.
 PUBLIC void* opsmith_record(const int32_t* types, int32_t count, int32_t results, PyObject* make_error) {
   std::vector<Argument> arguments;
   for (const int32_t* type = types; type != types + count; type++)
-    arguments.push_back({*type % 100, *type / 100 % 10 != 0, *type / 1000 % 10 != 0, *type >= 10000});
+    arguments.push_back({*type % 100, *type / 100 % 10 != 0, *type / 1000 % 10 != 0, *type / 10000 % 10 != 0,
+                         *type >= 100000});
   Py_IncRef(make_error);
   Record* record = new Record{std::move(arguments), results, make_error};
   record->older = newest;

@@ -40,7 +40,7 @@ class Arguments : public CallValues {
       word = *box;
     }
     switch (argument.type) {
-      case TENSOR: value.tensor = tensor(word); break;
+      case TENSOR: value.tensor = tensor(word, argument.by_address); break;
       case INTEGER: value.integer = int64_t(word); both(word); break;
       case NUMBER:
         value.number = number(word);
@@ -76,7 +76,7 @@ class Arguments : public CallValues {
     return word;
   }
 
-  RawTensor tensor(uint64_t word) {
+  RawTensor tensor(uint64_t word, bool by_address = false) {
     TensorHandle handle = reinterpret_cast<TensorHandle>(word);
     tensors.push(handle);
     RawTensor raw;
@@ -94,7 +94,9 @@ class Arguments : public CallValues {
     dtypes.push(dtype);
     if (tensors.size() == 1) device = {type, index};
     several_devices |= type != device.type || index != device.index;
-    both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 | uint64_t(raw.dim));
+    const bool odd = by_address && reinterpret_cast<uintptr_t>(raw.data) % 16;
+    both(uint64_t(dtype) << 32 | uint64_t(uint8_t(type)) << 24 | uint64_t(uint8_t(index)) << 16 |
+         uint64_t(odd) << 15 | uint64_t(raw.dim));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(sizes[at]));
     for (int64_t at = 0; at < raw.dim; at++) words.push(uint64_t(strides[at]));
     return raw;

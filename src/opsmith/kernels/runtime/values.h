@@ -40,6 +40,7 @@ struct Argument {
   bool optional;
   bool written;  // the operator writes into it
   bool free = false;  // its numbers of floating point are no part of the signature: the kernel alone reads them
+  bool by_address = false;  // the signature has if the address of its tensor is divisible by 16
 };
 
 // Device of a tensor, by torch's number of its type.

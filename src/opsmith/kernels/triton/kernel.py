@@ -4,32 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
-from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.gpu_resources import MOST_GRID
 from opsmith.kernels.common.parameters import copied_results, copy_reason, device_refusal, layout_refusal
+from opsmith.kernels.runtime.driver import DEFAULT_MAX_SHARED, DriverError
+from opsmith.kernels.runtime.planned_kernel import LaunchedKernel
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret
-from opsmith.kernels.triton.source import TritonSource, compiler_options, triton_module
+from opsmith.kernels.triton.source import TritonSource, compiler_options, defaults_of, triton_module
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
+
+if TYPE_CHECKING:
+    from opsmith.kernels.runtime.dispatch import DispatchedKernel
+    from opsmith.kernels.runtime.plan import Plan
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Default floating-point dtypes of a kernel."""
 MAX_EXTENT = 2**31 - 1
 """Largest extent of a tensor in elements: kernels index in 32 bits, which would overflow silently."""
+_ANY_CONTEXT = nullcontext()
 Launch = Callable[[Any, dict[str, Any]], None]
 """Function that runs a kernel, given its grid and all its arguments."""
 
@@ -41,6 +48,7 @@ class PreparedLaunch:
     Attributes:
         grid: Number of programs; a function of the configuration where `triton.autotune` chooses one.
         arguments: Values of the kernel's parameters, and options of Triton.
+        layouts: Layouts of the results.
         results: Results, which the kernel writes.
         written: Tensors into which the kernel writes in place, by name.
         back: Arguments that are written, each with the copy in another layout that the kernel has.
@@ -48,13 +56,17 @@ class PreparedLaunch:
 
     grid: Any
     arguments: dict[str, Any]
+    layouts: tuple[ResultLayout, ...]
     results: list[Tensor]
     written: dict[str, Tensor]
     back: list[tuple[Tensor, Tensor]]
 
 
-class TritonKernel(BuiltKernel[TritonSource]):
+class TritonKernel(LaunchedKernel[TritonSource]):
     """Function that computes an operator by a kernel in Triton.
+
+    The first call of a signature is launched by Triton, and later ones by a plan. Triton launches all where a
+    plan does not say enough.
 
     Args:
         operator: The operator that the kernel computes.
@@ -69,10 +81,12 @@ class TritonKernel(BuiltKernel[TritonSource]):
         deterministic: See `BuiltKernel`.
 
     Attributes:
-        copied: Number of copies for their layout, of each argument and result.
+        by_triton: Why Triton launches all calls; empty if plans do; None before the first call.
+        defaults: Default values of the function's parameters.
     """
 
-    key, language = "triton", "Triton"
+    key, language, written_in, by_address = "triton", "Triton", "Triton", True
+    by_triton: str | None
 
     def __init__(
         self,
@@ -98,7 +112,9 @@ class TritonKernel(BuiltKernel[TritonSource]):
         )
         self._dtypes = dtypes
         self._launched_by = grid, constants, layouts
+        self._filled, self.defaults = bool(source.filled), defaults_of(source)
         self.binding: Binding = bind(self, constants, layouts)
+        self._read_by_rules: set[str] = set()
         named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
         self._constants = {
             name: self._rule(value, named, f"the constant `{name}`") for name, value in constants.items()
@@ -122,13 +138,18 @@ class TritonKernel(BuiltKernel[TritonSource]):
         if not callable(value):
             return lambda values: value
         names = names_of_call(self, value, known, what)
+        self._read_by_rules.update(names)
         return lambda values: value(**{name: values[name] for name in names})
 
     def _forget(self) -> None:
+        super()._forget()
+        self.by_triton = None
+        self._functions: dict[tuple[str, int], int] = {}
         self._missing: errors.ToolchainError | None = None
         self._checked_triton = False
         self._layouts: CallCache[tuple[ResultLayout, ...]] = CallCache()
-        self.copied: Counter[str] = Counter()
+        self._seen: CallCache[bool] = CallCache()
+        self._copied: Counter[str] = Counter()
 
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take a call with these argument values; None if it does.
@@ -188,23 +209,154 @@ class TritonKernel(BuiltKernel[TritonSource]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator on a GPU."""
-        return self._run(args, kwargs, self._launch, count=True)
+        if self._runs_by_plans():
+            return super().__call__(*args, **kwargs)
+        return self._run(self._values(args, kwargs), self._launch, count=True)
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        values: list[Any] = self.operator.specification.schema.call_values(args, kwargs)
+        return values
 
     def traced(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator under torch's tracing: its compiler sees the kernel and the copies."""
-        return self._run(args, kwargs, self._wrapped)
+        return self._run(self._values(args, kwargs), self._wrapped)
 
     def interpreted(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator on the CPU, in Triton's interpreter."""
-        return self._run(args, kwargs, self._interpret)
+        return self._run(self._values(args, kwargs), self._interpret)
+
+    @property
+    def direct(self) -> Callable[..., Any]:
+        """Fastest callable of the kernel, valid only for calls that the kernel takes."""
+        return super().direct if self._runs_by_plans() else self
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """Number of copies for their layout, of each argument and of `result`, without zeros."""
+        return dict(self._copied + Counter(super().copied))
+
+    @property
+    def _sizing(self) -> None:
+        """None: the grid is a function in Python, and C++ plans no other sizes."""
+
+    def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
+        """Take the dispatcher's calls of the operator, where calls run by plans."""
+        return super().serve(fallback) if self._runs_by_plans() else None
+
+    def _runs_by_plans(self) -> bool:
+        if self.by_triton is None:
+            self.by_triton = self._obstacle()
+        return not self.by_triton
+
+    def _obstacle(self) -> str:
+        """Return why no call of the kernel can run by a plan; empty if there is no such reason."""
+        if self._filled:
+            return "`triton.autotune` or `triton.heuristics` decides at each launch"
+        jitted = self.source.compiled_by()
+        if self.source.layers not in ((), (jitted,)) or jitted.pre_run_hooks:
+            return "something stands between a launch and Triton"
+        unavailable = self.machine.unavailable()
+        if unavailable is not None:
+            return unavailable
+        try:
+            self._load()
+        except (errors.KernelSignatureError, errors.ToolchainError) as error:
+            return error.problem
+        return ""
+
+    def _numbers_read(self) -> set[str]:
+        constant = {each.name for each in self.source.parameters if each.constant}
+        return self._read_by_rules | {each.name for each in self.binding.bounds if each.parameter in constant}
+
+    def _free_numbers(self) -> set[str]:
+        """Return the same, also where `shapes=` alone says the sizes of the results."""
+        sized = super()._sizing is not None
+        return self._numbers - self._numbers_read() if sized else super()._free_numbers()
+
+    def _plan(self, loaded: DispatchedKernel, values: Sequence[Any]) -> Plan | str | None:
+        from opsmith.kernels.triton.plan import NoPlanError, hooks_are_set, plan_call
+
+        if hooks_are_set():
+            return None
+        refused = self.refusal(values)
+        if refused is not None:
+            return refused
+        try:
+            return plan_call(self, values)
+        except NoPlanError as error:
+            self.by_triton = str(error)
+            self.withdraw()
+            self.operator.forget_calls()  # they hold what goes by plans
+            return None
+
+    def _awaits_plan(self, values: Sequence[Any]) -> bool:
+        """Return False for the first call of a signature: the second is planned.
+
+        A plan costs more than a launch by Triton, and sizes or numbers may be others in each call.
+        """
+        if self.by_triton:
+            return False
+        specification = self.operator.specification
+        named = zip(specification.schema.names, values, strict=True)
+        signature = call_signature([None if name in self.free else value for name, value in named])
+        if self._seen.get(specification, signature):
+            return True
+        self._seen.obtain(specification, signature, lambda: True)
+        return False
+
+    def _unplanned(self, values: Sequence[Any]) -> Any:
+        result = self._run(values, self._launch, count=True)
+        return result[0] if isinstance(result, tuple) and len(result) == 1 else result
+
+    def compiled(self, prepared: PreparedLaunch, device: torch.device) -> Any:
+        """Return what Triton launches for these arguments, compiled or found in its cache.
+
+        Raises:
+            CompileError: If Triton's compiler refuses the kernel.
+        """
+        launched = self.source.launched()
+        given = {**prepared.arguments, **compiler_options()}
+        return self._in_triton(device, lambda: launched.run(grid=prepared.grid, warmup=True, **given))
+
+    def loaded(self, compiled: Any, index: int) -> tuple[int, int, int] | None:
+        """Load what Triton has compiled on a GPU, once; None while a CUDA graph is captured.
+
+        Returns:
+            The driver, torch's context, and the handle of the kernel.
+        """
+        from opsmith.kernels.triton.plan import NoPlanError
+
+        metadata, key = compiled.metadata, (compiled.hash, index)
+        try:
+            driver = self.machine.driver()
+            with self._lock, driver.on_device(index) as context:
+                if key not in self._functions:
+                    if self.machine.is_capturing():
+                        return None
+                    function = driver.load(compiled.asm["cubin"], metadata.name)
+                    if metadata.shared > DEFAULT_MAX_SHARED:
+                        driver.prefer_shared(function)  # as Triton does
+                        driver.allow_shared(function, metadata.shared)
+                    self._functions[key] = function
+            return driver.opened, context, self._functions[key]
+        except (DriverError, errors.ToolchainError) as error:  # Triton's launcher says what is wrong
+            raise NoPlanError(str(error)) from None
 
     def programs(self, values: Sequence[Any]) -> int:
         """Return the number of programs that the interpreter runs for these argument values."""
         prepared = self.prepare(values)
         return prod(self._interpretable(prepared.grid, prepared.arguments)[0])
 
-    def prepare(self, values: Sequence[Any], *, count: bool = False) -> PreparedLaunch:
-        """Copy arguments into their layouts, allocate the results, and bind the kernel's parameters."""
+    def prepare(
+        self, values: Sequence[Any], *, count: bool = False, rules: AbstractContextManager[Any] = _ANY_CONTEXT
+    ) -> PreparedLaunch:
+        """Copy arguments into their layouts, allocate the results, and bind the kernel's parameters.
+
+        Args:
+            values: Argument values.
+            count: True if copies are counted.
+            rules: Context in which the grid and the constants are computed.
+        """
         schema = self.operator.specification.schema
         named = dict(zip(schema.names, values, strict=True))
         device = tensors_in(list(values))[0].device
@@ -214,43 +366,41 @@ class TritonKernel(BuiltKernel[TritonSource]):
                 given, named[name] = named[name], wanted.copy_of(named[name])
                 back += [(given, named[name])] if name in schema.written else []
                 if count:
-                    self.copied[name] += 1
+                    self._copied[name] += 1
         written = {name: named[name] for name in schema.written if named[name] is not None}
-        results = []
-        for result, layout in zip(schema.results, self._result_layouts(values), strict=True):
+        results, layouts = [], self._result_layouts(values)
+        for result, layout in zip(schema.results, layouts, strict=True):
             results.append(layout.allocate(device, self.binding.tensors[result.name].layout))
             self._check_result(result.name, layout)
             named[result.name] = results[-1]
-        constants = {name: rule(named) for name, rule in self._constants.items()}
+        with rules:
+            constants = {name: rule(named) for name, rule in self._constants.items()}
         everything = {**named, **constants}
         arguments = {bound.parameter: bound.of(everything) for bound in self.binding.bounds}
         arguments |= {name: constants[name] for name in self.binding.options}
         grid: Any
-        if self.source.filled:  # their values are known only at the launch
+        if self._filled:  # their values are known only at the launch
             grid = lambda meta: _grid_tuple(self._grid({**everything, **meta}))
         else:
-            grid = _grid_tuple(self._grid({**everything, **_defaults(self.source)}))
-        return PreparedLaunch(grid, arguments, results, written, back)
+            with rules:
+                grid = _grid_tuple(self._grid({**everything, **self.defaults}))
+        return PreparedLaunch(grid, arguments, layouts, results, written, back)
 
-    def _run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Launch, *, count: bool = False
-    ) -> Any:
+    def _run(self, values: Sequence[Any], launch: Launch, *, count: bool = False) -> Any:
         schema = self.operator.specification.schema
-        values = schema.call_values(args, kwargs)
         prepared = self.prepare(values, count=count)
-        if self._has_programs(prepared):
+        if self.has_programs(prepared):
             launch(prepared.grid, prepared.arguments)
         for given, copy in prepared.back:
             given.copy_(copy)
         results = []
-        layouts = self._result_layouts(values)
-        for described, layout, written in zip(schema.results, layouts, prepared.results, strict=True):
+        for layout, written in zip(prepared.layouts, prepared.results, strict=True):
             results.append(layout.restore(written))
             if count and results[-1] is not written:
-                self.copied[described.name] += 1
+                self._copied["result"] += 1
         return (results[0] if schema.single else tuple(results)) if results else None
 
-    def _has_programs(self, prepared: PreparedLaunch) -> bool:
+    def has_programs(self, prepared: PreparedLaunch) -> bool:
         """Return True if there is something to write; a grid without programs is an error for a result."""
         if not callable(prepared.grid):
             self._check_grid(prepared.grid)
@@ -277,21 +427,33 @@ class TritonKernel(BuiltKernel[TritonSource]):
 
     def _launch(self, grid: Any, arguments: dict[str, Any]) -> None:
         if not callable(grid):
-            for dim, (size, limit) in enumerate(zip(grid, MOST_GRID, strict=False)):
-                if size > limit:
-                    raise self.error(
-                        errors.LaunchError,
-                        "the grid of the Triton kernel has more programs than a GPU takes",
-                        argument="grid",
-                        expected=f"at most {limit} in dimension {dim}",
-                        got=f"{grid}",
-                        hint="put the larger number first, or let each program do more",
-                    )
+            self.check_limits(grid)
         device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
         launched = self.source.launched()
-        with torch.cuda.device(device):  # Triton launches on the stream of the current one
+        self._in_triton(device, lambda: launched[grid](**arguments, **compiler_options()))
+
+    def check_limits(self, grid: Sequence[int]) -> None:
+        """Refuse a grid that is larger than a GPU takes.
+
+        Raises:
+            LaunchError: Naming the dimension.
+        """
+        for dim, (size, limit) in enumerate(zip(grid, MOST_GRID, strict=False)):
+            if size > limit:
+                raise self.error(
+                    errors.LaunchError,
+                    "the grid of the Triton kernel has more programs than a GPU takes",
+                    argument="grid",
+                    expected=f"at most {limit} in dimension {dim}",
+                    got=f"{grid}",
+                    hint="put the larger number first, or let each program do more",
+                )
+
+    def _in_triton(self, device: torch.device, run: Callable[[], Any]) -> Any:
+        """Call Triton, whose exceptions become errors of ours."""
+        with torch.cuda.device(device):  # Triton compiles for the current one, and launches on its stream
             try:
-                launched[grid](**arguments, **compiler_options())
+                return run()
             except Exception as error:
                 reported = launch_error(error, self.source, self.operator.name)
                 if reported is None:
@@ -312,7 +474,7 @@ class TritonKernel(BuiltKernel[TritonSource]):
             arguments |= config.kwargs
         for name, heuristic in self.source.heuristics.items():
             arguments[name] = heuristic(arguments)
-        shape = grid({**_defaults(self.source), **arguments}) if callable(grid) else grid
+        shape = grid({**self.defaults, **arguments}) if callable(grid) else grid
         self._check_grid(shape)
         return shape, arguments
 
@@ -351,10 +513,3 @@ class TritonKernel(BuiltKernel[TritonSource]):
 
 def _grid_tuple(grid: Any) -> tuple[Any, ...]:
     return tuple(grid) if isinstance(grid, list | tuple) else (grid,)
-
-
-def _defaults(source: TritonSource) -> dict[str, Any]:
-    """Return the default values of the function's parameters, for a grid."""
-    code = source.function.__defaults__ or ()
-    named = source.parameters[len(source.parameters) - len(code) :]
-    return {parameter.name: value for parameter, value in zip(named, code, strict=True)}

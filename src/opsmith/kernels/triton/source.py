@@ -158,6 +158,13 @@ class TritonSource:
         return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
+def defaults_of(source: TritonSource) -> dict[str, Any]:
+    """Return the default values of a function's parameters."""
+    code = source.function.__defaults__ or ()
+    named = source.parameters[len(source.parameters) - len(code) :]
+    return {parameter.name: value for parameter, value in zip(named, code, strict=True)}
+
+
 def triton_source(given: Any) -> TritonSource:
     """Read the source of a Triton kernel, without importing Triton.
 

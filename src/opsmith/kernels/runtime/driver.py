@@ -27,6 +27,8 @@ STREAM = "aoti_torch_get_current_cuda_stream"
 """Torch's function, after them, which the runtime finds in torch where a stand-in for the driver has none."""
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+PREFER_SHARED = 1
+"""CU_FUNC_CACHE_PREFER_SHARED."""
 DEFAULT_MAX_SHARED = 48 * 1024
 """Bytes of shared memory, static and dynamic, that a kernel may use without `cuFuncSetAttribute`."""
 
@@ -129,6 +131,14 @@ class Driver:
             DriverError: If it exceeds the limit of this GPU.
         """
         self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
+
+    def prefer_shared(self, function: int) -> None:
+        """Let launches of a kernel have more shared memory and less of the cache, where both are one memory.
+
+        Raises:
+            DriverError: If the driver refuses.
+        """
+        self._do("cuFuncSetCacheConfig", ctypes.c_void_p(function), PREFER_SHARED)
 
     @cached_property
     def opened(self) -> int:

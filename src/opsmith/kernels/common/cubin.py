@@ -1,0 +1,52 @@
+"""Attributes of kernels in cubins, which the compiler leaves for the driver."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from opsmith.build.elf import section
+
+_SIZED = 4
+"""Form of an attribute with a size and content; others have a value of 16 bits in place of the size."""
+_MAX_THREADS, _PARAMETER = 5, 0x17
+"""EIATTR_MAX_THREADS and EIATTR_KPARAM_INFO, as `cuobjdump -elf` names them."""
+
+
+def _contents(cubin: bytes, name: str, number: int) -> Iterator[bytes]:
+    """Yield the content of each attribute of a kernel that has this number."""
+    attributes, at = section(cubin, f".nv.info.{name}"), 0
+    while at < len(attributes):
+        form, found, size = struct.unpack_from("<BBH", attributes, at)
+        at += 4
+        if form == _SIZED:
+            if found == number:
+                yield attributes[at : at + size]
+            at += size
+
+
+def launch_bound(cubin: bytes, name: str) -> int | None:
+    """Return the most threads of a block that `__launch_bounds__` of a kernel allows; None without it.
+
+    Args:
+        cubin: Content of the cubin.
+        name: Name of the kernel in it.
+    """
+    for content in _contents(cubin, name, _MAX_THREADS):
+        x, y, z = struct.unpack_from("<3I", content)
+        return int(x * y * z)
+    return None
+
+
+def parameter_places(cubin: bytes, name: str) -> list[tuple[int, int]]:
+    """Return offset and size in bytes of each parameter of a kernel, in order; empty if none is described.
+
+    Args:
+        cubin: Content of the cubin.
+        name: Name of the kernel in it.
+    """
+    found = {}
+    for content in _contents(cubin, name, _PARAMETER):
+        _, ordinal, offset, rest = struct.unpack("<IHHI", content)
+        found[ordinal] = offset, rest >> 18  # below are the bank and the alignment
+    return [found[ordinal] for ordinal in sorted(found)]

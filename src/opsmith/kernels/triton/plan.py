@@ -1,0 +1,204 @@
+"""Plan of a Triton kernel's call: what Triton has compiled, with parameters as its launcher packs them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import c_float
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from opsmith.core.call_arguments import tensors_in
+from opsmith.kernels.common.cubin import parameter_places
+from opsmith.kernels.common.parameters import Parameter
+from opsmith.kernels.runtime.plan import Launch, Launches, Plan, copies_in
+from opsmith.kernels.triton.compiler import WARP
+from opsmith.kernels.triton.source import triton_module
+
+if TYPE_CHECKING:
+    from opsmith.kernels.triton.kernel import PreparedLaunch, TritonKernel
+
+POINTER = 8
+"""Bytes of an address."""
+USUAL = {
+    "global_scratch_size": 0,
+    "profile_scratch_size": 0,
+    "num_ctas": 1,
+    "launch_cooperative_grid": False,
+    "launch_pdl": False,
+}
+"""What the launches of a plan have, as Triton describes a compiled kernel."""
+IN_SIGNATURE = {
+    *("shape", "size", "__len__", "stride", "layout", "is_contiguous", "dim", "ndim", "ndimension"),
+    *("numel", "nelement", "dtype", "is_floating_point", "is_complex", "is_signed"),
+    *("element_size", "itemsize", "nbytes", "device", "is_cuda", "get_device"),
+}
+"""What a grid or a constant may ask of a tensor: the answer is the same in all calls of a signature."""
+
+_WHOLE = re.compile(r"([iu])(1|8|16|32|64)")
+_FLOATS: dict[str, Callable[[float], bytes]] = {
+    "fp16": lambda number: struct.pack("<e", number),
+    "bf16": lambda number: bytes(c_float(number))[2:],  # cut off, as Triton does
+    "fp32": lambda number: bytes(c_float(number)),
+    "f32": lambda number: bytes(c_float(number)),
+    "fp64": lambda number: struct.pack("<d", number),
+}
+
+
+class NoPlanError(Exception):
+    """No plan says what a kernel needs: Triton launches it. The text is the reason."""
+
+
+class OnlySignature(TorchFunctionMode):
+    """Mode that notes what is asked of tensors and may differ between calls of one signature, as their data.
+
+    Attributes:
+        asked: The names of these functions and attributes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # An attribute is read by the `__get__` of its descriptor.
+        name = getattr(getattr(function, "__self__", None), "__name__", None) or function.__name__
+        if name not in IN_SIGNATURE:
+            self.asked.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def hooks_are_set() -> bool:
+    """Return True if somebody is to be called around Triton's launches, as a profiler."""
+    knobs = triton_module().knobs.runtime
+    names = ("launch_enter_hook", "launch_exit_hook", "kernel_load_start_hook", "kernel_load_end_hook")
+    hooks = (getattr(knobs, name, None) for name in names)
+    return any(getattr(hook, "calls", hook) for hook in hooks)
+
+
+def plan_call(kernel: TritonKernel, values: Sequence[Any]) -> Plan | None:
+    """Plan the calls that have the signature of these values; None while a CUDA graph must not be disturbed.
+
+    Args:
+        kernel: The kernel, which takes them.
+        values: Argument values.
+
+    Raises:
+        NoPlanError: If no plan says what the kernel needs.
+        CompileError: If Triton's compiler refuses the kernel.
+        LaunchError: If the grid is none, or larger than a GPU takes.
+    """
+    schema, tensors = kernel.operator.specification.schema, kernel.binding.tensors
+    only = OnlySignature()
+    prepared = kernel.prepare(values, rules=only)
+    if only.asked:
+        raise NoPlanError(f"its grid or a constant asks for `{only.asked[0]}` of a tensor")
+    parameters = {
+        index: Parameter("Tensor", written=name in schema.written, layout=tensors[name].layout)
+        for index, name in enumerate(schema.names)
+        if name in tensors
+    }
+    results = []
+    for layout, result in zip(prepared.layouts, prepared.results, strict=True):
+        results.append((layout, None if result.stride() == layout.stride else result.stride()))
+    device, work = tensors_in(list(values))[0].device, Launches(0, 0, (), (), ())
+    if kernel.has_programs(prepared):
+        kernel.check_limits(prepared.grid)
+        compiled = kernel.compiled(prepared, device)
+        if compiled is None:
+            raise NoPlanError("a hook of Triton compiles it")
+        launch = _launch(kernel, compiled, prepared, values, device)
+        loaded = kernel.loaded(compiled, device.index or 0)
+        if loaded is None:
+            return None
+        driver, context, handle = loaded
+        work = Launches(driver, context, (), (), (replace(launch, function=handle),))
+    return Plan(work, copies_in(values, parameters), tuple(results), device)
+
+
+def _launch(
+    kernel: TritonKernel,
+    compiled: Any,
+    prepared: PreparedLaunch,
+    values: Sequence[Any],
+    device: torch.device,
+) -> Launch:
+    """Return the launch of what Triton has compiled, without the handle of the kernel.
+
+    Triton's launcher gives all parameters that are not constant, in order, and behind them the addresses of
+    two buffers, which no kernel of a plan has.
+
+    Raises:
+        NoPlanError: If the compiled kernel needs more, or takes other parameters.
+    """
+    schema, metadata = kernel.operator.specification.schema, compiled.metadata
+    for name, usual in USUAL.items():
+        if (found := getattr(metadata, name, None)) != usual:
+            raise NoPlanError(f"its compiled form has {name}={found}")
+    positions, count = {}, 0
+    for name, value in zip(schema.names, values, strict=True):
+        positions[name] = count
+        count += len(tensors_in([value]))
+    positions |= {result.name: count + at for at, result in enumerate(schema.results)}
+    bounds = {bound.parameter: bound for bound in kernel.binding.bounds}
+    arguments = {**kernel.defaults, **prepared.arguments}
+    image = b""
+    places: list[tuple[int, int]] = []
+    addresses: list[tuple[int, int]] = []
+    given: list[tuple[int, int, int, int]] = []
+    names, kinds = [each.name for each in kernel.source.parameters], [*compiled.src.signature.values()]
+    if len(names) != len(kinds):
+        raise NoPlanError(f"its compiled form has {len(kinds)} parameters in place of {len(names)}")
+    for name, kind in zip([*names, "", ""], [*kinds, "*", "*"], strict=True):
+        if kind == "constexpr":
+            continue
+        packed = bytes(POINTER) if kind[:1] == "*" else _packed(kind, arguments[name], name)
+        image += bytes(-len(image) % len(packed))
+        places.append((len(image), len(packed)))
+        bound = bounds.get(name)
+        if kind[:1] == "*" and name:
+            if bound is None or bound.kind != "pointer":
+                raise NoPlanError(f"`{name}` is a tensor, and no argument or result")
+            addresses.append((len(image), positions[bound.name]))
+        elif bound is not None and bound.kind == "value" and bound.name in kernel.free:
+            if kind not in ("fp32", "f32", "fp64"):
+                raise NoPlanError(f"`{name}` is {kind}, which no call gives")
+            given.append((len(image), schema.names.index(bound.name), len(packed), -1))
+        image += packed
+    if (found := parameter_places(compiled.asm["cubin"], metadata.name)) != places:
+        raise NoPlanError(f"its compiled form takes parameters at {found}, and not at {places}")
+    return Launch(
+        0,
+        (*prepared.grid, 1, 1)[:3],
+        (WARP * metadata.num_warps, 1, 1),
+        metadata.shared,
+        image,
+        tuple(offset for offset, _ in places),
+        tuple(addresses),
+        tuple(given),
+        "the Triton kernel is not launched",
+        kernel.machine.architecture(device.index or 0),
+    )
+
+
+def _packed(kind: Any, value: Any, name: str) -> bytes:
+    """Return a number as Triton's launcher packs it.
+
+    Raises:
+        NoPlanError: If it has another type, or the type does not hold it.
+    """
+    if kind in _FLOATS and isinstance(value, int | float):
+        with suppress(OverflowError):
+            return _FLOATS[kind](value)
+    whole = _WHOLE.fullmatch(kind) if isinstance(kind, str) else None
+    if whole is not None and isinstance(value, int):
+        with suppress(OverflowError):
+            return int(value).to_bytes(max(int(whole[2]) // 8, 1), "little", signed=whole[1] == "i")
+    raise NoPlanError(f"`{name}` is {kind}, and gets {value!r}")
