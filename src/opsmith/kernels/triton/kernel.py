@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.core.call_arguments import shown, tensors_in
+from opsmith.core.kernels import BuiltKernel
 from opsmith.core.missing_kernels import missing_reason
 from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
@@ -128,6 +129,10 @@ class TritonKernel(LaunchedKernel[TritonSource]):
     def dtypes(self) -> frozenset[torch.dtype]:
         """The dtypes that it takes; integers are taken too unless some are named."""
         return self._dtypes
+
+    def digest(self) -> str:
+        """Return the digest of its text: it is built into no package."""
+        return BuiltKernel.digest(self)
 
     def sources(self) -> tuple[Any, ...]:
         """Return the values that define the kernel: compiled code contains its launch, too."""
