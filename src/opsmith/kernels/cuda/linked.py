@@ -64,12 +64,10 @@ def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[i
     made = [*(each.name for each in schema.results), *(each.name for each in rules.scratch)]
     places = {name: at for at, name in enumerate((*schema.names, *made))}
     programs = RulePrograms(types, made)
-    constants = {name: rule for launch in rules.launches for name, rule in launch.constants.items()}
     numbers = [sum(len(launch.constants) for launch in rules.launches)]
     for launch in rules.launches:
-        for rule in launch.constants.values():
-            numbers += encode_program(programs.programs(rule)[0])
-    numbers += encode_bytes(", ".join(constants).encode())
+        for name, rule in launch.constants.items():
+            numbers += [*encode_bytes(name.encode()), *encode_program(programs.programs(rule)[0])]
     numbers += encode_programs(
         [programs.programs(each.sizes) for each in rules.scratch],
         [programs.launch(launch, (), (), (MOST_THREADS, MOST_GRID[0])) for launch in rules.launches],
