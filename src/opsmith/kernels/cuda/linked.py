@@ -21,14 +21,12 @@ from opsmith.kernels.cuda.parameters import CudaParameter, merged_parameters
 from opsmith.kernels.cuda.recipe import RulePrograms
 from opsmith.kernels.cuda.rules import ScratchRule
 from opsmith.kernels.cuda.usage import needed_instances
-from opsmith.kernels.runtime.linked_library import LaunchedKernel
+from opsmith.kernels.runtime.linked_library import ALIGNMENT, LaunchedKernel
 from opsmith.kernels.runtime.plan import encode_bytes, encode_filled
 from opsmith.kernels.runtime.recipe import NotEncodedError, encode_program, encode_programs, sizing_of
 from opsmith.torch_library.result_layouts import LAYOUTS
 
 PTX = "compute_"
-ALIGNMENT = 16
-"""Alignment of images."""
 
 
 def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:

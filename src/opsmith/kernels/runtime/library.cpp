@@ -167,7 +167,7 @@ std::shared_ptr<const Plan> planned(const OperatorCall& call, const ServedDevice
     try {
       OpenDriver::get().load(instance, gpu, work, launch);
     } catch (const DriverError& error) {
-      throw call.refused(launch.failed + ": " + error.text);
+      throw call.refused(launch.failed + ": " + error.what());
     }
   });
 }
@@ -181,7 +181,6 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   arguments.own();
   const OperatorCall call(each.made->op, each.signature, arguments);
   if (on.kernels.first->launched == nullptr) {
-    arguments.device = {};
     static const char* const missing = missing_instruction(opsmith_served.needs);  // CPUID is slow, above all in a VM
     if (missing != nullptr)
       throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +

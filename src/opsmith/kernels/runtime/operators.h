@@ -4,6 +4,8 @@
 // whose results the reference would lay out in another way is refused: compiled code has the strides that the reference
 // gives, and would read other numbers.
 #pragma once
+#include <stdexcept>
+
 #include "launched.h"
 
 namespace opsmith {
@@ -52,10 +54,8 @@ struct Operator {
 };
 
 // Exception with a message in the form of opsmith's errors in Python.
-struct Refused : std::exception {
-  std::string text;
-  explicit Refused(std::string text) : text(std::move(text)) {}
-  const char* what() const noexcept override { return text.c_str(); }
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // True if a text is among others.
