@@ -30,6 +30,25 @@ void scaled(Contiguous<const T> x, double by, std::optional<Contiguous<const T>>
 )
 
 
+@opsmith.operator("native::repeated", results=("y", "counted"), hidden=("counted",))
+def repeated(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """One result is hidden, and its size is a number of the caller's."""
+    return (x * count).contiguous(), torch.arange(count)
+
+
+repeated.kernel(
+    "cpu",
+    cpp="""
+std::array<Shape, 2> sizes(View<const float, 1> x, int64_t count) { return {Shape{x.size(0)}, Shape{count}}; }
+
+void repeated(View<const float, 1> x, int64_t count, View<float, 1> y, View<int64_t, 1> counted) {
+  for (int64_t i = 0; i < x.size(0); i++) y(i) = x(i) * float(count);
+  if (count < 100) for (int64_t i = 0; i < count; i++) counted(i) = i;
+}
+""",
+)
+
+
 @opsmith.operator("native::halved", shapes="x: ... -> ...")
 def halved(x: Tensor) -> Tensor:
     """Its kernel has a function of the name and types of another's, which does something else."""

@@ -278,7 +278,7 @@ def test_shapes_that_are_not_those_declared(native: Native) -> None:
     refused = (
         "native::joined: no kernel of the library takes the call\n"
         "  argument: x\n"
-        "  expected: 1 dimensions\n"
+        "  expected: 1 dimension\n"
         "  got: 2 dimensions\n"
     )
     with pytest.raises(Exception, match=re.escape(refused)):
@@ -288,6 +288,30 @@ def test_shapes_that_are_not_those_declared(native: Native) -> None:
             None, dict(zip(names, (np.ones(3, np.float32), np.zeros(2, np.float32)), strict=True))
         )
         assert got.tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = of.repeated(x, 2)
+        return y
+
+
+@SLOW
+@pytest.mark.parametrize("count", [2**62, -1])
+def test_hidden_results_of_sizes_that_no_memory_holds_are_refused(native: Native, count: int) -> None:
+    made = native(Twice().eval(), torch.arange(3.0), body="node")
+    model = onnx.load(made.path)
+    (node,) = model.graph.node
+    del node.attribute[:]
+    node.attribute.append(onnx.helper.make_attribute("count", count))
+    session = session_of(made, model.SerializeToString())
+    refused = (
+        "native::repeated: its kernel writes no result of the computed sizes\n"
+        f"  expected: sizes that memory holds\n  got: [{count}]\n"
+        "  hint: look at the sizes of its tensors, and at `sizes` of its kernel"
+    )
+    with pytest.raises(Exception, match=re.escape(refused)):
+        session.run(None, {model.graph.input[0].name: np.ones(3, np.float32)})
 
 
 @SLOW

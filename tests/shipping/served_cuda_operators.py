@@ -31,11 +31,11 @@ __global__ void partial(View<const T, 2> x, Contiguous<T, 2> parts, Contiguous<i
   if (threadIdx.x == 0) counts[row] += x.size(1);
 }
 
-template <class T>
+template <class T, int WIDE, int BYTES>
 __global__ void fold(Contiguous<const T, 2> parts, Contiguous<T, 1> sums) {
   OPSMITH_EACH(row, sums.numel()) {
     T sum = 0;
-    for (int64_t at = 0; at < parts.size(1); at++) sum += parts[row * parts.size(1) + at];
+    for (int at = 0; at < WIDE; at++) sum += parts[row * WIDE + at];
     sums[row] = sum;
   }
 }
@@ -72,6 +72,13 @@ __global__ void limited(Contiguous<const float> x, int64_t, Contiguous<float> y,
   if (blockIdx.x == 0 && threadIdx.x == 0 && threadIdx.z == 0)
     for (int64_t i = 0; i < x.numel(); i++)
       y[i] = 2 * x[i] + float(held(0) % 9007199254740993);  // 0 unless it was rounded
+}
+"""
+
+PAIRED = r"""
+__global__ void paired(View<const float> x, View<float> y) {
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    for (int64_t i = 0; i < y.numel(); i++) y.data[i] = x.data[i / 2];
 }
 """
 
@@ -120,7 +127,12 @@ def declare(namespace: str) -> dict[str, Any]:
                 shared=f"{wide} * x.itemsize",
                 constants={"WIDE": wide},
             ),
-            opsmith.Launch("fold(parts, sums)", grid="1 + sums.numel // 32", block=32),
+            opsmith.Launch(
+                "fold(parts, sums)",
+                grid="1 + sums.numel // 32",
+                block=32,
+                constants={"WIDE": wide, "BYTES": "x.itemsize"},
+            ),
         ],
     )
 
@@ -189,5 +201,12 @@ def declare(namespace: str) -> dict[str, Any]:
         initial={"held": f"n / 2 if n == 77 else n * {2**53 + 1}"},
     )
     limited.samples(lambda make: [(make(3),)])
-    every = (limited, scaled, row_sums, told, increase_, doubled)
+
+    @opsmith.operator(f"{namespace}::paired", shapes="x: ... N -> ... N 2")
+    def paired(x: Tensor) -> Tensor:
+        return torch.stack([x, x], -1).contiguous()
+
+    paired.kernel("cuda", cuda=PAIRED, grid=1, block=1)
+    paired.samples(lambda make: [(make(3),)])
+    every = (paired, limited, scaled, row_sums, told, increase_, doubled)
     return {each.name.partition("::")[2]: each for each in every}

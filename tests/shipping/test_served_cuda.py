@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[str, list[Any]]] = {
     "empty lists": ("told", [x[0], [], [], *told[3:]]),
     "in place": ("increase_", [x, 2.5]),
     "in place, copied and back": ("increase_", [x[:, ::2], 2.5]),
+    "a result of eight dimensions": ("paired", [torch.arange(2.0).reshape([1] * 6 + [2])]),
     "channels last": ("doubled", [image.contiguous(memory_format=torch.channels_last)]),
     "channels first": ("doubled", [image]),
     "a whole number of more than 53 bits fills a buffer": ("limited", [x[0], 9]),
@@ -55,12 +56,17 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
     "dimensions": (
         "scaled",
         [torch.ones([1] * 9)],
-        "argument: x\n  expected: at most 8 dimensions\n  got: 9",
+        "argument: x\n  expected: at most 8 dimensions\n  got: 9 dimensions",
+    ),
+    "dimensions of a result": (
+        "paired",
+        [torch.ones([1] * 8)],
+        "has no room for a result\n  expected: at most 8 dimensions\n  got: 9 dimensions",
     ),
     "constants": (
         "row_sums",
         [x[:, :3]],
-        "the library has no instance of its CUDA kernel for these sizes\n  got: WIDE = 3\n"
+        "the library has no instance of its CUDA kernel for these sizes\n  got: WIDE = 3, BYTES = 4\n"
         "  hint: give the operator a sample of such sizes",
     ),
     "a long list": (

@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
     "in place": (increase_, [x, 2.5], {}),
     "in place, copied and back": (increase_, [wide[:, ::2], 2.5], {}),
     "in place, without a result": (add_into, [x[0], wide[0, ::2]], {}),
+    "in place, rows that interleave": (increase_, [torch.zeros(9).as_strided((2, 3), (3, 2)), 2.5], {}),
     "in place, rows": (add_into, [x[0], x[1]], {}),
     "in place, without elements": (add_into, [x[0, :0], x[0, :0]], {}),
     "channels last": (doubled_channels, [image.contiguous(memory_format=torch.channels_last)], {}),
@@ -70,12 +71,32 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     ),
     "a dtype": ("served::scaled", [x.int()], {}, "expected: float32 or float64\n  got: int32"),
     "mixed dtypes": ("served::scaled", [x, 1.0, torch.ones(4).double()], {}, "argument: shift"),
-    "dimensions": ("served::moments", [x[0]], {}, "expected: 2 dimensions\n  got: 1 dimensions"),
+    "dimensions": ("served::moments", [x[0]], {}, "expected: 2 dimensions\n  got: 1 dimension\n"),
     "an exception": ("served::scaled", [x, 7.0], {}, "the kernel threw: `by` is 7, of all numbers"),
     "sizes that throw": ("served::moments", [x], {"offset": 3}, "the kernel threw: offset 3 leaves no row"),
+    "sizes that no memory holds": (
+        "served::moments",
+        [x],
+        {"offset": -(2**62)},
+        "its kernel writes no result of the computed sizes\n  expected: sizes that memory holds\n"
+        f"  got: [{2**62}]\n  hint: look at the sizes of its tensors, and at `sizes` of its kernel",
+    ),
+    "memory that torch does not give": (
+        "served::moments",
+        [x],
+        {"offset": -(2**50)},
+        "torch failed: aoti_torch_empty_strided",
+    ),
     # The plan of rows is known by now: it serves other memory, too.
     "one tensor twice": ("served::add_into", [x[0], x[0]], {}, "shares elements with another argument"),
     "expanded memory": ("served::increase_", [x[:1].expand(3, 4)], {}, "are one in memory"),
+    "overlapping rows": (
+        "served::increase_",
+        [torch.zeros(5).as_strided((3, 3), (1, 1))],
+        {},
+        "are one in memory\n  argument: x\n  expected: a tensor that is not expanded\n"
+        "  got: sizes [3, 3], strides [1, 1]",
+    ),
     "memory that cannot be copied": (
         "served::add_into",
         [wide[0, ::2], x[0]],

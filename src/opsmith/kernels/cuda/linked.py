@@ -21,14 +21,12 @@ from opsmith.kernels.cuda.parameters import CudaParameter, merged_parameters
 from opsmith.kernels.cuda.recipe import RulePrograms
 from opsmith.kernels.cuda.rules import ScratchRule
 from opsmith.kernels.cuda.usage import needed_instances
-from opsmith.kernels.runtime.linked_library import LaunchedKernel
+from opsmith.kernels.runtime.linked_library import ALIGNMENT, LaunchedKernel
 from opsmith.kernels.runtime.plan import encode_bytes, encode_filled
 from opsmith.kernels.runtime.recipe import NotEncodedError, encode_program, encode_programs, sizing_of
 from opsmith.torch_library.result_layouts import LAYOUTS
 
 PTX = "compute_"
-ALIGNMENT = 16
-"""Alignment of images."""
 
 
 def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:
@@ -64,12 +62,10 @@ def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[i
     made = [*(each.name for each in schema.results), *(each.name for each in rules.scratch)]
     places = {name: at for at, name in enumerate((*schema.names, *made))}
     programs = RulePrograms(types, made)
-    constants = {name: rule for launch in rules.launches for name, rule in launch.constants.items()}
     numbers = [sum(len(launch.constants) for launch in rules.launches)]
     for launch in rules.launches:
-        for rule in launch.constants.values():
-            numbers += encode_program(programs.programs(rule)[0])
-    numbers += encode_bytes(", ".join(constants).encode())
+        for name, rule in launch.constants.items():
+            numbers += [*encode_bytes(name.encode()), *encode_program(programs.programs(rule)[0])]
     numbers += encode_programs(
         [programs.programs(each.sizes) for each in rules.scratch],
         [programs.launch(launch, (), (), (MOST_THREADS, MOST_GRID[0])) for launch in rules.launches],

@@ -1,14 +1,14 @@
 // The driver of NVIDIA's GPUs, opened where no Python does it: by a library, with the first call that needs it.
 #pragma once
+#include <stdexcept>
+
 #include "launched.h"
 #include "launches.h"
 
 namespace opsmith {
 
-struct DriverError : std::exception {
-  std::string text;
-  explicit DriverError(std::string text) : text(std::move(text)) {}
-  const char* what() const noexcept override { return text.c_str(); }
+struct DriverError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 class OpenDriver : public Driver {

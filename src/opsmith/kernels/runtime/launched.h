@@ -55,6 +55,12 @@ struct DeviceVariant {
   Candidate candidate;
 };
 
+// Number of a kernel's template.
+struct Constant {
+  std::string name;
+  Program program;
+};
+
 // Number that fills a result or a scratch buffer.
 struct Initial {
   Filled constant;
@@ -62,8 +68,7 @@ struct Initial {
 };
 
 struct LaunchedKernel {
-  std::vector<Program> constants;  // of the templates of all launches
-  std::string constant_names;      // for messages
+  std::vector<Constant> constants;  // of the templates of all launches
   LaunchPrograms programs;
   std::vector<Initial> initial;
   std::vector<Buffer> scratch;         // without sizes
@@ -77,8 +82,10 @@ struct LaunchedKernel {
   static std::unique_ptr<const LaunchedKernel> read(const int64_t* first, const unsigned char* images) {
     auto kernel = std::make_unique<LaunchedKernel>();
     Numbers from(first);
-    from.each([&] { kernel->constants.push_back(from.program()); });
-    kernel->constant_names = from.bytes<std::string>();
+    from.each([&] {
+      Constant each{from.bytes<std::string>(), from.program()};
+      kernel->constants.push_back(std::move(each));
+    });
     kernel->programs = LaunchPrograms::read(from);
     from.each([&] {
       Initial each{Filled::read(from), from.several(from.one())};

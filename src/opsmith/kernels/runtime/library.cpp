@@ -58,9 +58,15 @@ struct Served {
 // functions is printed, and lost.
 thread_local std::string thrown;
 
-std::string why() {
+// Torch's words for its last exception in this thread; empty where it does not keep them.
+std::string torch_words() {
   const char* text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  return text ? text : thrown;
+  return text ? text : "";
+}
+
+std::string why() {
+  const std::string words = torch_words();
+  return words.empty() ? thrown : words;
 }
 
 // Raises what a call by the dispatcher has thrown.
@@ -161,7 +167,7 @@ std::shared_ptr<const Plan> planned(const OperatorCall& call, const ServedDevice
     try {
       OpenDriver::get().load(instance, gpu, work, launch);
     } catch (const DriverError& error) {
-      throw call.refused(launch.failed + ": " + error.text);
+      throw call.refused(launch.failed + ": " + error.what());
     }
   });
 }
@@ -175,7 +181,6 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   arguments.own();
   const OperatorCall call(each.made->op, each.signature, arguments);
   if (on.kernels.first->launched == nullptr) {
-    arguments.device = {};
     static const char* const missing = missing_instruction(opsmith_served.needs);  // CPUID is slow, above all in a VM
     if (missing != nullptr)
       throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
@@ -269,9 +274,12 @@ void serve(int32_t index, int32_t device, uint64_t* stack) {
   Served& each = served()[index];
   try {
     compute(each, each.made->devices[device], stack);
-  } catch (const std::exception& error) {
+  } catch (const Refused& error) {
     thrown = error.what();
     throw;
+  } catch (const std::exception& error) {  // as of `must`
+    thrown = each.full_name + ": " + error.what() + (torch_words().empty() ? "" : "\n  got: " + torch_words());
+    throw Refused(thrown);
   }
 }
 

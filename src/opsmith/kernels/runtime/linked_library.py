@@ -11,6 +11,8 @@ from opsmith.build.toolchain import Toolchain
 from opsmith.kernels.cpp.compiler import HEADER, build_parts, kernel_toolchain
 
 OBJECT = "kernel.o"
+ALIGNMENT = 16
+"""Alignment of images for GPUs."""
 
 ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
 _LINKING = ("-shared", "-fPIC", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
@@ -39,7 +41,7 @@ class LaunchedKernel:
 
     Attributes:
         numbers: Its rules and instances, as `LaunchedKernel::read` in launched.h takes them.
-        images: Its images, one after the other.
+        images: Its images, one after the other, each aligned to `ALIGNMENT` bytes.
     """
 
     numbers: tuple[int, ...]

@@ -39,7 +39,8 @@ class Attributes {
       Value value{};
       value.given = argument.type != TENSOR && read(argument, value, held_[size_t(at)]);
       if (!value.given && !argument.optional && argument.type != TENSOR)
-        throw Refused(std::string(op.name) + ": a node has no attribute `" + argument.name + "`");
+        throw Refused(std::string(op.name) + ": a node has no attribute `" + argument.name +
+                      (argument.type == TENSORS ? "_count`" : "`"));
       values.push(value);
     }
   }

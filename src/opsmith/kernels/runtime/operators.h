@@ -4,6 +4,8 @@
 // whose results the reference would lay out in another way is refused: compiled code has the strides that the reference
 // gives, and would read other numbers.
 #pragma once
+#include <stdexcept>
+
 #include "launched.h"
 
 namespace opsmith {
@@ -52,11 +54,14 @@ struct Operator {
 };
 
 // Exception with a message in the form of opsmith's errors in Python.
-struct Refused : std::exception {
-  std::string text;
-  explicit Refused(std::string text) : text(std::move(text)) {}
-  const char* what() const noexcept override { return text.c_str(); }
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
+
+// True if a text is among others.
+inline bool is_listed(const std::string& all, const std::string& between, const std::string& text) {
+  return (between + all + between).find(between + text + between) != std::string::npos;
+}
 
 // Instance that may take a call.
 struct Offer {
@@ -78,7 +83,7 @@ class OperatorCall {
     const Offer offer = chosen(offers(kernels));
     auto plan = planned(*offer.candidate);
     if (offer.launched == nullptr) return plan;
-    refuse_capacities(*offer.variant);
+    refuse_capacities(*offer.variant, plan->results);
     Reason reason;
     plan->candidate = nullptr;
     plan->device = arguments_.device;
@@ -118,6 +123,12 @@ class OperatorCall {
 
  private:
   std::string name(size_t argument) const { return op_.arguments[argument].name; }
+  static std::string layout(const RawTensor& raw) {
+    return "sizes " + listed(raw.sizes, raw.dim) + ", strides " + listed(raw.strides, raw.dim);
+  }
+  static std::string dimensions(int64_t count) {
+    return std::to_string(count) + (count == 1 ? " dimension" : " dimensions");
+  }
 
   Refused refused(const Reason& reason) const {
     const std::string part = "`" + reason.part + "` of its CUDA kernel ";
@@ -140,13 +151,15 @@ class OperatorCall {
       Reason reason;
       const CallScope scope(signature_, arguments_, INT64_MAX, &reason);
       std::vector<int64_t> constants(launched.constants.size());
-      for (size_t at = 0; at < constants.size(); at++)
-        if (!scope.whole("constants", launched.constants[at], constants[at])) throw refused(reason);
-      const size_t before = found.size();
+      missing.clear();
+      for (size_t at = 0; at < constants.size(); at++) {
+        const Constant& each = launched.constants[at];
+        if (!scope.whole("constants", each.program, constants[at])) throw refused(reason);
+        const std::string text = each.name + " = " + std::to_string(constants[at]);
+        if (!is_listed(missing, ", ", text)) missing += (at ? ", " : "") + text;
+      }
       for (const DeviceVariant& each : launched.variants)
         if (each.constants == constants) found.push({&each.candidate, kernel->copies_back, &launched, &each});
-      if (found.size() != before) continue;
-      missing = launched.constant_names + " = " + crossed(constants.data(), constants.size());
     }
     if (found.size() == 0)
       throw refused("the library has no instance of its CUDA kernel for these sizes",
@@ -156,7 +169,7 @@ class OperatorCall {
   }
 
   // Refuses values beyond the capacity of a parameter.
-  void refuse_capacities(const DeviceVariant& variant) const {
+  void refuse_capacities(const DeviceVariant& variant, const std::vector<Result>& results) const {
     for (size_t at = 0; at < signature_.size(); at++) {
       const DeviceParameter& parameter = variant.taken[at];
       const Value& value = arguments_.values[at];
@@ -174,9 +187,15 @@ class OperatorCall {
       const DeviceParameter& parameter = variant.taken[argument];
       const uint32_t most = parameter.capacity();
       if (parameter.size && raw.dim > most)
-        throw over(argument, "at most " + std::to_string(most) + " dimensions", std::to_string(raw.dim));
+        throw over(argument, "at most " + dimensions(most), dimensions(raw.dim));
       return true;
     });
+    for (size_t at = 0; at < results.size(); at++) {
+      const int64_t dim = int64_t(results[at].sizes.size()), most = variant.taken[signature_.size() + at].capacity();
+      if (dim > most)
+        throw refused("its CUDA kernel has no room for a result",
+                      {{"expected", "at most " + dimensions(most)}, {"got", dimensions(dim)}});
+    }
   }
 
   Refused over(size_t argument, const std::string& expected, const std::string& got) const {
@@ -197,7 +216,7 @@ class OperatorCall {
       }
       if (found.empty() || index > furthest) {
         furthest = index, found = value, taken = takes;
-      } else if (value == found && taken.find(takes) == std::string::npos) {
+      } else if (value == found && !is_listed(taken, " or ", takes)) {
         taken += " or " + takes;
       }
     }
@@ -219,9 +238,9 @@ class OperatorCall {
       if (dtype != parameter.dtype) {
         value = dtype_name(dtype), takes = dtype_name(parameter.dtype);
       } else if (parameter.dim >= 0 && parameter.dim != raw.dim) {
-        value = std::to_string(raw.dim) + " dimensions", takes = std::to_string(parameter.dim) + " dimensions";
+        value = dimensions(raw.dim), takes = dimensions(parameter.dim);
       } else if (parameter.written && !copies_back && !has_layout(raw, parameter.layout)) {
-        value = "strides " + listed(raw.strides, raw.dim);
+        value = layout(raw);
         takes = parameter.layout == CONTIGUOUS ? "contiguous memory" : "channels-last memory";
       } else {
         return true;
@@ -233,13 +252,12 @@ class OperatorCall {
   void refuse_layouts() const {
     every(signature_, arguments_, [&](const RawTensor& raw, size_t, size_t argument) {
       refuse_layout(raw, argument);
-      for (int64_t at = 0; signature_[argument].written && at < raw.dim; at++)
-        if (raw.sizes[at] > 1 && raw.strides[at] == 0)
-          throw refused("several elements of `" + name(argument) + "` are one in memory",
-                        {{"argument", name(argument)},
-                         {"expected", "a tensor that is not expanded"},
-                         {"got", "strides " + listed(raw.strides, raw.dim)},
-                         {"hint", "call it on a clone"}});
+      if (signature_[argument].written && meets_itself(raw))
+        throw refused("several elements of `" + name(argument) + "` are one in memory",
+                      {{"argument", name(argument)},
+                       {"expected", "a tensor that is not expanded"},
+                       {"got", layout(raw)},
+                       {"hint", "call it on a clone"}});
       return true;
     });
   }
@@ -253,7 +271,7 @@ class OperatorCall {
     throw refused("the layout of its results follows from this argument's, which is known in Python alone",
                   {{"argument", name(argument)},
                    {"expected", wanted},
-                   {"got", "sizes " + listed(raw.sizes, raw.dim) + ", strides " + listed(raw.strides, raw.dim)},
+                   {"got", layout(raw)},
                    {"hint", "call it with `" + name(argument) + ".contiguous()`"}});
   }
 
@@ -271,10 +289,13 @@ class OperatorCall {
     for (int32_t at = 0; at < op_.result_count; at++) {
       const Parameter& written = candidate.parameters[op_.argument_count + at];
       const Shape& shape = shapes[size_t(at)];
-      if (written.dim >= 0 && written.dim != shape.dim) throw misfit();
-      if (std::any_of(shape.sizes, shape.sizes + shape.dim, [](int64_t size) { return size < 0; })) throw misfit();
       Result result{written.dtype, {shape.sizes, shape.sizes + shape.dim}, {}, {}};
-      result.strides = strides_in(shape.dim, shape.sizes, CONTIGUOUS);
+      const bool fits = written.dim < 0 || written.dim == shape.dim;
+      if (!fits || !lay_out(result.sizes, result.strides, INT64_MAX / 16))  // its bytes, too, have 64 bits
+        throw refused("its kernel writes no result of the computed sizes",
+                      {{"expected", fits ? "sizes that memory holds" : dimensions(written.dim)},
+                       {"got", listed(shape.sizes, shape.dim)},
+                       {"hint", "look at the sizes of its tensors, and at `sizes` of its kernel"}});
       if (written.layout == CHANNELS_LAST) result.written = strides_in(shape.dim, shape.sizes, CHANNELS_LAST);
       plan->results.push_back(std::move(result));
     }

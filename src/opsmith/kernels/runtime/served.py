@@ -11,6 +11,7 @@ from opsmith.kernels.cpp.kernel_object import flags_for
 from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.runtime.library import CALLING, HERE, PLANNING, PROCESSOR
 from opsmith.kernels.runtime.linked_library import (
+    ALIGNMENT,
     GeneratedFile,
     KernelObject,
     LaunchedKernel,
@@ -36,8 +37,8 @@ _LIBRARY = LinkedLibrary(
     linking=("-Wl,-z,nodelete", "-Wl,--no-as-needed"),
     stubs=(STUB,),
 )
-IMAGES, ALIGNMENT = "images.bin", 16
-"""File of all images for GPUs, which the assembler puts into the library, and the alignment of each."""
+IMAGES = "images.bin"
+"""File of all images for GPUs, which the assembler puts into the library."""
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 """Keys of torch's dispatcher, by type of device."""
 
@@ -137,7 +138,10 @@ def served_tables(
     for at, each in enumerate(operators):
         devices = []
         for number, (device, kernels) in enumerate(each.kernels.items()):
-            rows = [_kernel(*fields[kernel.built], kernel.copies_back) for kernel in kernels]
+            rows = []
+            for tried in kernels:
+                instances, numbers, content = fields[tried.built]
+                rows.append(f"{{{instances}, {flag(tried.copies_back)}, {numbers}, {content}}}")
             lines.append(array(f"const opsmith::OperatorKernel kernels_{at}_{device}", rows))
             devices.append(
                 f"{{{text(KEYS[device])}, serve<{at}, {number}>, {{kernels_{at}_{device}, {len(rows)}}}}}"
@@ -164,10 +168,6 @@ def _included_images() -> list[str]:
         f'asm(".section .rodata\\n.balign {ALIGNMENT}\\n.globl opsmith_images\\n.hidden opsmith_images\\n"',
         f'    "opsmith_images: .incbin \\"{IMAGES}\\"\\n.byte 0\\n.previous\\n");',
     ]
-
-
-def _kernel(instances: str, launched: str, images: str, copies_back: bool) -> str:
-    return f"{{{instances}, {flag(copies_back)}, {launched}, {images}}}"
 
 
 def _operator(number: int, operator: ServedOperator) -> str:

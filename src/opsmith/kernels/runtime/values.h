@@ -191,14 +191,10 @@ struct Extent {
   int64_t item;
 };
 
-// True if two tensors share elements: `shares_elements` of writes.py.
-inline bool meet(const Extent& one, const Extent& other) {
-  Inline<Step, 16> steps;
-  for (const Extent* each : {&one, &other}) {
-    steps.push({1, each->item - 1});
-    for (int64_t at = 0; at < each->raw.dim; at++)
-      if (each->raw.strides[at]) steps.push({each->raw.strides[at] * each->item, each->raw.sizes[at] - 1});
-  }
+using Steps = Inline<Step, 16>;
+
+// True if steps make up a distance.
+inline bool reach(Steps& steps, int64_t distance) {
   Step *first = steps.data(), *last = first;
   std::sort(first, first + steps.size(), [](const Step& a, const Step& b) { return a.size > b.size; });
   for (Step* each = first; each != first + steps.size(); ++each)
@@ -206,7 +202,38 @@ inline bool meet(const Extent& one, const Extent& other) {
       last[-1].limit += each->limit;
     else
       *last++ = *each;
-  return reach(first, last, other.end - 1 - one.begin);
+  return reach(first, last, distance);
+}
+
+// True if several elements of a tensor are one in memory: `_meets_itself` of writes.py.
+inline bool meets_itself(const RawTensor& raw) {
+  if (is_nested(raw) || std::count(raw.sizes, raw.sizes + raw.dim, 0)) return false;
+  for (int64_t at = 0; at < raw.dim; at++) {
+    if (raw.sizes[at] == 1) continue;
+    if (raw.strides[at] == 0) return true;
+    // Two elements that lie some steps apart in one dimension are one by steps back in the others.
+    Steps steps;
+    steps.push({raw.strides[at], raw.sizes[at] - 2});
+    int64_t back = -raw.strides[at];
+    for (int64_t other = 0; other < raw.dim; other++) {
+      if (other == at || raw.strides[other] == 0) continue;
+      steps.push({raw.strides[other], 2 * (raw.sizes[other] - 1)});
+      back += raw.strides[other] * (raw.sizes[other] - 1);
+    }
+    if (reach(steps, back)) return true;
+  }
+  return false;
+}
+
+// True if two tensors share elements: `shares_elements` of writes.py.
+inline bool meet(const Extent& one, const Extent& other) {
+  Steps steps;
+  for (const Extent* each : {&one, &other}) {
+    steps.push({1, each->item - 1});
+    for (int64_t at = 0; at < each->raw.dim; at++)
+      if (each->raw.strides[at]) steps.push({each->raw.strides[at] * each->item, each->raw.sizes[at] - 1});
+  }
+  return reach(steps, other.end - 1 - one.begin);
 }
 
 // True if a predicate holds for each tensor among the arguments, including those in lists. It takes the view, the
