@@ -294,13 +294,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> opsmith.exporting.Expo
 
 @pytest.mark.slow
 def test_a_library_that_is_none(exported: opsmith.exporting.Export, tmp_path: Path) -> None:
-    for library, written in ((tmp_path / "none.so", False), (tmp_path / "text.so", True)):
-        if written:
-            library.write_text("no library")
-        with pytest.raises(errors.OnnxRuntimeError) as caught:
-            opsmith.onnx.load(exported.path, library=library)
-        assert str(caught.value).startswith(f"ONNX Runtime does not load the library `{library.name}`: ")
-        assert caught.value.got == library.name
+    library = tmp_path / "text.so"
+    with pytest.raises(errors.UsageError, match="there is no file") as missing:
+        opsmith.onnx.load(exported.path, library=library)
+    assert missing.value.argument == "library"
+    assert missing.value.hint == "export it first: `opsmith.export_onnx(model, args, path, library=library)`"
+    library.write_text("no library")
+    with pytest.raises(errors.OnnxRuntimeError) as caught:
+        opsmith.onnx.load(exported.path, library=library)
+    assert str(caught.value).startswith(f"ONNX Runtime does not load the library `{library.name}`: ")
+    assert caught.value.got == library.name
 
 
 @pytest.mark.slow

@@ -276,3 +276,29 @@ def test_two_packages_bring_the_same_language(install: Install) -> None:
         "other-toys (`other_toys:LANGUAGE`)",
     }
     assert error.hint == "uninstall all of them but one"
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "error", "expected"),
+    [
+        ("double", lambda x: (2 * x).double(), errors.ResultTypeError, "torch.float32"),
+        ("short", lambda x: 2 * x[:2], errors.ShapeError, "[3]"),
+        ("none", lambda x: torch.zeros(()) if len(x) == 3 else x, errors.ShapeError, "[3]"),
+    ],
+)
+def test_its_results_are_held_to_what_the_reference_promises(
+    install: Install, name: str, function: Any, error: type[errors.OpsmithError], expected: str
+) -> None:
+    install("toy-kernels", TOY)
+    operator = declared(f"held_{name}").kernel("cpu", toy=function)
+    for grad in (False, True, False):
+        with pytest.raises(error) as caught:
+            operator(torch.ones(3, requires_grad=grad))
+        assert caught.value.expected == expected
+        assert caught.value.where == "toy.py:1"
+
+
+def test_its_results_are_copied_into_the_strides_of_the_reference(install: Install) -> None:
+    install("toy-kernels", TOY)
+    operator = declared("strides").kernel("cpu", toy=lambda x: (2 * x).mT.contiguous().mT)
+    assert [operator(torch.ones(2, 3)).stride() for _ in range(3)] == [(3, 1)] * 3

@@ -28,7 +28,12 @@ class GuardedPart:
     In a class of another package each method that this part has calls the author's in a guard: an exception
     that is no error of opsmith becomes a `LanguageError`, and so does a result of another type than the
     annotation says. Values of the class are compared with its annotations when it is defined.
+
+    Attributes:
+        of_a_package: True in a class of another package.
     """
+
+    of_a_package: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -48,6 +53,7 @@ class GuardedPart:
                 setattr(cls, name, guard(given))
             else:
                 _refuse_misfit(given, hints[name], cls, name)
+        cls.of_a_package = True
 
     @classmethod
     def named_types(cls) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def where(function: Callable[..., Any]) -> str:
-    """Return `file:line` of a Python function, under its decorators; its name if there is no source.
+    """Return `file:line` of a Python function, under its decorators, or of a kernel's source; else its name.
 
     Example:
         >>> where(len)
@@ -36,6 +36,9 @@ def where(function: Callable[..., Any]) -> str:
     """
     code = code_of(function)
     if code is None:
+        source = getattr(function, "where", None)
+        if isinstance(source, str):
+            return source
         return str(getattr(function, "__name__", type(function).__qualname__))
     return f"{code.co_filename}:{code.co_firstlineno}"
 

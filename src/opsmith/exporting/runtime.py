@@ -230,7 +230,7 @@ def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = 
         A module with tensors on the CPU as inputs and outputs.
 
     Raises:
-        UsageError: If there is no such file.
+        UsageError: If one of the two is not there.
         OnnxRuntimeError: If ONNX Runtime does not load it, or the library.
 
     Example:
@@ -240,13 +240,26 @@ def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = 
         >>> opsmith.onnx.load(file)(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
         tensor([4., 6.])
     """
+    file = _there(path, "path", "a file of ONNX", "path")
+    expected = "a library that `export_onnx(..., library=...)` wrote"
+    return OnnxModule(
+        file, None if library is None else _there(library, "library", expected, "path, library=library")
+    )
+
+
+def _there(path: str | os.PathLike[str], argument: str, expected: str, given: str) -> Path:
+    """Return the path of a file.
+
+    Raises:
+        UsageError: If there is none.
+    """
     file = Path(path)
-    if not file.is_file():
-        raise errors.UsageError(
-            f"there is no file `{file}`",
-            argument="path",
-            expected="a file of ONNX",
-            got="a folder" if file.is_dir() else "nothing there",
-            hint="export it first: `opsmith.export_onnx(model, args, path)`",
-        )
-    return OnnxModule(file, None if library is None else Path(library))
+    if file.is_file():
+        return file
+    raise errors.UsageError(
+        f"there is no file `{file}`",
+        argument=argument,
+        expected=expected,
+        got="a folder" if file.is_dir() else "nothing there",
+        hint=f"export it first: `opsmith.export_onnx(model, args, {given})`",
+    )

@@ -1,4 +1,4 @@
-"""Results of kernels in Python and of opaque functions, held to the metadata that the operator promises.
+"""Results of opaque functions, and of kernels in Python or in a package's language, held to a promise.
 
 Compiled code and exported programs are made for the results of the fake kernel or the reference. Another
 shape, dtype or device is refused, as is a list of another length, or None for a tensor. A result with other
@@ -54,7 +54,8 @@ class HeldResults:
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function whose results are held to the promise; itself where nothing is promised of them."""
         schema = self.specification.schema
-        free = isinstance(function, BuiltKernel) or not schema.results or schema.returns is not None
+        own = isinstance(function, BuiltKernel) and not function.of_a_package  # it gets results to fill
+        free = own or not schema.results or schema.returns is not None
         if free or self.specification.origin.kind != "declared":
             return function
         if function is self.specification.reference and not self.specification.opaque:

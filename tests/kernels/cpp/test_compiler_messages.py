@@ -43,6 +43,25 @@ def test_an_error_elsewhere_is_told_where_the_compiler_came_from() -> None:
     ]
 
 
+def test_an_error_in_a_macro_is_told_where_the_macro_is_used() -> None:
+    place = "dir:1/kernel of a::b.py"
+    printed = (
+        f"{place}: In function 'void f(int)':\n"
+        "opsmith.h:193:66: error: expected primary-expression before ')' token\n"
+        "  193 |       std::snprintf(error_.text, sizeof error_.text, __VA_ARGS__);\n"
+        "other.h:3:4: note: in expansion of macro 'INNER'\n"
+        f"{place}:13:2: note: in expansion of macro 'OPSMITH_CHECK'\n"
+        f"{place}:13:9: note: in expansion of macro 'OUTER'\n"
+        "opsmith.h:193:66: error: another\n"
+        f"{place}:14:1: error: third\n"
+    )
+    assert [(each.text, each.line, each.column) for each in diagnostics(printed, SOURCE)] == [
+        ("expected primary-expression before ')' token", 13, 2),
+        ("another", 13, 9),
+        ("third", 14, 1),
+    ]
+
+
 def test_notes_and_warnings_are_no_errors_and_one_place_is_told_once() -> None:
     place = "dir:1/kernel of a::b.py"
     printed = (

@@ -460,6 +460,26 @@ def test_what_is_no_exception_of_c_plus_plus_is_told_too() -> None:
         operator(torch.ones(1))
 
 
+def test_an_exception_without_a_message_of_a_text_that_no_file_has() -> None:
+    operator = declared("silent").kernel(
+        "cpu",
+        entry="f",
+        cpp="#include <stdexcept>\nvoid f(View<const float> x, double by, View<float> y)\n"
+        '{ throw std::runtime_error(""); }',
+    )
+    with pytest.raises(errors.KernelError, match="threw: an exception without a message") as caught:
+        operator(torch.ones(1))
+    assert str(caught.value.where).startswith(f"{HERE}:")
+
+
+def test_a_check_without_its_text_is_an_error_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.cpp"
+    file.write_text("void f(View<const float> x, double by, View<float> y) {\n  OPSMITH_CHECK(by > 0);\n}\n")
+    operator = declared("unchecked").kernel("cpu", entry="f", cpp_file=file)
+    with pytest.raises(errors.CompileError, match=rf"{file}:2:3: .*\n +OPSMITH_CHECK\(by > 0\);\n +\^"):
+        operator(torch.ones(1))
+
+
 @pytest.mark.slow
 def test_what_it_throws_need_be_no_utf_8_and_may_be_too_long() -> None:
     operator = declared("bytes").kernel(

@@ -17,6 +17,7 @@ MAX_LINES, MAX_LENGTH = 20, 500
 """Lines that a message quotes of other output, and characters of a line."""
 
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
+_BY_MACRO = "note: in expansion of macro "
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?: +(?P<text>.*)$")
 
 
@@ -90,12 +91,14 @@ class Diagnostic:
 def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> list[Diagnostic]:
     """Return the errors that a compiler printed, each location once.
 
-    An error in another file, or in generated code, is reported at the author's line that led there, or else
-    at the kernel. An unclosed brace causes errors in all generated code behind it, so it is reported first.
+    An error in another file, or in generated code, is reported at the author's line that led there, as the
+    one that uses a macro, or else at the kernel. An unclosed brace causes errors in all generated code behind
+    it, so it is reported first.
     """
     found: list[Diagnostic] = []
     brace_missing = False
     last: tuple[int, int | None] | None = None
+    elsewhere: Diagnostic | None = None  # an error in another file, until it is known if a macro led there
     for line in printed.splitlines():
         match = _LINE.match(line)
         if match is None:
@@ -105,14 +108,24 @@ def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = froze
         text = match["text"]
         header = match["file"] if match["file"] in headers else None
         if re.match(r"(fatal )?error: ", text):
+            if elsewhere is not None:
+                add_diagnostic(found, elsewhere)
             at = location if in_source or header else last or (source.at, None)
-            add_diagnostic(found, Diagnostic(_cut(text.partition("error: ")[2]), *at, header))
+            error = Diagnostic(_cut(text.partition("error: ")[2]), *at, header)
+            elsewhere = None if in_source or header else error
+            if elsewhere is None:
+                add_diagnostic(found, error)
             last = None
             brace_missing = re.search(r"error: expected '}'( at end of input)?$", text) is not None
+        elif elsewhere is not None and (in_source or header) and text.startswith(_BY_MACRO):
+            add_diagnostic(found, Diagnostic(elsewhere.text, *location, header))
+            elsewhere = None
         elif in_source and brace_missing and text == "note: to match this '{'":
             found.insert(0, Diagnostic("expected '}' that matches this '{'", *location))
         elif in_source:
             last = location
+    if elsewhere is not None:
+        add_diagnostic(found, elsewhere)
     return found
 
 

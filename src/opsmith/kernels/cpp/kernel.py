@@ -329,5 +329,9 @@ class CppKernel(PlannedKernel[CppSource]):
         return plan_call(self, values, library.instances[choice], parameters, sizes=library.computes_sizes)
 
     def _failed(self, text: str) -> errors.KernelError:
-        hint = "call it with what the kernel takes, or fix the kernel"
-        return self.error(errors.KernelError, f"the C++ kernel threw: {text}", hint=hint)
+        return self.error(
+            errors.KernelError,
+            f"the C++ kernel threw: {text or 'an exception without a message'}",
+            where=self.source.given or self.where,
+            hint="call it with what the kernel takes, or fix the kernel",
+        )

@@ -78,7 +78,7 @@ class Computation:
         self._marks = placed_marks if on_mesh else capabilities.marks
         built = function if isinstance(function, BuiltKernel) else None
         self._trusted = built is not None and built.pure
-        self._held = built.direct if built else held
+        self._held = built.direct if built and not built.of_a_package else held
         self._past_torch = below_autograd
         self._compute = _below_autograd(self._held) if below_autograd and not self._trusted else self._held
         self._by_keyword = schema.positional < len(schema.names)
