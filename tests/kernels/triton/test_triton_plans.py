@@ -138,6 +138,9 @@ def test_each_byte_of_each_parameter(name: str, launches: Launches) -> None:
 )
 def test_triton_s_own_launcher_gives_the_same(tmp_path: Path) -> None:
     """In a process of its own, which sees another driver."""
+    nvidia = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.py"
+    if "PyKernelArg" not in nvidia.read_text(encoding="utf-8"):
+        pytest.skip(f"Triton {triton.__version__} generates a launcher for each kernel: 3.7 has one for all")
     script = Path(__file__).with_name("launched_by_triton.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
     command = [sys.executable, str(script), str(tmp_path)]
