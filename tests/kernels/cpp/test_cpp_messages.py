@@ -268,8 +268,10 @@ def test_no_function_of_that_name() -> None:
         "  expected: `void nameless(...)`, whose parameters are the arguments and then the results",
         "  got: functions that return void: one, two",
     ]
-    with pytest.raises(errors.KernelSourceError, match="got: no function that returns void"):
+    assert caught.value.hint == "name the kernel `nameless`, or name its function in `entry=`"
+    with pytest.raises(errors.KernelSourceError, match="got: no function that returns void") as caught:
         declared("nameless").kernel("cpu", cpp="int nameless(int a);")
+    assert caught.value.hint == "declare `nameless` as it is expected, or name its function in `entry=`"
 
 
 def test_a_file_that_is_not_there() -> None:
