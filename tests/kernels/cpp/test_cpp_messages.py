@@ -7,7 +7,7 @@ import inspect
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -245,6 +245,19 @@ def test_an_argument_that_c_plus_plus_cannot_take() -> None:
         "  got: torch.dtype",
         f"  where: {of_dtype.specification.kernels[0].where}",
     ]
+
+
+def test_an_argument_with_listed_values_may_be_an_int() -> None:
+    @opsmith.operator("cpp_messages::of_mode")
+    def of_mode(x: Tensor, mode: Literal["a", "b"]) -> Tensor:
+        return x.clone()
+
+    of_mode.kernel("cpu", cpp="void of_mode(View<const float> x, View<float> y) {}")
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        of_mode(torch.ones(2), "a")
+    assert caught.value.hint == (
+        "declare `mode` as an int, or give the kernel in Python: `@op.kernel('cpu')`"
+    )
 
 
 def test_a_result_that_c_plus_plus_cannot_give() -> None:
