@@ -627,3 +627,13 @@ def test_a_look_at_variables_leaves_those_that_a_caller_holds() -> None:
     with pytest.raises(errors.ArgumentError):
         operator()
     assert values["operator"] is operator
+
+
+def test_a_text_that_torch_cannot_hold() -> None:
+    @opsmith.operator("calling::of_text")
+    def of_text(x: Tensor, mode: str = "a") -> Tensor:
+        return x.clone()
+
+    with pytest.raises(errors.ArgumentError, match="`mode` is a text that torch cannot hold") as caught:
+        of_text(torch.ones(1), "\ud800")
+    assert (caught.value.argument, caught.value.got) == ("mode", r"str '\ud800'")

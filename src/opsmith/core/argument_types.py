@@ -127,11 +127,28 @@ _as_complex = _conversion(_NUMBERS | complex)
 _as_number = _conversion(_NUMBERS, symbolic=True)
 _as_bool = _conversion(_NUMBERS | complex | torch.SymBool)
 
+
+def is_no_utf_8(value: Any) -> bool:
+    """Return True for a text that torch cannot hold, as a name of a file that Python could not decode.
+
+    Example:
+        >>> is_no_utf_8("\\ud800"), is_no_utf_8("é"), is_no_utf_8(1)
+        (True, False, False)
+    """
+    if not isinstance(value, str) or torch.compiler.is_dynamo_compiling():
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 TENSOR = ValueType("Tensor", "Tensor", lambda value: isinstance(value, torch.Tensor))
 INT = ValueType("int", "SymInt", _takes(_as_int), _as_int)
 FLOAT = ValueType("float", "float", _takes(_as_float), _as_float)
 BOOL = ValueType("bool", "bool", _takes(_conversion(bool | torch.SymBool)), _as_bool)
-STR = ValueType("str", "str", lambda value: isinstance(value, str))
+STR = ValueType("str", "str", lambda value: isinstance(value, str) and not is_no_utf_8(value))
 COMPLEX = ValueType("complex", "complex", _takes(_as_complex), _as_complex)
 NUMBER = ValueType("int | float", "Scalar", _takes(_as_number), _as_number, held=True)
 

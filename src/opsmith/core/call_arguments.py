@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opsmith import errors
-from opsmith.core.argument_types import FLOAT
+from opsmith.core.argument_types import FLOAT, STR, is_no_utf_8
 from opsmith.core.formula import listed
 from opsmith.core.location import where
 from opsmith.core.schema import REQUIRED, Argument, Schema
@@ -73,6 +73,8 @@ def type_error(argument: Argument, value: Any) -> errors.ArgumentError:
     if kind.is_exceeded(value):
         problem = f"`{name}` is a number that torch cannot hold"
         expected = f"{'a float' if kind.base is FLOAT else 'an int'} of 64 bits"
+    if kind.base is STR and is_no_utf_8(value):
+        problem, expected = f"`{name}` is a text that torch cannot hold", "a str that UTF-8 can encode"
     return errors.ArgumentError(problem, argument=name, expected=expected, got=got)
 
 

@@ -7,7 +7,7 @@ import inspect
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -247,6 +247,19 @@ def test_an_argument_that_c_plus_plus_cannot_take() -> None:
     ]
 
 
+def test_an_argument_with_listed_values_may_be_an_int() -> None:
+    @opsmith.operator("cpp_messages::of_mode")
+    def of_mode(x: Tensor, mode: Literal["a", "b"]) -> Tensor:
+        return x.clone()
+
+    of_mode.kernel("cpu", cpp="void of_mode(View<const float> x, View<float> y) {}")
+    with pytest.raises(errors.KernelSignatureError) as caught:
+        of_mode(torch.ones(2), "a")
+    assert caught.value.hint == (
+        "declare `mode` as an int, or give the kernel in Python: `@op.kernel('cpu')`"
+    )
+
+
 def test_a_result_that_c_plus_plus_cannot_give() -> None:
     @opsmith.operator("cpp_messages::parts")
     def parts(x: Tensor) -> list[Tensor]:
@@ -268,8 +281,10 @@ def test_no_function_of_that_name() -> None:
         "  expected: `void nameless(...)`, whose parameters are the arguments and then the results",
         "  got: functions that return void: one, two",
     ]
-    with pytest.raises(errors.KernelSourceError, match="got: no function that returns void"):
+    assert caught.value.hint == "name the kernel `nameless`, or name its function in `entry=`"
+    with pytest.raises(errors.KernelSourceError, match="got: no function that returns void") as caught:
         declared("nameless").kernel("cpu", cpp="int nameless(int a);")
+    assert caught.value.hint == "declare `nameless` as it is expected, or name its function in `entry=`"
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -107,13 +107,15 @@ def unsupported_argument(
     kernel: BuiltKernel[Any], argument: Argument, expected: str
 ) -> errors.KernelSignatureError:
     """Return the error for an argument that no kernel in a language takes."""
+    in_python, kind = _in_python(kernel), argument.kind
+    listed = bool(kind.base.values) and not kind.sequence  # as of an enum
     return kernel.error(
         errors.KernelSignatureError,
         f"a {kernel.language} kernel cannot take `{argument.name}`",
         argument=argument.name,
         expected=expected,
-        got=argument.kind.annotation(),
-        hint=_in_python(kernel),
+        got=kind.annotation(),
+        hint=f"declare `{argument.name}` as an int, or {in_python}" if listed else in_python,
     )
 
 
