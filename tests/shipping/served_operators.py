@@ -154,4 +154,24 @@ void doubled_channels(ChannelsLast<const float> x, ChannelsLast<float> y) {
 """,
 )
 
-EVERY = [scaled, moments, combined, increase_, add_into, doubled_channels]
+
+@opsmith.operator("served::narrow", shapes="x: N -> N")
+def narrow(x: Tensor) -> Tensor:
+    """Each of its kernels takes one dtype, and the name of one is a part of the other's."""
+    return x.clone().contiguous()
+
+
+for dtype in (torch.float16, torch.bfloat16):
+    narrow.kernel(
+        "cpu",
+        cpp="""
+template <class T>
+void narrow(View<const T, 1> x, View<T, 1> y) {
+  for (int64_t i = 0; i < x.size(0); i++) y(i) = x(i);
+}
+""",
+        dtypes=[dtype],
+    )
+narrow.samples(lambda make: [(make(3),)])
+
+EVERY = [scaled, moments, combined, increase_, add_into, doubled_channels, narrow]

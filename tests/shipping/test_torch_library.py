@@ -70,6 +70,12 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
         "expected: strides that fall",
     ),
     "a dtype": ("served::scaled", [x.int()], {}, "expected: float32 or float64\n  got: int32"),
+    "a dtype, with two kernels": (
+        "served::narrow",
+        [x[0]],
+        {},
+        "expected: bfloat16 or float16\n  got: float32",
+    ),
     "mixed dtypes": ("served::scaled", [x, 1.0, torch.ones(4).double()], {}, "argument: shift"),
     "dimensions": ("served::moments", [x[0]], {}, "expected: 2 dimensions\n  got: 1 dimension\n"),
     "an exception": ("served::scaled", [x, 7.0], {}, "the kernel threw: `by` is 7, of all numbers"),
