@@ -246,6 +246,29 @@ def test_a_kernel_that_is_declared_while_the_accelerator_is_made_computes_all_la
         assert stale(x).tolist() == torch.ops.routes.stale(x).tolist() == [102.0, 102.0]
 
 
+def test_a_route_that_is_added_after_a_redeclaration_computes_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @opsmith.operator("routes::added_late")
+    def added_late(x: Tensor) -> Tensor:
+        return x * 2
+
+    accept = routes.Accelerator.accept
+    declare = [lambda: added_late.kernel("cpu", lambda x: x * 2 + 100)]
+
+    def late(self: Any, *args: Any) -> None:
+        if declare:
+            declare.pop()()
+        accept(self, *args)
+
+    monkeypatch.setattr(routes.Accelerator, "accept", late)
+    x = torch.ones(2)
+    added_late(x)
+    assert not declare
+    for _ in range(4):
+        assert added_late(x).tolist() == torch.ops.routes.added_late(x).tolist() == [102.0, 102.0]
+
+
 def test_two_threads_that_make_the_first_calls_share_one_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = declared("routes::shared")
     made: list[Any] = []

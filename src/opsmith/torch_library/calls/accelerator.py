@@ -36,6 +36,7 @@ class Accelerator:
     def __init__(self, specification: Specification, handle: type, *, as_apply: bool = False) -> None:
         self._plan = _plan(specification, handle, as_apply)
         self._in_cpp = None if self._plan is None else capabilities.calls_in_cpp()
+        self._served: list[AutogradKernel] = []
 
     def serve(self, kernels: Iterable[AutogradKernel]) -> None:
         """Make calls of an operator's kernels for the autograd key, too: those by `torch.ops`."""
@@ -43,6 +44,7 @@ class Accelerator:
             self._in_cpp.use_autograd_kernels(AutogradKernel)
             for each in kernels:
                 each.table = self._plan
+                self._served.append(each)
 
     def accept(self, values: list[Any], route: Route) -> None:
         """Take over the calls with the signature of these argument values.
@@ -61,9 +63,11 @@ class Accelerator:
             self._in_cpp.accept(self._plan, values, "w", route.compute, None, True, True, False)
 
     def detach(self) -> None:
-        """Leave all calls to the handle's `__call__`."""
+        """Leave all calls to Python: a route that another thread adds later computes none."""
         if self._in_cpp is not None:
             self._in_cpp.detach(self._plan)
+        for each in self._served:
+            each.table = None
 
 
 def _plan(specification: Specification, handle: type, as_apply: bool) -> Any:
