@@ -11,7 +11,7 @@ from doc_pages import ROOT, python_blocks, same
 
 README = ROOT / "README.md"
 FOLDER = ROOT / "examples" / "readme"
-EXAMPLES = tuple(FOLDER / name for name in ("rms.py", "before.py", "wrong.py"))
+EXAMPLES = tuple(FOLDER / name for name in ("wrong.py", "rms.py"))
 """The files, in the order in which README.md shows them."""
 
 
