@@ -84,8 +84,9 @@ dist-check: $(SET_UP)  ## install what is in dist/ into a new environment, and r
 	rm -rf build/dist-check
 	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist-check/wheel dist/*.tar.gz
 	$(BASE_PYTHON) -m venv build/dist-check/env
+	grep '^torch==' requirements/dev.txt > build/dist-check/torch.txt
 	@set -e; for wheel in dist/*.whl build/dist-check/wheel/*.whl; do echo "--- $$wheel"; \
-	  build/dist-check/env/bin/python -m pip install --quiet --constraint requirements/dev.txt "$$wheel[cli]"; \
+	  build/dist-check/env/bin/python -m pip install --quiet --constraint requirements/tests.txt --constraint build/dist-check/torch.txt "$$wheel[cli]"; \
 	  build/dist-check/env/bin/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"; \
 	  (cd build/dist-check && env --unset=PYTHONPATH OPSMITH_CACHE="$$PWD/cache" env/bin/opsmith doctor); done
 
