@@ -15,7 +15,7 @@ BUILT := $(VENV)/.built
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tour test test-all test-browser lint bench bench-compare gpu-test dist clean
+.PHONY: help setup tour test test-all test-browser lint bench bench-compare gpu-test dist dist-check release clean
 
 help:  ## what you are reading
 	@echo "opsmith: a PyTorch operator, declared once."
@@ -26,6 +26,7 @@ help:  ## what you are reading
 	@echo
 	@echo "  make setup BASE_PYTHON=python3.12      the Python (3.11 or newer) that .venv is made from"
 	@echo "  make gpu-test PYTHON=python3           an environment of yours that has pytest and torch for your GPU"
+	@echo "  make test-torch-2.15                   the fast tests with one other version of torch, in an environment of its own"
 	@echo "  make test-all WITHOUT=torch-2.11       leave parts out; the closing table says so"
 	@echo
 	@echo "make test-all installs other versions of torch, which are large on Linux:"
@@ -41,6 +42,9 @@ test: $(BUILT)  ## lint, types, tests, examples and documentation: what must pas
 
 test-all: $(BUILT) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
 	$(RUN_PARTS) test-all $(if $(WITHOUT),--without $(WITHOUT))
+
+test-torch-%: .venv-torch-%/.set-up
+	.venv-torch-$*/bin/python ci/run_parts.py test-all --only torch-$*
 
 # Nothing is installed for it but Python packages: a browser is the machine's.
 test-browser: $(SET_UP)  ## the pages of a check and of a graph in headless Chromium (a minute)
@@ -74,7 +78,20 @@ dist: $(SET_UP) .venv-dist/.set-up  ## source distribution, pure wheel and wheel
 	@echo "libgomp.so.1, libc10.so and libtorch_*.so are torch's, whatever this says of linux_x86_64; a repaired wheel has no usable kernels:"
 	.venv-dist/bin/auditwheel show dist/*linux*.whl
 	@ls -l dist
-	@echo "To publish: .venv-dist/bin/twine upload dist/*"
+
+# Each wheel, and one that is made from the source distribution, with the torch that we develop with.
+dist-check: $(SET_UP)  ## install what is in dist/ into a new environment, and run opsmith there
+	rm -rf build/dist-check
+	$(VENV)/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist-check/wheel dist/*.tar.gz
+	$(BASE_PYTHON) -m venv build/dist-check/env
+	grep '^torch==' requirements/dev.txt > build/dist-check/torch.txt
+	@set -e; for wheel in dist/*.whl build/dist-check/wheel/*.whl; do echo "--- $$wheel"; \
+	  build/dist-check/env/bin/python -m pip install --quiet --constraint requirements/tests.txt --constraint build/dist-check/torch.txt "$$wheel[cli]"; \
+	  build/dist-check/env/bin/python -m pip install --quiet --no-deps --force-reinstall "$$wheel"; \
+	  (cd build/dist-check && env --unset=PYTHONPATH OPSMITH_CACHE="$$PWD/cache" env/bin/opsmith doctor); done
+
+release: $(SET_UP) .venv-dist/.set-up  ## make release VERSION=0.11.0: version, changelog, checked dist/, site, commit and tag
+	$(VENV)/bin/python ci/release.py $(VERSION)
 
 clean:  ## remove builds, caches and out/, but not the environments
 	rm -rf build dist out .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -83,7 +100,7 @@ clean:  ## remove builds, caches and out/, but not the environments
 # A file in each environment says when it was last brought up to date.
 # The kernels of involution, which the tour uses, take half a minute to compile.
 
-$(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml $(CALLS)
+$(SET_UP): requirements/dev.txt requirements/tests.txt pyproject.toml src/opsmith/__init__.py $(CALLS)
 	$(call make_environment,$(VENV),requirements/dev.txt,uv)
 
 # Kernels of involution take half a minute each, and several tests would build them at once.
@@ -96,7 +113,7 @@ $(BUILT): $(SET_UP) $(KERNELS)
 	.venv-dist/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-.venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml $(CALLS)
+.venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml src/opsmith/__init__.py $(CALLS)
 	@sed -n 's/^# /torch-$*: /p' $<
 	$(call make_environment,.venv-torch-$*,$<)
 

@@ -58,7 +58,7 @@ __all__ = [
     "zero",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.10.0"
 
 # A feature package is imported when it is first used, so that `import opsmith` stays light.
 _FEATURES = {

@@ -124,11 +124,6 @@ def test_the_folder_is_named_as_the_package_by_default(
     assert done.stdout.endswith("Next:\n  cd fast-math\n  pip install -e '.[dev]'\n  pytest\n")
 
 
-def test_the_template_names_the_versions_that_opsmith_has() -> None:
-    requirement = f"opsmith{version_range(opsmith.__version__)}"
-    assert f'dependencies = ["{requirement}"]' in (TEMPLATE / "pyproject.toml").read_text()
-
-
 @pytest.mark.parametrize(
     ("source", "dev", "told", "in_workflow"),
     [

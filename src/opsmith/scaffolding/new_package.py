@@ -103,7 +103,7 @@ def new_package(
         DISTRIBUTION: name,
         "LICENCE": licence,
         "REFERENCE": source.reference,
-        "opsmith>=0.1,<0.2": f"opsmith{versions}",
+        "opsmith>=VERSION": f"opsmith{versions}",
         "opsmith[cli,cuda]": f"opsmith[cli{',cuda' if cuda else ''}]{origin or versions}",
         "opsmith[cli,cuda,test]": f"opsmith[cli,{'cuda,' if cuda else ''}test]{origin}",
     }

@@ -1,0 +1,112 @@
+"""Make a release: version, changelog, checked builds, the site, a commit and a tag. Nothing is published.
+
+    make release VERSION=0.11.0
+
+What cannot be released is refused before anything is written. Where a build or a check fails, the version and
+the changelog are as before. Exit status: 0 released, 1 refused or failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+CHANGELOG = Path("CHANGELOG.md")
+MODULE = Path("src/opsmith/__init__.py")
+UNRELEASED = "## [Unreleased]\n"
+
+_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+_HEADING = re.compile(r"^## \[(\d+\.\d+\.\d+)\]", re.MULTILINE)
+_ASSIGNED = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+
+
+class ReleaseError(Exception):
+    """A release that is not made; the message says why, and what to do."""
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def run(*command: str) -> str:
+    """Run a program, and return what it prints. Raises CalledProcessError if it fails."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def unreleased(changelog: str) -> str:
+    """The text of the section of what is not released yet, empty if nothing is in it."""
+    _, heading, rest = changelog.partition(UNRELEASED)
+    if not heading:
+        raise ReleaseError(
+            f"{CHANGELOG} has no line `{UNRELEASED.strip()}`: write it above the newest version"
+        )
+    return re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def refuse(version: str, changelog: str) -> None:
+    """Raise ReleaseError for each reason why this version cannot be released from this tree."""
+    if not _VERSION.fullmatch(version):
+        raise ReleaseError(f"VERSION={version} is no version: write three numbers, as VERSION=0.11.0")
+    if changed := run("git", "status", "--porcelain").rstrip():
+        raise ReleaseError(f"these changes are not committed: commit them, or take them back\n{changed}")
+    released = _HEADING.findall(changelog)
+    newest = max(released, key=number, default=version)
+    if version in released or run("git", "tag", "--list", f"v{version}"):
+        raise ReleaseError(f"version {version} exists: choose a number after {newest}")
+    if number(version) < number(newest):
+        raise ReleaseError(f"version {version} is older than {newest}: choose a number after {newest}")
+    said, where = unreleased(changelog), f"[Unreleased] in {CHANGELOG}"
+    if not said:
+        raise ReleaseError(f"{where} is empty: write what changed for users, and commit it")
+    if said.startswith(("#", "-")):
+        raise ReleaseError(f"{where} must begin with a sentence about the whole version: write it")
+
+
+def release(version: str, day: date) -> None:
+    """Write the version into both files, build and check, then commit and tag."""
+    changelog, module = CHANGELOG.read_text(encoding="utf-8"), MODULE.read_text(encoding="utf-8")
+    refuse(version, changelog)
+    dated = changelog.replace(UNRELEASED, f"{UNRELEASED}\n## [{version}] - {day}\n", 1)
+    CHANGELOG.write_text(dated, encoding="utf-8")
+    MODULE.write_text(_ASSIGNED.sub(f'__version__ = "{version}"', module), encoding="utf-8")
+    command = ""
+    try:
+        for command in ("make dist", "make dist-check", *(["make docs"] if _has_target("docs") else [])):
+            subprocess.run(command.split(), check=True)
+        command = "git commit"
+        run(*command.split(), "--quiet", "--message", f"Version {version}", str(CHANGELOG), str(MODULE))
+    except BaseException as error:  # on Ctrl-C, too
+        CHANGELOG.write_text(changelog, encoding="utf-8")
+        MODULE.write_text(module, encoding="utf-8")
+        if not isinstance(error, subprocess.CalledProcessError):
+            raise
+        raise ReleaseError(f"`{command}` failed: mend what it names, and make the release again") from error
+    run("git", "tag", "--annotate", "--message", f"Version {version}", f"v{version}")
+
+
+def _has_target(name: str) -> bool:
+    return re.search(rf"^{name}:", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make release", description="Make a release; nothing is published.")
+    parser.add_argument("version", metavar="VERSION=X.Y.Z", help="the new version, as VERSION=0.11.0")
+    parser.add_argument(
+        "--date", type=date.fromisoformat, default=datetime.now(UTC).date(), help="by default today"
+    )
+    args = parser.parse_args()
+    try:
+        release(args.version, args.date)
+    except ReleaseError as refused:
+        print(f"release: {refused}", file=sys.stderr)
+        return 1
+    print(f"Version {args.version} is committed and tagged. To publish it: git push --follow-tags")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
