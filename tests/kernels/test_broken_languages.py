@@ -113,13 +113,13 @@ def line_of(text: str, part: str) -> str:
         pytest.param(
             RUNS,
             "return [[CpuRun('k', 3)] for _ in calls]",
-            "gives 3 in `ToyOnCpu.launch`, where `CpuRun.compute`: Callable[..., Any] is right",
+            "gives 3 in `ToyOnCpu.launch`, where Callable[..., Any] is right",
             id="results as a number",
         ),
         pytest.param(
             RUNS,
             "return [[CpuRun('k', self.kernel, found=['a race'])] for _ in calls]",
-            "gives 'a race' in `ToyOnCpu.launch`, where `CpuRun.found`: CpuFinding is right",
+            "gives 'a race' in `ToyOnCpu.launch`, where CpuFinding is right",
             id="a text as a finding",
         ),
     ],
@@ -357,7 +357,7 @@ USAGES = [
     (
         "Resources(8)",
         "Resources('8')",
-        "gives '8' in `ToyUsage.usage`, where `KernelUsage.registers`: int is right",
+        "gives '8' in `ToyUsage.usage`, where int is right",
     ),
 ]
 
@@ -450,6 +450,27 @@ def test_a_build_ends_where_a_language_fails(
     if method != "shared":
         assert caught.value.operator == f"{package}::twice"
         assert caught.value.problem.startswith("the kernel language Toy ")
+
+
+def test_what_a_library_without_python_gets_is_compared_with_its_fields(install: Install) -> None:
+    linked = "def linked(self, kernel, targets): return LinkedKernel((), 3)\n\n    def refuse("
+    text = broken(("def refuse(", linked), ("Ahead, Built\n", "Ahead, Built, LinkedKernel\n"), compiled=True)
+    install("toy-kernels", text)
+    operator = declared("linked", "cpu")
+    with pytest.raises(errors.LanguageError) as caught:
+        languages.language("toy").ahead.linked(operator.specification.kernels[0].given, ())
+    problem = (
+        "the kernel language Toy gives 3 in `ToyAhead.linked`, where Callable[[], KernelObject | Launched"
+    )
+    assert caught.value.problem.startswith(problem)
+
+
+def test_pairs_that_a_language_yields(install: Install) -> None:
+    shared = "def shared(self): yield SharedLibrary('a', str), False\n\n    def refuse("
+    text = broken(("def refuse(", shared), ("Ahead, Built\n", "Ahead, Built, SharedLibrary\n"), compiled=True)
+    install("toy-kernels", text)
+    [(library, required)] = languages.language("toy").ahead.shared()
+    assert (library.target, required) == ("a", False)
 
 
 def test_the_origin_of_a_kernel_is_unknown_where_a_language_fails(install: Install, package: str) -> None:

@@ -8,7 +8,9 @@ import re
 import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -75,50 +77,42 @@ def _hints(part: type[GuardedPart]) -> dict[str, Any]:
 
 def _guarded(cls: type, name: str, hint: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of an author in its guard."""
+    at = _place(function)
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _attributed(cls, name, at, args):
             found = function(*args, **kwargs)
-        except errors.OpsmithError:
-            raise
-        except Exception as error:
-            raise _failed(cls, name, function, args, error) from error
         if hint is NoneType:
             return None
-        _refuse_misfit(found, hint, cls, name, function, args)
+        _refuse_misfit(found, hint, cls, name, at, args)
         return items(found, args) if get_origin(hint) is Iterator else found
 
-    def items(found: Iterable[Any], args: Sequence[Any]) -> Iterator[Any]:
-        try:
+    def items(found: Iterator[Any], args: Sequence[Any]) -> Iterator[Any]:
+        with _attributed(cls, name, at, args):
             for each in found:
-                _refuse_misfit(each, get_args(hint)[0], cls, name, function, args)
+                _refuse_misfit(each, get_args(hint)[0], cls, name, at, args)
                 yield each
-        except errors.OpsmithError:
-            raise
-        except Exception as error:
-            raise _failed(cls, name, function, args, error) from error
 
     return guarded
 
 
-def _failed(
-    cls: type, name: str, function: Callable[..., Any], parts: Sequence[Any], error: Exception
-) -> errors.LanguageError:
-    """Return the error for an exception, at the innermost line in the file of the function."""
-    calls = traceback.extract_tb(error.__traceback__)[1:]  # without the guard
-    own = [each for each in calls if each.filename == calls[0].filename]
-    at = f"{own[-1].filename}:{own[-1].lineno}" if own else _place(function)
-    operator, language = _named(parts)
-    package, lacks = _package(cls), isinstance(error, ModuleNotFoundError) and error.name
-    return errors.LanguageError(
-        f"{language} fails in `{cls.__qualname__}.{name}`: {_in_a_line(f'{type(error).__name__}: {error}')}",
-        operator=operator,
-        where=at,
-        hint=f"install the package of the module `{lacks}`, which {package} needs"
-        if lacks
-        else _correct(cls, at) + " with the whole traceback",
-    )
+@contextmanager
+def _attributed(cls: type, name: str, at: str | None, parts: Sequence[Any]) -> Iterator[None]:
+    """Context manager in which an exception is the author's, at the innermost line in the author's file."""
+    try:
+        yield
+    except errors.OpsmithError:
+        raise
+    except Exception as error:
+        file, hint = (at or "").rpartition(":")[0], ""
+        lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+        at = f"{file}:{lines[-1].lineno}" if lines else at
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            hint = f"install the package of the module `{error.name}`, which {_package(cls)} needs"
+        raised = _in_a_line(f"{type(error).__name__}: {error}")
+        hint = hint or _correct(cls, at) + " with the whole traceback"
+        raise _error(cls, name, ("fails", f": {raised}"), at, parts, hint) from error
 
 
 def unusable(
@@ -137,39 +131,24 @@ def unusable(
     return _unusable(type(part), name, expected, got, at, (part, *parts))
 
 
-def _refuse_misfit(
-    value: Any,
-    hint: Any,
-    cls: type,
-    name: str,
-    function: Callable[..., Any] | None = None,
-    parts: Sequence[Any] = (),
-) -> None:
-    """Refuse a value of another type than the annotation says.
+def _unusable(
+    cls: type, name: str, expected: str, got: Any, at: str | None, parts: Sequence[Any]
+) -> errors.LanguageError:
+    words = f"gives {_in_a_line(repr(got))}", f", where {expected} is right"
+    return _error(cls, name, words, at, parts, _correct(cls, at))
 
-    Raises:
-        LanguageError: With the innermost wrong value.
-    """
-    found = _misfit(value, hint)
-    if found is not None:
-        raise _unusable(cls, name, *found, _place(function), parts)
+
+def _error(
+    cls: type, name: str, words: tuple[str, str], at: str | None, parts: Sequence[Any], hint: str
+) -> errors.LanguageError:
+    operator, language = _named(parts)
+    problem = f"{language} {words[0]} in `{cls.__qualname__}.{name}`{words[1]}"
+    return errors.LanguageError(problem, operator=operator, where=at, hint=hint)
 
 
 def _place(function: Any) -> str | None:
     """Return `file:line` of a function in Python; None for other values."""
     return where(inspect.unwrap(function)) if inspect.isfunction(function) else None
-
-
-def _unusable(
-    cls: type, name: str, expected: str, got: Any, at: str | None, parts: Sequence[Any]
-) -> errors.LanguageError:
-    operator, language = _named(parts)
-    return errors.LanguageError(
-        f"{language} gives {_in_a_line(repr(got))} in `{cls.__qualname__}.{name}`, where {expected} is right",
-        operator=operator,
-        where=at,
-        hint=_correct(cls, at),
-    )
 
 
 def _in_a_line(text: str) -> str:
@@ -186,7 +165,7 @@ def _named(parts: Sequence[Any]) -> tuple[str | None, str]:
     operators, languages = dict[str, None](), dict[str, None]()
     for each in (*parts, *(item for part in parts if isinstance(part, list | tuple) for item in part)):
         of = getattr(each, "__dict__", {}).get("kernel", each)
-        operators[getattr(getattr(of, "operator", None), "name", None) or ""] = None
+        operators[getattr(getattr(of, "operator", None), "name", "")] = None
         language = getattr(of, "language", None) or getattr(of, "name", None)
         languages[language if isinstance(language, str) else getattr(language, "name", "")] = None
     operators.pop("", None)
@@ -206,65 +185,47 @@ def _package(cls: type) -> str:
     return f"the module `{root}`"
 
 
-def _misfit(value: Any, hint: Any) -> tuple[str, Any] | None:
-    """Return the expected type, and the value or the one in it that has another; None if it fits."""
-    origin, inner = get_origin(hint), get_args(hint)
-    plain = origin or hint
-    if plain is ClassVar:
-        return _misfit(value, inner[0])
-    if plain in (Union, UnionType):
-        found = [_misfit(value, each) for each in inner]
-        pairs = [(each, of) for each, of in zip(found, inner, strict=True) if each is not None]
-        deeper = [each for each, of in pairs if each[1] is not value or each[0] != _shown(of)]
-        return None if None in found else next(iter(deeper), (_shown(hint), value))
-    if plain is Literal:
-        return None if value in inner else (_shown(hint), value)
-    if plain is Any or isinstance(plain, TypeVar):
-        return None
-    if plain is type:
-        fits = isinstance(value, type) and issubclass(value, inner[0])
-        lacks = sorted(getattr(value, "__abstractmethods__", ())) if fits else ()
-        expected = f"{_shown(hint)} with `{'`, `'.join(lacks)}`" if lacks else _shown(hint)
-        return (expected, value) if lacks or not fits else None
-    if issubclass(plain, Iterable) and plain not in (str, bytes):
-        return _misfit_within(value, hint, plain, inner)
-    if not isinstance(value, (int, float) if plain is float else plain):
-        return _shown(hint), value
-    return _misfit_of_fields(value) if is_dataclass(value) else None
+def _refuse_misfit(
+    value: Any, hint: Any, cls: type, name: str, at: str | None = None, parts: Sequence[Any] = ()
+) -> None:
+    """Refuse a value of another type than the annotation says.
 
-
-def _misfit_within(value: Any, hint: Any, plain: Any, inner: Sequence[Any]) -> tuple[str, Any] | None:
-    """Return the misfit of a collection or an iterator, or of its first wrong item."""
-    kind = next(each for each in (Mapping, Collection, Iterable) if issubclass(plain, each))
-    if isinstance(value, str | bytes) or not isinstance(value, kind):
-        return _shown(hint), value
-    if kind is Iterable:
-        return None  # an iterator is read later, item by item
-    items = [*value.items()] if isinstance(value, Mapping) else [(each,) for each in value]
-    pairs = ((each, type) for item in items for each, type in zip(item, inner, strict=False))
-    return next(filter(None, (_misfit(each, type) for each, type in pairs)), None)
-
-
-def _misfit_of_fields(value: Any) -> tuple[str, Any] | None:
-    """Return the misfit of the first wrong field of a dataclass of opsmith."""
-    kind = type(value)
-    hints = get_type_hints(kind) if kind.__module__.startswith("opsmith.") else {}
-    for each in fields(value) if hints else ():
-        found = _misfit(getattr(value, each.name), hints[each.name])
-        if found is not None:
-            return f"`{kind.__name__}.{each.name}`: {found[0]}", found[1]
-    return None
-
-
-def _shown(hint: Any) -> str:
-    """Return a type as its author writes it.
-
-    Example:
-        >>> _shown(Sequence[int] | None)
-        'Sequence[int] | None'
+    Raises:
+        LanguageError: With the innermost wrong value.
     """
-    return (
-        hint.__name__
-        if isinstance(hint, type) and not get_args(hint)
-        else re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(hint))
-    )
+    found = _misfit(value, hint)
+    if found is not None:
+        wrong, right = found
+        plain = isinstance(right, type) and not get_args(right)
+        expected = right.__name__ if plain else re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(right))
+        raise _unusable(cls, name, expected, wrong, at, parts)
+
+
+def _misfit(value: Any, hint: Any) -> tuple[Any, Any] | None:
+    """Return the innermost wrong value and what is right in its place; None if it fits."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any or isinstance(kind, TypeVar):
+        return None
+    if kind is ClassVar:
+        return _misfit(value, inner[0])
+    if kind in (Union, UnionType):
+        found = [_misfit(value, each) for each in inner]
+        deeper = (each for each, of in zip(found, inner, strict=True) if each and each[1] is not of)
+        return None if None in found else next(deeper, (value, hint))
+    if kind is Literal:
+        return None if value in inner else (value, hint)
+    if kind is type:
+        lacks = sorted(getattr(value, "__abstractmethods__", ()))
+        if lacks or not isinstance(value, type) or not issubclass(value, inner[0]):
+            return value, f"{hint} with `{'`, `'.join(lacks)}`" if lacks else hint
+        return None
+    is_text = isinstance(value, str | bytes) and kind not in (str, bytes)  # no sequence of texts
+    if is_text or not isinstance(value, (int, float) if kind is float else kind):
+        return value, hint
+    parts: Iterable[tuple[Any, Any]] = ()
+    if inner and isinstance(value, Collection):
+        parts = zip(value, inner if kind is tuple and ... not in inner else repeat(inner[0]), strict=False)
+    elif is_dataclass(value) and kind.__module__.startswith("opsmith."):
+        hints = get_type_hints(kind)
+        parts = [(getattr(value, each.name), hints[each.name]) for each in fields(kind)]
+    return next(filter(None, (_misfit(*each) for each in parts)), None)

@@ -75,7 +75,8 @@ def main(folder: Path) -> None:
             (by_plan,) = found.by_plan
             values = operator.specification.schema.call_values(arguments, {})
             prepared = kernel.prepare(values)
-            compiled = kernel.compiled(prepared, torch.device("cuda", 0))
+            programs = prepared.grid({})
+            compiled = kernel.compiled(prepared, programs)
             sizes[:] = [size for _, size in parameter_places(compiled.asm["cubin"], compiled.metadata.name)]
             driver = triton_driver()
             driver.utils = module
@@ -83,7 +84,7 @@ def main(folder: Path) -> None:
             launch = nvidia.CudaLauncher(compiled.src, compiled.metadata)
             bound = {**kernel.defaults, **prepared.arguments}
             ordered = [bound[each.name] for each in kernel.source.parameters]
-            grid = (*prepared.grid, 1, 1)[:3]
+            grid = (*programs, 1, 1)[:3]
             launched.clear()
             launch(*grid, 0, 1, compiled.packed_metadata, None, None, None, *ordered)
         ((numbers, content),) = launched

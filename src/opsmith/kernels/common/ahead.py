@@ -9,16 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opsmith import errors
 from opsmith.build.manifest import BuiltFile
 from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.kernels import BuiltKernel
 from opsmith.kernels.common.parameters import Parameter
-
-if TYPE_CHECKING:
-    from opsmith.kernels.runtime.linked_library import KernelObject, LaunchedKernel
+from opsmith.kernels.runtime.linked_library import KernelObject, LaunchedKernel
 
 FIRST_CALL = "compiled when it is first called"
 """Origin of a kernel that no package has built."""

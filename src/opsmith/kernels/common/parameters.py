@@ -18,7 +18,13 @@ from opsmith.core.results import Result
 from opsmith.core.schema import Argument
 from opsmith.core.specification import Specification
 from opsmith.kernels.common.dtypes import CPP_TYPES, dtype_name
-from opsmith.torch_library.result_layouts import LAYOUTS, ResultLayout, has_layout, result_layouts
+from opsmith.torch_library.result_layouts import (
+    LAYOUTS,
+    ResultLayout,
+    has_layout,
+    memory_format,
+    result_layouts,
+)
 
 PARAMETER_TYPES = ("Tensor", "int", "float", "bool", "str", "Tensor[]", "int[]", "float[]", "bool[]")
 """Types of parameters in torch's schema language, in the order of `enum ParameterType` in both headers."""
@@ -341,6 +347,21 @@ def layout_refusal(name: str, layout: str) -> tuple[str, str]:
 def copy_reason(name: str, layout: str, *, written: bool) -> str:
     """Return a line about an argument that is copied into a layout."""
     return f"`{name}`, which is not {layout}" + ", and back" * written
+
+
+def needs_copy(value: Any, parameter: Parameter) -> bool:
+    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
+    tensors = tensors_in([value])
+    return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
+
+
+def copy_of(value: Any, parameter: Parameter) -> Any:
+    """Copy a tensor, or each of a list, into a parameter's layout; a clone resolves the negative bit."""
+    if not isinstance(value, Tensor):
+        return [copy_of(item, parameter) for item in value]
+    if parameter.layout == "any":
+        return value.clone()
+    return value.clone(memory_format=memory_format(parameter.layout, value.dim()))
 
 
 def copied_tensors(

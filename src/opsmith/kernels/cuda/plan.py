@@ -15,14 +15,14 @@ from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import map_tensors, on_meta
 from opsmith.kernels.common.dtypes import dtype_name
-from opsmith.kernels.common.parameters import check_written
+from opsmith.kernels.common.parameters import check_written, copy_of, needs_copy
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.launch import Geometry
 from opsmith.kernels.cuda.parameters import CudaParameter, PackedParameters, number_places, pack_parameters
 from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.runtime.plan import strides_in
 from opsmith.torch_library.contract import refuse_result_shapes
-from opsmith.torch_library.result_layouts import ResultLayout, has_layout, memory_format, result_layouts
+from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +113,6 @@ def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
     """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
     pairs = zip(schema.arguments, values, strict=True)
     return map_tensors(on_meta, [argument.kind.restore(value) for argument, value in pairs])
-
-
-def needs_copy(value: Any, parameter: CudaParameter) -> bool:
-    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
-    tensors = tensors_in([value])
-    return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
-
-
-def copy_of(value: Any, parameter: CudaParameter) -> Any:
-    """Copy a tensor, or each of a list, into a parameter's layout; a clone resolves the negative bit."""
-    if not isinstance(value, Tensor):
-        return [copy_of(item, parameter) for item in value]
-    if parameter.layout == "any":
-        return value.clone()
-    return value.resolve_neg().contiguous(memory_format=memory_format(parameter.layout, value.dim()))
 
 
 def plan_call(

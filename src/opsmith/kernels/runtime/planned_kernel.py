@@ -247,17 +247,24 @@ class PlannedKernel(BuiltKernel[S]):
             if specification.schema.written:
                 refuse_unwritable(specification, values)
             plan = self._plan(loaded, values)
-            if isinstance(plan, str):
-                refuse_strictly([Rejected(Kernel(self.device, self), plan)], self.operator.name)
         finally:
             if signature is not None:
                 loaded.remember(signature, None if isinstance(plan, str) else plan)
         if plan is None:
             return self._unplanned(values)
         if isinstance(plan, str):
-            given, named = specification.schema.split(values)
-            return specification.computed_by(*given, **named)
+            return self._computed_by_reference(values, plan)
         return loaded.overload(*args, **kwargs)
+
+    def _computed_by_reference(self, values: Sequence[Any], refused: str) -> Any:
+        """Compute a call that the kernel does not take.
+
+        Raises:
+            KernelRefusedError: If the kernel is strict.
+        """
+        refuse_strictly([Rejected(Kernel(self.device, self), refused)], self.operator.name)
+        given, named = self.operator.specification.schema.split(values)
+        return self.operator.specification.computed_by(*given, **named)
 
 
 class LaunchedKernel(PlannedKernel[S]):

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
-
 from opsmith import errors
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Schema
-from opsmith.kernels.common.parameters import check_results, unsupported_argument
+from opsmith.kernels.common.parameters import Parameter, check_results, unsupported_argument
 from opsmith.kernels.triton.source import LAUNCH_OPTIONS, TritonParameter, TritonSource
-from opsmith.torch_library.result_layouts import CHANNELS_LAST, extent_of, has_layout, memory_format
 
 BoundKind = Literal["pointer", "value", "numel", "size", "stride", "given"]
 _PART = re.compile(r"(?P<name>\w+?)_(?:(?P<numel>numel)|(?P<kind>size|stride)_(?P<dim>\d+)|ptr)")
 _SCALARS = ("int", "float", "bool")
 _Error = Callable[..., errors.KernelSignatureError]
-
-
-@dataclass(frozen=True, slots=True)
-class TritonTensor:
-    """Requirements of a kernel on a tensor.
-
-    Attributes:
-        dim: Number of dimensions; None for any number.
-        layout: One of `LAYOUTS`.
-    """
-
-    dim: int | None
-    layout: str
-
-    def dim_refusal(self, name: str, value: Any) -> str | None:
-        """Return why a kernel does not take a tensor with this number of dimensions; None if it does."""
-        if not isinstance(value, Tensor):
-            return None
-        dim = value.dim()
-        if self.dim is not None and dim != self.dim:
-            return f"`{name}` has {dim} dimensions, and it takes {self.dim}"
-        if self.layout == "channels-last" and dim not in CHANNELS_LAST:
-            return f"`{name}` has {dim} dimensions, and channels-last is for 4 or 5"
-        return None
-
-    def needs_copy(self, value: Any) -> bool:
-        """Return True for a tensor in another layout."""
-        return isinstance(value, Tensor) and not has_layout(value, self.layout)
-
-    def copy_of(self, value: Tensor) -> Tensor:
-        """Copy a tensor into the layout."""
-        return value.clone(memory_format=memory_format(self.layout, value.dim()))
-
-    def extent(self, value: Tensor) -> int:
-        """Return the number of elements from the first to the last of a tensor in memory, inclusive.
-
-        Example:
-            >>> import torch
-            >>> TritonTensor(None, "any").extent(torch.ones(10)[::3])
-            10
-        """
-        return extent_of(value) if self.layout == "any" else value.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +41,7 @@ class BoundParameter:
         """Return the value of the parameter in a call.
 
         Args:
-            values: Arguments, results and constants by name.
+            values: Arguments and results by name; the constants for `given`.
         """
         value = values[self.name]
         if self.kind in ("pointer", "value", "given"):
@@ -104,12 +59,12 @@ class Binding:
 
     Attributes:
         bounds: Parameters that are bound; decorators or defaults fill the others.
-        tensors: Requirements on each tensor whose memory the kernel accesses, by name.
+        tensors: Parameter of each tensor whose memory the kernel accesses, by name.
         options: Names of `constants=` that are options of Triton's launch.
     """
 
     bounds: tuple[BoundParameter, ...]
-    tensors: Mapping[str, TritonTensor]
+    tensors: Mapping[str, Parameter]
     options: tuple[str, ...]
 
 
@@ -157,7 +112,8 @@ def bind(
             )
     _check_tuning(source, schema, bounds, error)
     options = tuple(name for name in constants if name not in names)
-    return Binding(bounds, _tensors(bounds, layouts, error), options)
+    written = {*schema.written, *(result.name for result in schema.results)}
+    return Binding(bounds, _tensors(bounds, written, layouts, error), options)
 
 
 def _check_tuning(
@@ -214,7 +170,7 @@ def _bind_one(
             bound: BoundKind = "size" if part["kind"] == "size" else "stride"
             return BoundParameter(name, bound, part["name"], int(part["dim"]))
         return BoundParameter(name, "pointer", part["name"])
-    if name in source.filled or parameter.default:
+    if name in source.filled or parameter.has_default:
         return None
     raise error(
         f"the parameter `{name}` of the Triton kernel is not bound to anything",
@@ -227,10 +183,10 @@ def _bind_one(
 
 
 def _tensors(
-    bounds: tuple[BoundParameter, ...], layouts: Mapping[str, str], error: _Error
-) -> dict[str, TritonTensor]:
-    """Return the requirements on tensors, from the sizes and strides that the kernel takes."""
-    tensors: dict[str, TritonTensor] = {}
+    bounds: tuple[BoundParameter, ...], written: Collection[str], layouts: Mapping[str, str], error: _Error
+) -> dict[str, Parameter]:
+    """Return the parameter of each tensor, from the sizes and strides that the kernel takes."""
+    tensors: dict[str, Parameter] = {}
     for name in dict.fromkeys(bound.name for bound in bounds if bound.kind == "pointer"):
         sizes = {bound.dim for bound in bounds if bound.name == name and bound.kind == "size"}
         strides = {bound.dim for bound in bounds if bound.name == name and bound.kind == "stride"}
@@ -243,7 +199,8 @@ def _tensors(
                 got=", ".join(f"{name}_stride_{each}" for each in sorted(strides)),
                 hint="take all of them, or none: then the tensor is contiguous",
             )
-        tensors[name] = TritonTensor(dim, layouts.get(name, "any" if strides else "contiguous"))
+        layout = layouts.get(name, "any" if strides else "contiguous")
+        tensors[name] = Parameter("Tensor", written=name in written, dim=dim, layout=layout)
     for name, layout in layouts.items():
         if name not in tensors or layout not in ("contiguous", "channels-last"):
             raise error(

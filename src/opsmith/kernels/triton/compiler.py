@@ -121,7 +121,8 @@ def specialization_of(source: TritonSource, arguments: Mapping[str, Any]) -> Spe
         name = parameter.name
         value = arguments[name] if name in arguments else defaults[name]
         fixed = described.do_not_specialize
-        if parameter.constant or value is None or (_is_whole(value) and value == 1 and not fixed):
+        one = _is_whole(value) and value == 1 and not (fixed or described.annotation_type)
+        if parameter.constant or value is None or one:
             signature[name], constants[name] = "constexpr", value
             continue
         signature[name] = described.annotation_type or triton_type(value)

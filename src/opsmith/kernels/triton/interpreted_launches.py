@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from opsmith.kernels.triton.interpreter import interpret, missing_interpreter
-from opsmith.kernels.triton.source import TritonSource, triton_source
+from opsmith.kernels.triton.source import TritonSource, first_config, triton_source
 
 _SOURCES: weakref.WeakKeyDictionary[Any, TritonSource] = weakref.WeakKeyDictionary()
 """Sources of the launched kernels, which are read from their files."""
@@ -78,12 +78,10 @@ def _tuned(run: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _on_cpu([*args, *kwargs.values()]):
             return run(self, *args, **kwargs)
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        config = self.prune_configs(kwargs)[0]
+        config = first_config(self, args, kwargs)
         options = config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **options})
-        self.nargs = None
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
         return self.fn.run(*args, **kwargs, **options)
 
     return launch

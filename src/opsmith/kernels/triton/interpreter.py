@@ -23,7 +23,8 @@ FIRST = (3, 7)
 """First version of Triton whose interpreter is supported."""
 ARCHITECTURE = "sm_90"
 """GPU for which a kernel is compiled, to learn if the interpreter lacks something or the kernel is wrong."""
-
+IN_NUMPY = {"int1": "bool", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+"""NumPy's names of Triton's types, where they differ."""
 
 Span = tuple[str, int, int]
 """Memory of a parameter: its name, the first address, and the one behind the end."""
@@ -161,7 +162,7 @@ def interpret(
     """Run every program of a grid, on tensors of the CPU.
 
     bfloat16, which NumPy lacks and the interpreter computes wrongly without an error, is computed in float32
-    and rounded at the end. Floats are rounded to float32 first, as a launch on a GPU does.
+    and rounded at the end. Numbers have the types that they have in a launch on a GPU.
 
     Args:
         source: The kernel.
@@ -175,12 +176,12 @@ def interpret(
         KernelError: If the kernel raises, or accesses memory outside of its arguments.
     """
     numpy = _numpy()
-    wide = {parameter.name for parameter in source.parameters if parameter.wide}
+    annotated = {each.name: each.annotation_type for each in source.compiled_by().params}
     constants = {parameter.name for parameter in source.parameters if parameter.constant}
     memory = _Memory(bounded=bounded)
     with language_lock(), interpreted_language() as rewrite, numpy.errstate(all="ignore"):
         given = {
-            name: value if name in constants else _argument(name, value, memory, wide=name in wide)
+            name: value if name in constants else _argument(name, value, memory, annotated.get(name, ""))
             for name, value in arguments.items()
         }
         try:
@@ -196,10 +197,10 @@ def interpret(
         raise (limit or _kernel_error(raised, source, operator)) from raised
 
 
-def _argument(name: str, value: Any, memory: _Memory, *, wide: bool) -> Any:
+def _argument(name: str, value: Any, memory: _Memory, annotated: str = "") -> Any:
     """Return the value of a parameter in Triton's language: a pointer, or a scalar.
 
-    The interpreter leaves floats as they are, which have no `.to`, and fails on bools.
+    The interpreter leaves floats as they are, which have no `.to`, fails on bools, and reads no annotation.
     """
     import numpy
     import triton.language as tl
@@ -208,23 +209,25 @@ def _argument(name: str, value: Any, memory: _Memory, *, wide: bool) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     if isinstance(value, tuple):
-        return tuple(_argument(name, each, memory, wide=wide) for each in value)
+        return tuple(_argument(name, each, memory) for each in value)
     if isinstance(value, TensorDescriptor):
         if value.base.dtype == torch.bfloat16:
             raise NotImplementedError("the interpreter has no tensor descriptors of bfloat16")
         memory.add(name, value.base)
         return value
-    if isinstance(value, bool):
-        return tl.tensor(TensorHandle(numpy.array([value]), tl.int1), tl.int1)
-    if isinstance(value, float):
-        kind, number = (tl.float64, numpy.float64) if wide else (tl.float32, numpy.float32)
-        return tl.tensor(TensorHandle(numpy.array([value], number), kind), kind)
     if isinstance(value, Tensor):
         narrow = value.dtype == torch.bfloat16
-        pointer = tl.pointer_type(tl.float32) if narrow else tl.str_to_ty(mangle_type(value), None)
-        address = numpy.array([memory.add(name, value)], numpy.uint64)
-        return tl.tensor(TensorHandle(address, pointer), pointer)
-    return value
+        kind = tl.pointer_type(tl.float32) if narrow else tl.str_to_ty(mangle_type(value), None)
+        value = memory.add(name, value)
+    elif isinstance(value, int | float):
+        kind = tl.str_to_ty(annotated or mangle_type(value), None)
+        if kind == tl.bfloat16:
+            kind, value = tl.float32, torch.tensor(value).view(torch.int32).bitwise_and(-(2**16))
+            value = value.view(torch.float32).item()  # cut off, as Triton does
+    else:
+        return value
+    stored = "uint64" if kind.is_ptr() else IN_NUMPY.get(str(kind), str(kind))
+    return tl.tensor(TensorHandle(numpy.array([value], stored), kind), kind)
 
 
 def _programs(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +21,21 @@ from opsmith.core.operator import Operator
 from opsmith.kernels.common.call_cache import CallCache, call_signature, is_symbolic
 from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.common.gpu_resources import MOST_GRID
-from opsmith.kernels.common.parameters import copied_results, copy_reason, device_refusal, layout_refusal
+from opsmith.kernels.common.parameters import (
+    copied_tensors,
+    copy_of,
+    device_refusal,
+    layout_refusal,
+    needs_copy,
+)
 from opsmith.kernels.runtime.driver import DEFAULT_MAX_SHARED, DriverError
 from opsmith.kernels.runtime.planned_kernel import LaunchedKernel
 from opsmith.kernels.triton.binding import Binding, bind, names_of_call
 from opsmith.kernels.triton.compiler import launch_error
 from opsmith.kernels.triton.interpreter import interpret
-from opsmith.kernels.triton.source import TritonSource, compiler_options, defaults_of, triton_module
-from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
+from opsmith.kernels.triton.source import TritonSource, compiler_options, triton_module
+from opsmith.torch_library.result_layouts import CHANNELS_LAST, ResultLayout, extent_of, result_layouts
+from opsmith.torch_library.writes import refuse_unwritable
 
 if TYPE_CHECKING:
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
@@ -38,8 +46,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_EXTENT = 2**31 - 1
 """Largest extent of a tensor in elements: kernels index in 32 bits, which would overflow silently."""
 _ANY_CONTEXT = nullcontext()
-Launch = Callable[[Any, dict[str, Any]], None]
-"""Function that runs a kernel, given its grid and all its arguments."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,8 @@ class PreparedLaunch:
     """Launch of a call.
 
     Attributes:
-        grid: Number of programs; a function of the configuration where `triton.autotune` chooses one.
+        device: Device of the tensors.
+        grid: Function that returns the number of programs, given values of parameters that decorators fill.
         arguments: Values of the kernel's parameters, and options of Triton.
         layouts: Layouts of the results.
         results: Results, which the kernel writes.
@@ -55,7 +63,8 @@ class PreparedLaunch:
         back: Arguments that are written, each with the copy in another layout that the kernel has.
     """
 
-    grid: Any
+    device: torch.device
+    grid: Callable[[Mapping[str, Any]], tuple[int, ...]]
     arguments: dict[str, Any]
     layouts: tuple[ResultLayout, ...]
     results: list[Tensor]
@@ -113,7 +122,8 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         )
         self._dtypes = dtypes
         self._launched_by = grid, constants, layouts
-        self._filled, self.defaults = bool(source.filled), defaults_of(source)
+        self._filled = bool(source.filled)
+        self.defaults = {each.name: each.default for each in source.parameters if each.has_default}
         self.binding: Binding = bind(self, constants, layouts)
         self._read_by_rules: set[str] = set()
         named = dict.fromkeys((*schema.names, *(result.name for result in schema.results)))
@@ -123,7 +133,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         meta = {parameter.name: None for parameter in source.parameters if parameter.constant}
         self._grid = self._rule(grid, {**named, **dict.fromkeys(constants), **meta}, "the grid")
         if not callable(grid):
-            self._check_grid(_grid_tuple(grid))
+            self._checked_grid(grid)
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
@@ -170,27 +180,32 @@ class TritonKernel(LaunchedKernel[TritonSource]):
             self._checked_triton = True
         if self._missing is not None:
             return missing_reason(self, self._missing)
-        return device_refusal(values) or self.value_refusal(values)
+        return self.value_refusal(values)
 
     def value_refusal(self, values: Sequence[Any]) -> str | None:
         """Return why the kernel does not take these values, even if Triton is installed; None if it does."""
         schema = self.operator.specification.schema
+        elsewhere = device_refusal(values)
+        if elsewhere is not None:
+            return elsewhere
         for name, value in zip(schema.names, values, strict=False):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(dtype_name, self.dtypes)))
                     return f"`{name}` is {dtype_name(tensor.dtype)}, and it takes {taken}"
             wanted = self.binding.tensors.get(name)
-            if wanted is None:
+            if wanted is None or value is None:
                 continue
-            refused = wanted.dim_refusal(name, value)
-            if refused is not None:
-                return refused
-            if name in schema.written and wanted.needs_copy(value) and not self.copies_back:
+            if wanted.dim not in (None, value.dim()):
+                return f"`{name}` has {value.dim()} dimensions, and it takes {wanted.dim}"
+            if wanted.layout == "channels-last" and value.dim() not in CHANNELS_LAST:
+                return f"`{name}` has {value.dim()} dimensions, and channels-last is for 4 or 5"
+            copied = needs_copy(value, wanted)
+            if name in schema.written and copied and not self.copies_back:
                 found, taken = layout_refusal(name, wanted.layout)
                 return f"{found}, and it takes {taken}"
-            if isinstance(value, Tensor) and wanted.extent(value) > MAX_EXTENT:
-                return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
+            if (value.numel() if copied else extent_of(value)) > MAX_EXTENT:
+                return _uncounted(name)
         return None
 
     def _takes(self, dtype: torch.dtype) -> bool:
@@ -202,21 +217,13 @@ class TritonKernel(LaunchedKernel[TritonSource]):
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return the arguments and results that the kernel copies into another layout."""
-        schema = self.operator.specification.schema
-        tensors = self.binding.tensors
-        copied = tuple(
-            copy_reason(name, tensors[name].layout, written=name in schema.written)
-            for name, value in zip(schema.names, values, strict=True)
-            if name in tensors and tensors[name].needs_copy(value)
-        )
-        layouts = [tensors[result.name].layout for result in schema.results]
-        return copied + copied_results(schema.results, self._result_layouts(values), layouts)
+        return copied_tensors(self.operator.specification, values, self.binding.tensors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the operator on a GPU."""
         if self._runs_by_plans():
             return super().__call__(*args, **kwargs)
-        return self._run(self._values(args, kwargs), self._launch, count=True)
+        return self._by_triton(self._values(args, kwargs))
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         values: list[Any] = self.operator.specification.schema.call_values(args, kwargs)
@@ -310,10 +317,19 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return False
 
     def _unplanned(self, values: Sequence[Any]) -> Any:
-        result = self._run(values, self._launch, count=True)
+        result = self._by_triton(values)
         return result[0] if isinstance(result, tuple) and len(result) == 1 else result
 
-    def compiled(self, prepared: PreparedLaunch, device: torch.device) -> Any:
+    def _by_triton(self, values: Sequence[Any]) -> Any:
+        """Compute a call by a launch of Triton's; by the reference if the kernel does not take it."""
+        if self.operator.specification.schema.written:
+            refuse_unwritable(self.operator.specification, values)
+        refused = self.refusal(values)
+        if refused is not None:
+            return self._computed_by_reference(values, refused)
+        return self._run(values, self._launch, count=True)
+
+    def compiled(self, prepared: PreparedLaunch, grid: tuple[int, ...]) -> Any:
         """Return what Triton launches for these arguments, compiled or found in its cache.
 
         Raises:
@@ -321,7 +337,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         """
         launched = self.source.launched()
         given = {**prepared.arguments, **compiler_options()}
-        return self._in_triton(device, lambda: launched.run(grid=prepared.grid, warmup=True, **given))
+        return self._in_triton(prepared.device, lambda: launched.run(grid=grid, warmup=True, **given))
 
     def loaded(self, compiled: Any, index: int) -> tuple[int, int, int] | None:
         """Load what Triton has compiled on a GPU, once; None while a CUDA graph is captured.
@@ -350,7 +366,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
     def programs(self, values: Sequence[Any]) -> int:
         """Return the number of programs that the interpreter runs for these argument values."""
         prepared = self.prepare(values)
-        return prod(self._interpretable(prepared.grid, prepared.arguments)[0])
+        return prod(prepared.grid(self._interpretable(prepared)[0]))
 
     def prepare(
         self, values: Sequence[Any], *, count: bool = False, rules: AbstractContextManager[Any] = _ANY_CONTEXT
@@ -360,42 +376,45 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         Args:
             values: Argument values.
             count: True if copies are counted.
-            rules: Context in which the grid and the constants are computed.
+            rules: Context in which the constants are computed.
         """
         schema = self.operator.specification.schema
         named = dict(zip(schema.names, values, strict=True))
         device = tensors_in(list(values))[0].device
         back = []
         for name, wanted in self.binding.tensors.items():
-            if name in named and wanted.needs_copy(named[name]):
-                given, named[name] = named[name], wanted.copy_of(named[name])
+            if name in named and needs_copy(named[name], wanted):
+                given, named[name] = named[name], copy_of(named[name], wanted)
                 back += [(given, named[name])] if name in schema.written else []
                 if count:
                     self._copied[name] += 1
         written = {name: named[name] for name in schema.written if named[name] is not None}
-        results, layouts = [], self._result_layouts(values)
+        layouts = self._result_layouts(values)
+        results: dict[str, Tensor] = {}
         for result, layout in zip(schema.results, layouts, strict=True):
-            results.append(layout.allocate(device, self.binding.tensors[result.name].layout))
             self._check_result(result.name, layout)
-            named[result.name] = results[-1]
+            results[result.name] = layout.allocate(device, self.binding.tensors[result.name].layout)
+        named |= results
         with rules:
             constants = {name: rule(named) for name, rule in self._constants.items()}
-        everything = {**named, **constants}
-        arguments = {bound.parameter: bound.of(everything) for bound in self.binding.bounds}
+        bounds = self.binding.bounds
+        arguments = {each.parameter: each.of(constants if each.kind == "given" else named) for each in bounds}
+        known = {**self.defaults, **named, **constants, **arguments}
         arguments |= {name: constants[name] for name in self.binding.options}
-        grid: Any
-        if self._filled:  # their values are known only at the launch
-            grid = lambda meta: _grid_tuple(self._grid({**everything, **meta}))
-        else:
-            with rules:
-                grid = _grid_tuple(self._grid({**everything, **self.defaults}))
-        return PreparedLaunch(grid, arguments, layouts, results, written, back)
 
-    def _run(self, values: Sequence[Any], launch: Launch, *, count: bool = False) -> Any:
+        def grid(filled: Mapping[str, Any]) -> tuple[int, ...]:
+            return self._checked_grid(self._grid({**known, **filled}), results)
+
+        return PreparedLaunch(device, grid, arguments, layouts, [*results.values()], written, back)
+
+    def _run(
+        self, values: Sequence[Any], launch: Callable[[Any, PreparedLaunch], None], *, count: bool = False
+    ) -> Any:
         schema = self.operator.specification.schema
         prepared = self.prepare(values, count=count)
-        if self.has_programs(prepared):
-            launch(prepared.grid, prepared.arguments)
+        grid = prepared.grid if self._filled else prepared.grid({})
+        if self.has_programs(prepared, grid):
+            launch(grid, prepared)
         for given, copy in prepared.back:
             given.copy_(copy)
         results = []
@@ -405,54 +424,15 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                 self._copied["result"] += 1
         return (results[0] if schema.single else tuple(results)) if results else None
 
-    def has_programs(self, prepared: PreparedLaunch) -> bool:
-        """Return True if there is something to write; a grid without programs is an error for a result."""
-        if not callable(prepared.grid):
-            self._check_grid(prepared.grid)
-        described = self.operator.specification.schema.results
-        filled = [
-            (each.name, result)
-            for each, result in zip(described, prepared.results, strict=True)
-            if result.numel()
-        ]
-        if filled and not callable(prepared.grid) and not all(prepared.grid):
-            name, result = filled[0]
-            raise self.error(
-                errors.LaunchError,
-                f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
-                argument=name,
-                expected="a grid with a program for each part of each result",
-                got=f"grid {prepared.grid}, `{name}` {list(result.shape)}",
-                hint="count the programs by the results, as in `grid=lambda result: ...`",
-            )
-        if filled:
-            return True
-        programs = callable(prepared.grid) or all(prepared.grid)
-        return programs and any(tensor.numel() for tensor in prepared.written.values())
+    def has_programs(self, prepared: PreparedLaunch, grid: Any) -> bool:
+        """Return True if there is something to write, and the grid has programs or is not known yet."""
+        written = (*prepared.results, *prepared.written.values())
+        return any(each.numel() for each in written) and (callable(grid) or all(grid))
 
-    def _launch(self, grid: Any, arguments: dict[str, Any]) -> None:
-        if not callable(grid):
-            self.check_limits(grid)
-        device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
+    def _launch(self, grid: Any, prepared: PreparedLaunch) -> None:
         launched = self.source.launched()
-        self._in_triton(device, lambda: launched[grid](**arguments, **compiler_options()))
-
-    def check_limits(self, grid: Sequence[int]) -> None:
-        """Refuse a grid that is larger than a GPU takes.
-
-        Raises:
-            LaunchError: Naming the dimension.
-        """
-        for dim, (size, limit) in enumerate(zip(grid, MOST_GRID, strict=False)):
-            if size > limit:
-                raise self.error(
-                    errors.LaunchError,
-                    "the grid of the Triton kernel has more programs than a GPU takes",
-                    argument="grid",
-                    expected=f"at most {limit} in dimension {dim}",
-                    got=f"{grid}",
-                    hint="put the larger number first, or let each program do more",
-                )
+        given = {**prepared.arguments, **compiler_options()}
+        self._in_triton(prepared.device, lambda: launched[grid](**given))
 
     def _in_triton(self, device: torch.device, run: Callable[[], Any]) -> Any:
         """Call Triton, whose exceptions become errors of ours."""
@@ -465,39 +445,70 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                     raise
                 raise reported from error
 
-    def _wrapped(self, grid: Any, arguments: dict[str, Any]) -> None:
-        torch.library.wrap_triton(self.source.launched())[grid](**arguments)
+    def _wrapped(self, grid: Any, prepared: PreparedLaunch) -> None:
+        torch.library.wrap_triton(self.source.launched())[grid](**prepared.arguments)
 
-    def _interpret(self, grid: Any, arguments: dict[str, Any]) -> None:
-        shape, arguments = self._interpretable(grid, arguments)
-        interpret(self.source, shape, arguments, self.operator.name)
+    def _interpret(self, _: Any, prepared: PreparedLaunch) -> None:
+        arguments, hook = self._interpretable(prepared)
+        if hook is not None:
+            hook(arguments)
+        interpret(self.source, prepared.grid(arguments), arguments, self.operator.name)
 
-    def _interpretable(self, grid: Any, arguments: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """Return the grid as numbers, and the arguments of the function with those of its decorators."""
-        arguments = {name: value for name, value in arguments.items() if name not in self.binding.options}
-        for config in self.source.configs[:1]:  # the interpreter cannot time the others
-            arguments |= config.kwargs
-        for name, heuristic in self.source.heuristics.items():
-            arguments[name] = heuristic(arguments)
-        shape = grid({**self.defaults, **arguments}) if callable(grid) else grid
-        self._check_grid(shape)
-        return shape, arguments
+    def _interpretable(self, prepared: PreparedLaunch) -> tuple[dict[str, Any], Callable[..., Any] | None]:
+        """Return the arguments of the function with those of its decorators, and what is called before it."""
+        options = self.binding.options
+        arguments = {name: value for name, value in prepared.arguments.items() if name not in options}
+        config = self.source.first_config(arguments)
+        return self.source.with_filled(arguments, config), config and config.pre_hook
 
-    def _check_grid(self, grid: tuple[Any, ...]) -> None:
-        """Refuse a grid that is not one to three whole numbers, or negative."""
-        sizes = all(isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in grid)
-        if not sizes or not 1 <= len(grid) <= 3 or any(size < 0 for size in grid):
+    def _checked_grid(
+        self, grid: Any, results: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> tuple[Any, ...]:
+        """Return a grid as a tuple.
+
+        Args:
+            grid: The grid.
+            results: What the kernel writes, by name.
+
+        Raises:
+            LaunchError: If it is not one to three whole numbers that a GPU takes, or has no programs although
+                a result has elements.
+        """
+        programs: tuple[Any, ...] = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+        sizes = all(isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in programs)
+        if not sizes or not 1 <= len(programs) <= 3 or any(size < 0 for size in programs):
             raise self.error(
                 errors.LaunchError,
                 "the grid of the Triton kernel is not valid",
                 argument="grid",
                 expected="one to three whole numbers, none of them negative",
-                got=shown(grid),
+                got=shown(programs),
                 hint="write `grid=lambda result, BLOCK: (triton.cdiv(result.numel(), BLOCK),)`",
             )
+        for dim, (size, limit) in enumerate(zip(programs, MOST_GRID, strict=False)):
+            if type(size) is int and size > limit:
+                raise self.error(
+                    errors.LaunchError,
+                    "the grid of the Triton kernel has more programs than a GPU takes",
+                    argument="grid",
+                    expected=f"at most {limit} in dimension {dim}",
+                    got=f"{programs}",
+                    hint="put the larger number first, or let each program do more",
+                )
+        name = next((name for name, result in results.items() if result.numel()), None)
+        if name is not None and not all(programs):
+            raise self.error(
+                errors.LaunchError,
+                f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
+                argument=name,
+                expected="a grid with a program for each part of each result",
+                got=f"grid {programs}, `{name}` {list(results[name].shape)}",
+                hint="count the programs by the results, as in `grid=lambda result: ...`",
+            )
+        return programs
 
     def _check_result(self, name: str, layout: ResultLayout) -> None:
-        wanted = self.binding.tensors[name]
+        wanted, count = self.binding.tensors[name], prod(layout.shape)
         if wanted.dim not in (None, len(layout.shape)):
             raise self.error(
                 errors.KernelSignatureError,
@@ -506,6 +517,10 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                 expected=f"{len(layout.shape)} dimensions",
                 got=f"sizes or strides of {wanted.dim}",
                 hint="take the sizes and strides of as many dimensions as the result has",
+            )
+        if type(count) is int and count > MAX_EXTENT:  # no symbol of a compiler
+            raise self.error(
+                errors.KernelRefusedError, f"the kernel writes no such result: {_uncounted(name)}"
             )
 
     def _result_layouts(self, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
@@ -516,5 +531,5 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return self._layouts.obtain(specification, signature, lambda: result_layouts(specification, values))
 
 
-def _grid_tuple(grid: Any) -> tuple[Any, ...]:
-    return tuple(grid) if isinstance(grid, list | tuple) else (grid,)
+def _uncounted(name: str) -> str:
+    return f"`{name}` reaches over more than 2**31 elements, which it cannot count"

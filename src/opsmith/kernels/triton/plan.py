@@ -10,12 +10,10 @@ from ctypes import c_float
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from opsmith.core.call_arguments import tensors_in
 from opsmith.kernels.common.cubin import parameter_places
-from opsmith.kernels.common.parameters import Parameter
 from opsmith.kernels.runtime.plan import Launch, Launches, Plan, copies_in
 from opsmith.kernels.triton.compiler import WARP
 from opsmith.kernels.triton.source import triton_module
@@ -95,26 +93,24 @@ def plan_call(kernel: TritonKernel, values: Sequence[Any]) -> Plan | None:
         CompileError: If Triton's compiler refuses the kernel.
         LaunchError: If the grid is none, or larger than a GPU takes.
     """
-    schema, tensors = kernel.operator.specification.schema, kernel.binding.tensors
+    names = kernel.operator.specification.schema.names
     only = OnlySignature()
     prepared = kernel.prepare(values, rules=only)
+    with only:
+        grid = prepared.grid({})
     if only.asked:
         raise NoPlanError(f"its grid or a constant asks for `{only.asked[0]}` of a tensor")
-    parameters = {
-        index: Parameter("Tensor", written=name in schema.written, layout=tensors[name].layout)
-        for index, name in enumerate(schema.names)
-        if name in tensors
-    }
+    tensors = kernel.binding.tensors
+    parameters = {index: tensors[name] for index, name in enumerate(names) if name in tensors}
     results = []
     for layout, result in zip(prepared.layouts, prepared.results, strict=True):
         results.append((layout, None if result.stride() == layout.stride else result.stride()))
-    device, work = tensors_in(list(values))[0].device, Launches(0, 0, (), (), ())
-    if kernel.has_programs(prepared):
-        kernel.check_limits(prepared.grid)
-        compiled = kernel.compiled(prepared, device)
+    device, work = prepared.device, Launches(0, 0, (), (), ())
+    if kernel.has_programs(prepared, grid):
+        compiled = kernel.compiled(prepared, grid)
         if compiled is None:
             raise NoPlanError("a hook of Triton compiles it")
-        launch = _launch(kernel, compiled, prepared, values, device)
+        launch = _launch(kernel, compiled, prepared, values, grid)
         loaded = kernel.loaded(compiled, device.index or 0)
         if loaded is None:
             return None
@@ -128,7 +124,7 @@ def _launch(
     compiled: Any,
     prepared: PreparedLaunch,
     values: Sequence[Any],
-    device: torch.device,
+    grid: Any,
 ) -> Launch:
     """Return the launch of what Triton has compiled, without the handle of the kernel.
 
@@ -176,7 +172,7 @@ def _launch(
         raise NoPlanError(f"its compiled form takes parameters at {found}, and not at {places}")
     return Launch(
         0,
-        (*prepared.grid, 1, 1)[:3],
+        (*grid, 1, 1)[:3],
         (WARP * metadata.num_warps, 1, 1),
         metadata.shared,
         image,
@@ -184,7 +180,7 @@ def _launch(
         tuple(addresses),
         tuple(given),
         "the Triton kernel is not launched",
-        kernel.machine.architecture(device.index or 0),
+        kernel.machine.architecture(prepared.device.index or 0),
     )
 
 

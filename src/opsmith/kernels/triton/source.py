@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -83,14 +83,17 @@ class TritonParameter:
     Attributes:
         name: Name of the parameter.
         constant: True if it is a `tl.constexpr`.
-        default: True if it has a default.
-        wide: True if it is annotated as a float of 64 bits; other floats are passed in 32.
+        default: Its default; `inspect.Parameter.empty` for none.
     """
 
     name: str
     constant: bool
-    default: bool
-    wide: bool
+    default: Any
+
+    @property
+    def has_default(self) -> bool:
+        """True if it has a default."""
+        return self.default is not inspect.Parameter.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,23 @@ class TritonSource:
                 found.update(getattr(layer, "values", {}))
         return found
 
+    def first_config(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the first configuration of `triton.autotune` for arguments; None if it is not used."""
+        tuner = next((layer for layer in self.layers if hasattr(layer, "configs")), None)
+        return None if tuner is None else first_config(tuner, (), arguments)
+
+    def with_filled(self, arguments: Mapping[str, Any], config: Any) -> dict[str, Any]:
+        """Return arguments with those that decorators fill.
+
+        Args:
+            arguments: Values of the kernel's parameters, and options of Triton.
+            config: Configuration of `triton.autotune`; None for none.
+        """
+        found = {**arguments, **({} if config is None else config.all_kwargs())}
+        for name, heuristic in self.heuristics.items():
+            found[name] = heuristic(found)
+        return found
+
     @property
     def filled(self) -> frozenset[str]:
         """Parameters that decorators fill."""
@@ -158,11 +178,15 @@ class TritonSource:
         return next((layer for layer in self.layers if isinstance(layer, type(jitted))), jitted)
 
 
-def defaults_of(source: TritonSource) -> dict[str, Any]:
-    """Return the default values of a function's parameters."""
-    code = source.function.__defaults__ or ()
-    named = source.parameters[len(source.parameters) - len(code) :]
-    return {parameter.name: value for parameter, value in zip(named, code, strict=True)}
+def first_config(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first configuration that `triton.autotune` tries for the arguments of a launch."""
+    if not tuner.configs[1:]:
+        return tuner.configs[0]
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        return tuner.prune_configs(dict(kwargs))[0]
+    finally:
+        tuner.nargs = None
 
 
 def triton_source(given: Any) -> TritonSource:
@@ -207,14 +231,9 @@ def _jitted(function: Callable[..., Any]) -> Any:
 
 
 def _parameter(parameter: inspect.Parameter) -> TritonParameter:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        kind = ""
-    else:  # as Triton reads it: a type by its name, or the name itself
-        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    constant = "constexpr" in kind
-    wide = kind.removeprefix("tl.") in ("float64", "fp64", "f64")
-    return TritonParameter(parameter.name, constant, parameter.default is not parameter.empty, wide)
+    annotation = parameter.annotation  # as Triton reads it: a type by its name, or the name itself
+    kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return TritonParameter(parameter.name, "constexpr" in kind, parameter.default)
 
 
 def _no_kernel(problem: str, given: Any) -> errors.KernelSourceError:

@@ -106,12 +106,7 @@ def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, S
     found: dict[str, Specialization] = {}
     prepared = kernel.prepare(values)
     for config in kernel.source.configs or (None,):
-        arguments = dict(prepared.arguments)
-        if config is not None:
-            arguments |= config.all_kwargs()
-        for name, heuristic in kernel.source.heuristics.items():
-            arguments[name] = heuristic(arguments)
-        each = specialization_of(kernel.source, arguments)
+        each = specialization_of(kernel.source, kernel.source.with_filled(prepared.arguments, config))
         found[repr(each)] = each
     return found
 

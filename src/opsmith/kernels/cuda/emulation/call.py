@@ -17,6 +17,7 @@ from opsmith.core.operator import Operator
 from opsmith.core.schema import Schema
 from opsmith.core.tensors import resolved
 from opsmith.kernels.common.gpu_resources import MOST_THREADS
+from opsmith.kernels.common.parameters import copy_of
 from opsmith.kernels.cuda.compiler import Instance
 from opsmith.kernels.cuda.emulation.compiler import MAX_SHARED, EmulatedLibrary, emulated_libraries
 from opsmith.kernels.cuda.emulation.findings import EmulationFinding, findings_of
@@ -34,7 +35,7 @@ from opsmith.kernels.cuda.emulation.launch import (
 from opsmith.kernels.cuda.kernel import CudaKernel, cuda_kernels
 from opsmith.kernels.cuda.limits import LaunchLimits
 from opsmith.kernels.cuda.parameters import CudaParameter
-from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan, copy_of
+from opsmith.kernels.cuda.plan import CudaChoice, CudaPlan
 from opsmith.kernels.cuda.rules import passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.on_cpu import NOTE, SKIPPED
