@@ -13,7 +13,7 @@ from opsmith.core.expression import Expression
 from opsmith.kernels.common.ahead import LinkedKernel
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.gpu_resources import MOST_GRID, MOST_THREADS
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter, cpp_arguments
+from opsmith.kernels.common.parameters import Parameter, cpp_arguments
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx
 from opsmith.kernels.cuda.kernel import CudaKernel
@@ -24,7 +24,6 @@ from opsmith.kernels.cuda.usage import needed_instances
 from opsmith.kernels.runtime.linked_library import ALIGNMENT, LaunchedKernel
 from opsmith.kernels.runtime.plan import counted, counted_all, encode_bytes, encode_filled
 from opsmith.kernels.runtime.recipe import NotEncodedError, encode_program, encode_programs, sizing_of
-from opsmith.torch_library.result_layouts import LAYOUTS
 
 PTX = "compute_"
 
@@ -160,16 +159,7 @@ def _images(
 
 def _encoded(parameters: Sequence[Parameter]) -> list[int]:
     """Return parameters as numbers, with the fields that `DeviceParameter` in launched_kernel.h has."""
+    unused = (0, 0, 0, 1)  # no launch gets it
     return counted_all(
-        [
-            *(PARAMETER_TYPES.index(each.type), each.optional, each.written),
-            -1 if each.dtype is None else NUMBERED["ScalarType"].index(each.dtype),
-            *(-1 if each.dim is None else each.dim, LAYOUTS.index(each.layout)),
-            *(
-                (each.capacity_items, each.item, each.size, each.alignment)
-                if isinstance(each, CudaParameter)
-                else (0, 0, 0, 1)  # no launch gets it
-            ),
-        ]
-        for each in parameters
+        [*each.numbers(), *(() if isinstance(each, CudaParameter) else unused)] for each in parameters
     )

@@ -14,7 +14,7 @@ import torch
 
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
+from opsmith.kernels.common.parameters import Parameter
 from opsmith.kernels.runtime.library import python_runtime, runtime
 from opsmith.kernels.runtime.plan import Plan, counted_all
 
@@ -263,10 +263,7 @@ def dispatched_kernel(
         ToolchainError: If torch refuses the kernel, or no entry is left.
     """
     signature = counted_all(
-        [
-            *(PARAMETER_TYPES.index(each.type), each.optional, each.written),
-            *(is_free, by_address and each.type == "Tensor"),
-        ]
+        [*each.numbers()[:3], is_free, by_address and each.type == "Tensor"]
         for each, is_free in zip(arguments, free, strict=True)
     )
     with _lock:
