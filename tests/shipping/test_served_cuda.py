@@ -17,7 +17,7 @@ from torch import Tensor
 
 import opsmith
 from opsmith import errors
-from opsmith.kernels.runtime import served
+from opsmith.kernels.runtime import torch_library
 from opsmith.shipping import TorchLibrary, build_torch_library
 from opsmith.torch_library.served_libraries import ServedLibrary, is_same, operator_digest
 
@@ -134,7 +134,7 @@ def run(library: Path, cases: list[Any], folder: Path) -> list[Any]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> TorchLibrary:
     """A library that takes tensors on the CPU as those of a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(served.KEYS, "cuda", "CPU")
+        patch.setitem(torch_library.KEYS, "cuda", "CPU")
         folder = tmp_path_factory.mktemp("library")
         return build_torch_library(OPERATORS.values(), folder / "libserved.so", cuda="sm_80,sm_90")
 
@@ -296,7 +296,7 @@ def test_without_a_driver_or_with_another_a_call_says_so(library: TorchLibrary, 
 
 @pytest.mark.slow
 def test_a_gpu_that_no_image_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(served.KEYS, "cuda", "CPU")
+    monkeypatch.setitem(torch_library.KEYS, "cuda", "CPU")
     made = build_torch_library([OPERATORS["increase_"]], tmp_path / "lib.so", cuda="sm_100a")
     (found,) = run(made.path, [(dispatched("increase_"), [x], "")], tmp_path)
     assert "the library has no code that this GPU runs\n  expected: one of sm_100a\n  got: sm_90\n" in found

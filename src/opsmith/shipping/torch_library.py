@@ -20,7 +20,7 @@ from opsmith.kernels.common.ahead import LinkedKernel
 from opsmith.kernels.languages import language_of
 from opsmith.kernels.runtime.linked_library import require_compiler
 from opsmith.kernels.runtime.recipe import sizing_of
-from opsmith.kernels.runtime.served import LIBRARY, ServedKernel, ServedOperator, link_library
+from opsmith.kernels.runtime.torch_library import LIBRARY, ServedKernel, ServedOperator, link_library
 from opsmith.shipping.layout_rules import accepted_layouts
 from opsmith.shipping.targets import NONE, BuildTargets
 from opsmith.torch_library.registration import HIDDEN_SUFFIX

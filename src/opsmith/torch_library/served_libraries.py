@@ -1,7 +1,7 @@
 """Operators that a library without Python computes, too: Python takes over what is made of the same sources.
 
-The other side is `kernels/runtime/library.cpp`. A library that is loaded after an operator was declared asks
-`share` at the first call. One that was loaded before is found when the operator is declared.
+The other side is `kernels/runtime/torch_library.cpp`. A library that is loaded after an operator was declared
+asks `share` at the first call. One that was loaded before is found when the operator is declared.
 """
 
 from __future__ import annotations

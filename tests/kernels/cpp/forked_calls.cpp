@@ -11,7 +11,8 @@
 extern "C" void Py_IncRef(PyObject*) {}
 
 int main(int, char** arguments) {
-  Record* record = static_cast<Record*>(opsmith_record(nullptr, 0, 1, nullptr));
+  const int64_t none[] = {0};
+  Record* record = static_cast<Record*>(opsmith_record(none, 1, nullptr));
   Words words;
   for (uint64_t word = 0; word < (1 << 18); word++) words.push(word);  // the lock is held while they are compared
   const int64_t plan[] = {1, 0, 0, 0, 0};  // nothing is run by it

@@ -108,7 +108,7 @@ std::atomic<int> current{0};  // the instance that is loaded
 void without_plan(uint64_t* stack, uint64_t, uint64_t) {
   const int64_t size = reinterpret_cast<TensorHandle>(stack[0])->size;
   const int64_t instance = reinterpret_cast<int64_t>(instances[current]);
-  const int64_t plan[] = {instance, 0, 0, 0, 1, dtype_of<float>::value, 1, 0, size, 1};
+  const int64_t plan[] = {instance, 0, 0, 0, 1, dtype_of<float>::value, 1, size, 1, 1, 0};
   void* awaited = opsmith_pending(record);
   if (awaited != nullptr) opsmith_remember(record, awaited, plan, nullptr);
   stub::call(own, stack);
@@ -118,8 +118,8 @@ void without_kernel(uint64_t* stack, uint64_t, uint64_t) { stub::call(own, stack
 
 // What Python does with a kernel: it gets a record, by which its own operator runs, and the one that it computes.
 void make() {
-  const int32_t tensor = opsmith::TENSOR;
-  record = opsmith_record(&tensor, 1, 1, nullptr);
+  const int64_t tensor[] = {1, opsmith::TENSOR, 0, 0, 0, 0};
+  record = opsmith_record(tensor, 1, nullptr);
   own_entry = opsmith_entry(1, 0, own_fallback.c_str());
   served_entry = opsmith_entry(1, 0, served_fallback.c_str());
   opsmith_publish(own_entry, record);

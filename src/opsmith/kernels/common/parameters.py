@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from opsmith import errors
+from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import REORDERED, reordered, tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.results import Result
@@ -67,6 +68,27 @@ class Parameter:
         if self.type.endswith("[]"):
             text = f"List<{text}{self.capacity()}>"
         return f"{self.OPTIONAL}<{text}>" if self.optional else text
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int]) -> Self:
+        """Return the parameter whose fields are numbers, as `Parameter` in both headers has them."""
+        type, optional, written, dtype, dim, layout, *others = numbers
+        return cls(
+            PARAMETER_TYPES[type],
+            bool(optional),
+            bool(written),
+            None if dtype < 0 else NUMBERED["ScalarType"][dtype],
+            None if dim < 0 else dim,
+            LAYOUTS[layout],
+            *others,
+        )
+
+    def numbers(self) -> list[int]:
+        """Return the fields as numbers: see `of_numbers`."""
+        dtype = -1 if self.dtype is None else NUMBERED["ScalarType"].index(self.dtype)
+        dim = -1 if self.dim is None else self.dim
+        flags = int(self.optional), int(self.written)
+        return [PARAMETER_TYPES.index(self.type), *flags, dtype, dim, LAYOUTS.index(self.layout)]
 
     def serves(self, wanted: Parameter) -> bool:
         """Return True if type, access and optionality match, regardless of dtype, dimensions and layout."""

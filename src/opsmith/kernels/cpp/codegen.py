@@ -103,8 +103,7 @@ def _candidate(source: CppSource, type: str) -> str:
     def instance(name: str, template: bool) -> str:
         return f"&{name}<{type}>" if template and type else f"&{name}"
 
-    kernel = instance(source.entry, source.template)
+    functions = [instance(source.entry, source.template)]
     if source.sizes is not None:
-        sizes = instance("sizes", source.sizes == "template")
-        return f"opsmith::sized_candidate<{kernel}, {sizes}>()"
-    return f"opsmith::candidate<{kernel}>()"
+        functions.append(instance("sizes", source.sizes == "template"))
+    return f"opsmith::candidate<{', '.join(functions)}>()"

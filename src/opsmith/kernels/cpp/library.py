@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
-from opsmith.core.argument_types import NUMBERED
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
+from opsmith.kernels.common.parameters import Parameter
 from opsmith.kernels.cpp.codegen import TABLE
 from opsmith.kernels.runtime.loading import LibraryFile
-from opsmith.torch_library.result_layouts import LAYOUTS
 
 VERSION = 6
 """Version of the structures that a library exports; a test compares it with the header's."""
 
 
-class _Parameter(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ("type", "optional", "written", "dtype", "dim", "layout")]
+_Parameter = ctypes.c_int32 * 6
+"""Fields of a parameter: see `Parameter.of_numbers`."""
 
 
 class _Candidate(ctypes.Structure):
@@ -61,18 +58,7 @@ class CppLibrary:
         self.computes_sizes = bool(first.sizes)
         self.sized: int | None = None if first.sized < 0 else first.sized
         self.candidates = tuple(
-            tuple(map(_decode, each.parameters[: each.count]))
+            tuple(map(Parameter.of_numbers, each.parameters[: each.count]))
             for each in self.exported.candidates[: self.exported.count]
         )
         self.instances = tuple(map(ctypes.addressof, self.exported.candidates[: self.exported.count]))
-
-
-def _decode(raw: Any) -> Parameter:
-    return Parameter(
-        PARAMETER_TYPES[raw.type],
-        bool(raw.optional),
-        bool(raw.written),
-        None if raw.dtype < 0 else NUMBERED["ScalarType"][raw.dtype],
-        None if raw.dim < 0 else raw.dim,
-        LAYOUTS[raw.layout],
-    )

@@ -311,53 +311,45 @@ struct Candidate {
   SizesStatus (*sizes)(const Value* values, Shape* shapes, char* error, size_t room);
 };
 
-template <auto function, class F> struct KernelFunction;
-template <auto function, class... P>
-struct KernelFunction<function, void (*)(P...)> {
-  static constexpr Parameter parameters[sizeof...(P) + 1] = {ParameterTraits<std::decay_t<P>>::parameter..., {}};
-  template <size_t... at>
-  static void call(const Value* values, std::index_sequence<at...>) {
-    function(ParameterTraits<std::decay_t<P>>::get(values[at])...);
+// True if a body throws; then the text is in `error`.
+template <class Body>
+bool throws(Body body, const char* unknown, char* error, size_t room) {
+  try {
+    body();
+    return false;
+  } catch (const std::exception& thrown) {
+    std::snprintf(error, room, "%s", thrown.what());
+  } catch (...) {
+    std::snprintf(error, room, "%s threw something that is no std::exception", unknown);
   }
-  static bool run(const Value* values, char* error, size_t room) {
-    try {
-      call(values, std::index_sequence_for<P...>());
-      return false;
-    } catch (const std::exception& thrown) {
-      std::snprintf(error, room, "%s", thrown.what());
-    } catch (...) {
-      std::snprintf(error, room, "it threw something that is no std::exception");
-    }
-    return true;
-  }
-};
+  return true;
+}
 
-// A function `sizes`, for one result or, as an array, for several.
+// Number of results whose sizes a function `sizes` returns.
 template <class R> constexpr size_t shape_count = 1;
 template <size_t N> constexpr size_t shape_count<std::array<Shape, N>> = N;
-template <auto function, class F> struct SizesFunction;
+
+// A kernel, or its function `sizes`.
+template <auto function, class F = decltype(function)> struct Function;
 template <auto function, class R, class... P>
-struct SizesFunction<function, R (*)(P...)> {
-  static constexpr int32_t count = int32_t(shape_count<R>);
-  static void put(const Shape& shape, Shape* shapes) { *shapes = shape; }
-  template <size_t N>
-  static void put(const std::array<Shape, N>& several, Shape* shapes) {
-    for (size_t at = 0; at < N; at++) shapes[at] = several[at];
-  }
+struct Function<function, R (*)(P...)> {
+  static constexpr Parameter parameters[sizeof...(P) + 1] = {ParameterTraits<std::decay_t<P>>::parameter..., {}};
+  static constexpr int32_t count = sizeof...(P), shapes = int32_t(shape_count<R>);
+
   template <size_t... at>
-  static void call(const Value* values, Shape* shapes, std::index_sequence<at...>) {
-    put(function(ParameterTraits<std::decay_t<P>>::get(values[at])...), shapes);
+  static R call(const Value* values, std::index_sequence<at...>) {
+    return function(ParameterTraits<std::decay_t<P>>::get(values[at])...);
   }
-  static SizesStatus compute(const Value* values, Shape* shapes, char* error, size_t room) {
-    try {
-      call(values, shapes, std::index_sequence_for<P...>());
-      return KNOWN;
-    } catch (const std::exception& thrown) {
-      std::snprintf(error, room, "%s", thrown.what());
-    } catch (...) {
-      std::snprintf(error, room, "`sizes` threw something that is no std::exception");
-    }
-    return THREW;
+  static R call(const Value* values) { return call(values, std::index_sequence_for<P...>()); }
+  static bool run(const Value* values, char* error, size_t room) {
+    return throws([&] { call(values); }, "it", error, room);
+  }
+  static SizesStatus compute(const Value* values, Shape* made, char* error, size_t room) {
+    const auto put = [&] {
+      if constexpr (std::is_same_v<R, Shape>) *made = call(values);
+      else for (const Shape& each : call(values)) *made++ = each;
+    };
+    return throws(put, "`sizes`", error, room) ? THREW : KNOWN;
   }
 };
 
@@ -367,33 +359,26 @@ template <class A, class B> struct StartsWith : std::false_type {};
 template <class... Q> struct StartsWith<TypeList<>, TypeList<Q...>> : std::true_type {};
 template <class H, class... P, class... Q>
 struct StartsWith<TypeList<H, P...>, TypeList<H, Q...>> : StartsWith<TypeList<P...>, TypeList<Q...>> {};
-template <class S, class F> struct SizesMatch;
 template <class R, class... P, class... Q>
-struct SizesMatch<R (*)(P...), void (*)(Q...)> {
-  static constexpr bool rest_is_written() {
-    const int32_t written[] = {ParameterTraits<std::decay_t<Q>>::parameter.written..., 0};
-    for (size_t at = sizeof...(P); at < sizeof...(Q); at++)
-      if (!written[at]) return false;
-    return true;
-  }
-  static constexpr bool value = StartsWith<TypeList<std::decay_t<P>...>, TypeList<std::decay_t<Q>...>>::value &&
-                                sizeof...(P) + shape_count<R> == sizeof...(Q) && rest_is_written();
-};
-
-template <auto function, auto sizes>
-constexpr Candidate sized_candidate() {
-  static_assert(SizesMatch<decltype(sizes), decltype(function)>::value,
-                "`sizes` takes what the kernel takes, without its results, and returns Shape, or "
-                "std::array<Shape, N> for N results");
-  using E = KernelFunction<function, decltype(function)>;
-  using S = SizesFunction<sizes, decltype(sizes)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, S::count, &E::run, &S::compute};
+constexpr bool sizes_match(R (*)(P...), void (*)(Q...)) {
+  const int32_t written[] = {ParameterTraits<std::decay_t<Q>>::parameter.written..., 0};
+  for (size_t at = sizeof...(P); at < sizeof...(Q); at++)
+    if (!written[at]) return false;
+  return StartsWith<TypeList<std::decay_t<P>...>, TypeList<std::decay_t<Q>...>>::value &&
+         sizeof...(P) + shape_count<R> == sizeof...(Q);
 }
 
-template <auto function>
+template <auto function, auto sizes = nullptr>
 constexpr Candidate candidate() {
-  using E = KernelFunction<function, decltype(function)>;
-  return {E::parameters, int32_t(sizeof(E::parameters) / sizeof(Parameter)) - 1, -1, &E::run, nullptr};
+  using Kernel = Function<function>;
+  Candidate made{Kernel::parameters, Kernel::count, -1, &Kernel::run, nullptr};
+  if constexpr (!std::is_null_pointer_v<decltype(sizes)>) {
+    static_assert(sizes_match(sizes, function),
+                  "`sizes` takes what the kernel takes, without its results, and returns Shape, or "
+                  "std::array<Shape, N> for N results");
+    made.sized = Function<sizes>::shapes, made.sizes = &Function<sizes>::compute;
+  }
+  return made;
 }
 
 // Exports of a kernel's library.

@@ -125,6 +125,7 @@ class GpuFunctions:
 
     def _launch(self, planned: PlannedLaunch, function: LoadedFunction, index: int) -> Launch:
         geometry, packed = planned.geometry, planned.packed
+        rooms = (max(view.max_dim, 1) for view in planned.views)
         return Launch(
             function.handle,
             geometry.grid,
@@ -132,7 +133,7 @@ class GpuFunctions:
             geometry.shared,
             packed.image,
             packed.offsets,
-            tuple(zip(packed.addresses, planned.tensors, strict=True)),
+            tuple(zip(packed.addresses, planned.tensors, rooms, strict=True)),
             planned.numbers,
             self._words(planned, index)[0],
             self._kernel.machine.architecture(index),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -13,7 +13,7 @@ from opsmith.core.expression import Expression
 from opsmith.kernels.common.ahead import LinkedKernel
 from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.common.gpu_resources import MOST_GRID, MOST_THREADS
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter, cpp_arguments
+from opsmith.kernels.common.parameters import Parameter, cpp_arguments
 from opsmith.kernels.common.sample_values import sample_values
 from opsmith.kernels.cuda.compiler import Instance, compile_to_ptx
 from opsmith.kernels.cuda.kernel import CudaKernel
@@ -22,9 +22,8 @@ from opsmith.kernels.cuda.recipe import RulePrograms
 from opsmith.kernels.cuda.rules import ScratchRule
 from opsmith.kernels.cuda.usage import needed_instances
 from opsmith.kernels.runtime.linked_library import ALIGNMENT, LaunchedKernel
-from opsmith.kernels.runtime.plan import encode_bytes, encode_filled
+from opsmith.kernels.runtime.plan import counted, counted_all, encode_bytes, encode_filled
 from opsmith.kernels.runtime.recipe import NotEncodedError, encode_program, encode_programs, sizing_of
-from opsmith.torch_library.result_layouts import LAYOUTS
 
 PTX = "compute_"
 
@@ -52,7 +51,7 @@ def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | st
 
 
 def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[int]:
-    """Return the rules of a kernel as numbers, as far as `LaunchedKernel::read` in launched.h has them.
+    """Return the rules of a kernel as numbers, as far as `LaunchedKernel` in launched_kernel.h reads them.
 
     Raises:
         NotEncodedError: If Python alone computes one.
@@ -62,13 +61,14 @@ def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[i
     made = [*(each.name for each in schema.results), *(each.name for each in rules.scratch)]
     places = {name: at for at, name in enumerate((*schema.names, *made))}
     programs = RulePrograms(types, made)
-    numbers = [sum(len(launch.constants) for launch in rules.launches)]
-    for launch in rules.launches:
-        for name, rule in launch.constants.items():
-            numbers += [*encode_bytes(name.encode()), *encode_program(programs.programs(rule)[0])]
+    numbers = counted_all(
+        [*encode_bytes(name.encode()), *encode_program(programs.programs(rule)[0])]
+        for launch in rules.launches
+        for name, rule in launch.constants.items()
+    )
     numbers += encode_programs(
         [programs.programs(each.sizes) for each in rules.scratch],
-        [programs.launch(launch, (), (), (MOST_THREADS, MOST_GRID[0])) for launch in rules.launches],
+        [programs.launch(launch, (), (MOST_THREADS, MOST_GRID[0])) for launch in rules.launches],
     )
     numbers.append(len(rules.initial))
     for name, rule in rules.initial.items():
@@ -76,15 +76,11 @@ def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[i
         number = 0 if isinstance(part, Expression) or callable(part) else part
         numbers += encode_filled(made.index(name), number)
         numbers += [0] if number is part else encode_program(programs.programs(rule)[0])
-    numbers.append(len(rules.scratch))
-    for buffer in rules.scratch:
-        numbers += [*_dtype(buffer, places), len(buffer.sizes.parts)]
-    numbers.append(len(rules.launches))
-    for launch in rules.launches:
-        named = f" `{launch.call}`" if launch.entry else ""
-        numbers += encode_bytes(f"its CUDA kernel{named} is not launched".encode())
-        numbers += [len(launch.passed), *(places[name] for name in launch.passed)]
-    return numbers
+    numbers += counted_all(_dtype(buffer, places) for buffer in rules.scratch)
+    named = [f" `{launch.call}`" if launch.entry else "" for launch in rules.launches]
+    numbers += counted_all(encode_bytes(f"its CUDA kernel{each} is not launched".encode()) for each in named)
+    passed = ([places[name] for name in launch.passed] for launch in rules.launches)
+    return numbers + counted_all(map(counted, passed))
 
 
 def _dtype(buffer: ScratchRule, places: Mapping[str, int]) -> tuple[int, int]:
@@ -121,7 +117,7 @@ def _built(
             numbers += [*encode_bytes(match[1].encode()), *encode_bytes(match[3].encode())]
             numbers += [int(match[2]), len(images), shared]
             images += content.ljust(-(-len(content) // ALIGNMENT) * ALIGNMENT, b"\0")
-        numbers += [len(described[instance]), *_encoded(described[instance])]
+        numbers += _encoded(described[instance])
     passed = [launch.passed for launch in kernel.rules.launches]
     schema = kernel.operator.specification.schema
     numbers.append(len(variants))
@@ -130,8 +126,7 @@ def _built(
         taken = merged_parameters(kernel, zip(passed, (described[each] for each in variant), strict=True))
         every = [taken.get(name, given) for name, given in zip(schema.names, arguments, strict=True)]
         every += [taken[each.name] for each in schema.results]
-        numbers += [len(constants), *map(int, constants)]
-        numbers += [len(variant), *map(instances.index, variant), len(every), *_encoded(every)]
+        numbers += [*counted(constants), *counted([*map(instances.index, variant)]), *_encoded(every)]
     return LaunchedKernel(tuple(map(int, numbers)), bytes(images))
 
 
@@ -162,13 +157,9 @@ def _images(
     return cubin.name, images
 
 
-def _encoded(parameters: Sequence[Parameter]) -> Iterator[int]:
-    """Yield the fields of parameters, as `DeviceParameter` in launched.h has them."""
-    for each in parameters:
-        yield from (PARAMETER_TYPES.index(each.type), each.optional, each.written)
-        yield -1 if each.dtype is None else NUMBERED["ScalarType"].index(each.dtype)
-        yield from (-1 if each.dim is None else each.dim, LAYOUTS.index(each.layout))
-        if isinstance(each, CudaParameter):
-            yield from (each.capacity_items, each.item, each.size, each.alignment)
-        else:
-            yield from (0, 0, 0, 1)  # no launch gets it
+def _encoded(parameters: Sequence[Parameter]) -> list[int]:
+    """Return parameters as numbers, with the fields that `DeviceParameter` in launched_kernel.h has."""
+    unused = (0, 0, 0, 1)  # no launch gets it
+    return counted_all(
+        [*each.numbers(), *(() if isinstance(each, CudaParameter) else unused)] for each in parameters
+    )

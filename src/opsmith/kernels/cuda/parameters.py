@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.argument_types import NUMBERED
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.schema import Argument
 from opsmith.kernels.common.parameters import (
-    PARAMETER_TYPES,
     Parameter,
     check_parameters,
     check_results,
@@ -26,7 +24,6 @@ from opsmith.kernels.common.parameters import (
     unsupported_argument,
 )
 from opsmith.kernels.cuda.rules import MAX_DIM
-from opsmith.torch_library.result_layouts import LAYOUTS
 
 TABLE = "opsmith_table_"
 """Name of the tables in the generated file, up to their numbers."""
@@ -77,6 +74,10 @@ class CudaParameter(Parameter):
         """Return True if it takes tensors of this dtype and number of dimensions."""
         return Parameter.holds(self, dtype, dim) and dim <= self.max_dim
 
+    def numbers(self) -> list[int]:
+        """Return the fields as numbers."""
+        return [*Parameter.numbers(self), self.capacity_items, self.item, self.size, self.alignment]
+
     def number(self, item: str) -> str:
         """Return the C++ type of a number; those of 4 bytes have the names of the types."""
         return item if self.item == 4 else Parameter.number(self, item)
@@ -109,21 +110,8 @@ def _numbers(size: int, listed: str) -> tuple[int, ...]:
 
 def decode_table(table: Sequence[int]) -> tuple[CudaParameter, ...]:
     """Return the parameters in a table of `opsmith::Table`: their number, and the fields of each."""
-    return tuple(_decode(table))
-
-
-def _decode(table: Sequence[int]) -> Iterator[CudaParameter]:
-    for at in range(1, 1 + table[0] * FIELDS, FIELDS):
-        type, optional, written, dtype, dim, layout, *sizes = table[at : at + FIELDS]
-        yield CudaParameter(
-            PARAMETER_TYPES[type],
-            bool(optional),
-            bool(written),
-            None if dtype < 0 else NUMBERED["ScalarType"][dtype],
-            None if dim < 0 else dim,
-            LAYOUTS[layout],
-            *sizes,
-        )
+    first = range(1, 1 + table[0] * FIELDS, FIELDS)
+    return tuple(CudaParameter.of_numbers(table[at : at + FIELDS]) for at in first)
 
 
 def check_cuda_parameters(

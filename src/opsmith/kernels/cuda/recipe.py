@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from opsmith.core.expression import Expression
 from opsmith.kernels.common.parameters import cpp_arguments
 from opsmith.kernels.cuda.launch import LaunchRule, LaunchRules
-from opsmith.kernels.cuda.parameters import CudaParameter
 from opsmith.kernels.cuda.plan import CudaPlan
 from opsmith.kernels.runtime.recipe import (
     NotEncodedError,
@@ -53,7 +52,6 @@ class RulePrograms:
         self,
         rules: LaunchRules,
         constants: Iterable[tuple[str, int]],
-        views: Iterable[CudaParameter],
         most: tuple[int, int],
     ) -> SizedLaunch:
         """Return the parts of a launch that depend on the call.
@@ -61,7 +59,6 @@ class RulePrograms:
         Args:
             rules: Rules of the launch.
             constants: Numbers of the template, by name, that the launch is for.
-            views: Parameter of each tensor that is passed.
             most: Most threads of a block, and most bytes of dynamic shared memory.
 
         Raises:
@@ -72,7 +69,6 @@ class RulePrograms:
             self._three(rules.grid),
             self._three(rules.block),
             self.programs(rules.shared)[0],
-            tuple(max(view.max_dim, 1) for view in views),
             *most,
         )
 
@@ -118,7 +114,7 @@ def launch_recipe(
     try:
         scratch = tuple(made.programs(each.sizes) for each in rules.scratch)
         launches = tuple(
-            made.launch(each, known.instance.constants, known.views, limits)
+            made.launch(each, known.instance.constants, limits)
             for each, known, limits in zip(rules.launches, call.launches, most, strict=True)
         )
     except NotEncodedError:

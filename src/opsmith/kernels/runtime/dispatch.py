@@ -14,12 +14,11 @@ import torch
 
 from opsmith import errors
 from opsmith.core.forked_locks import lock_of
-from opsmith.kernels.common.parameters import PARAMETER_TYPES, Parameter
+from opsmith.kernels.common.parameters import Parameter
 from opsmith.kernels.runtime.library import python_runtime, runtime
-from opsmith.kernels.runtime.plan import Plan
+from opsmith.kernels.runtime.plan import Plan, counted_all
 
 NAMESPACE = "opsmith_kernels"
-_OPTIONAL, _WRITTEN, _FREE, _BY_ADDRESS = 100, 1000, 10000, 100000
 
 _numbers = itertools.count()
 _lock = lock_of(sys.modules[__name__], "_lock")
@@ -79,7 +78,7 @@ class DispatchedKernel:
     Args:
         operator: Name of the operator that it computes.
         schema: Text of the operator's schema, without its name.
-        types: Type of each argument, as the runtime takes them.
+        signature: The arguments as numbers, as the runtime reads them.
         results: Number of results.
         device: Dispatch key of its device, as `CPU`.
 
@@ -96,15 +95,16 @@ class DispatchedKernel:
     _without_plan: weakref.WeakMethod[Callable[..., Any]]
     _failed: weakref.WeakMethod[Callable[[str], Exception]]
 
-    def __init__(self, operator: str, schema: str, types: Sequence[int], results: int, device: str) -> None:
+    def __init__(
+        self, operator: str, schema: str, signature: Sequence[int], results: int, device: str
+    ) -> None:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
         entry, name = _Entry(results, _fallback(schema, results)), f"kernel_{next(_numbers)}"
         _define(name, schema)
         entry.register(NAMESPACE, name, "CompositeExplicitAutograd")  # whoever calls it has chosen the kernel
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-        packed = (ctypes.c_int32 * len(types))(*types)
         self._record: int = python_runtime().opsmith_record(
-            packed, len(types), results, ctypes.py_object(self._make_error)
+            _packed(signature), results, ctypes.py_object(self._make_error)
         )
         _by_record[self._record] = self
         runtime().opsmith_publish(entry.address, self._record)
@@ -179,8 +179,7 @@ class DispatchedKernel:
     def remember(self, signature: int, plan: Plan | None) -> None:
         """Run calls of this signature by a plan from now on, and those of its kind by its recipe."""
         recipe = None if plan is None else plan.recipe
-        encoded = [None if each is None else each.encode() for each in (plan, recipe)]
-        packed = [None if each is None else (ctypes.c_int64 * len(each))(*each) for each in encoded]
+        packed = [None if each is None else _packed(each.encode()) for each in (plan, recipe)]
         runtime().opsmith_remember(self._record, signature, *packed)
 
     @property
@@ -215,6 +214,10 @@ _served: dict[tuple[str, str], _Entry] = {}
 _free: list[int] = []
 """Numbers of entries that nothing uses any more."""
 _used = itertools.count()
+
+
+def _packed(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _take_number() -> int:
@@ -259,20 +262,16 @@ def dispatched_kernel(
     Raises:
         ToolchainError: If torch refuses the kernel, or no entry is left.
     """
-    types = tuple(
-        PARAMETER_TYPES.index(each.type)
-        + _OPTIONAL * each.optional
-        + _WRITTEN * each.written
-        + _FREE * is_free
-        + _BY_ADDRESS * (by_address and each.type == "Tensor")
+    signature = counted_all(
+        [*each.numbers()[:3], is_free, by_address and each.type == "Tensor"]
         for each, is_free in zip(arguments, free, strict=True)
     )
     with _lock:
-        places = _places.setdefault((operator, schema, types, device), [])
+        places = _places.setdefault((operator, schema, *signature, device), [])
         by_owner = {id(each.owner): each for each in places}
         place = by_owner.get(id(owner)) or by_owner.get(id(None))
         if place is None:
-            place = DispatchedKernel(operator, schema, types, results, device)
+            place = DispatchedKernel(operator, schema, signature, results, device)
             places.append(place)
         place.take(owner, without_plan, failed)
     return place

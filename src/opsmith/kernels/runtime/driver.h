@@ -2,7 +2,7 @@
 #pragma once
 #include <stdexcept>
 
-#include "launched.h"
+#include "launched_kernel.h"
 #include "launches.h"
 
 namespace opsmith {
@@ -112,7 +112,7 @@ class OpenDriver : public Driver {
       if (!image.runs_on(capability)) continue;
       void *module, *function;
       const char* called = "cuModuleLoadData";
-      int status = load_(&module, image.content);
+      int status = load_(&module, instance.content + image.at);
       if (status == 0) called = "cuModuleGetFunction", status = function_(&function, module, instance.name.c_str());
       if (status == 0) return {function, image.shared, 0};
       reason = std::string("; ") + called + " returns " + described(status);  // the driver is older than what built it

@@ -130,4 +130,16 @@ void launch_all(const Signed& signature, const Launches& work, Arguments& argume
     threw((planned->failed + ": " + function + " returns " + driver.described(status) + "\n  got: " + described(*planned))
               .c_str());
 }
+
+// Computes a call by a plan, in memory of torch's: `results` are those of the call. `counts`: see run.h. `threw` is
+// called with the text of an exception or a refusal, and throws.
+template <class Counts, class Threw>
+void run_plan(const Signed& signature, const Plan& plan, Arguments& arguments, Made& results, Counts counts,
+              Threw threw) {
+  TorchMemory made(arguments, results);
+  run_plan_in(made, signature, plan, arguments, counts, [&] {
+    if (plan.launches) launch_all(signature, *plan.launches, arguments, results, threw);
+    else run_candidate(*plan.candidate, arguments, threw);
+  });
+}
 }  // namespace opsmith

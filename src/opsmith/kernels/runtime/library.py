@@ -29,7 +29,7 @@ PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""
 _PLANNING = HERE / "planning.h"
-PLANNING = (RECIPE, _PLANNING, HERE / "launched.h", HERE / "operators.h")
+PLANNING = (RECIPE, _PLANNING, HERE / "launched_kernel.h", HERE / "operators.h")
 """Headers that plan a call of which no other is known."""
 RUNTIME_HEADERS = (*CALLING, RECIPE, _PLANNING, *(HERE / name for name in ("launches.h", "python_errors.h")))
 _EXPORTED = "opsmith_hold"
@@ -170,12 +170,12 @@ def python_runtime() -> Any:
 
 
 def _with_prototypes(library: Any) -> Any:
-    pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)
+    pointer, number, numbers = ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64)
     text = ctypes.c_char_p
     for name, result, arguments in (
         ("most_entries", number, []),
         ("entry", pointer, [number, ctypes.c_uint64, text]),
-        ("record", pointer, [numbers, number, number, ctypes.py_object]),
+        ("record", pointer, [numbers, number, ctypes.py_object]),
         ("register", pointer, [pointer, number, text, text, text]),
         ("deregister", None, [pointer]),
         ("publish", None, [pointer, pointer]),
@@ -183,7 +183,7 @@ def _with_prototypes(library: Any) -> Any:
         ("driver", pointer, [ctypes.POINTER(pointer)]),
         ("pending_record", pointer, []),
         ("pending", pointer, [pointer]),
-        ("remember", None, [pointer, pointer, *[ctypes.POINTER(ctypes.c_int64)] * 2]),
+        ("remember", None, [pointer, pointer, numbers, numbers]),
         ("forget", None, [pointer]),
         ("forget_copies", None, [pointer]),
         ("cached_plans", ctypes.c_int64, [pointer]),

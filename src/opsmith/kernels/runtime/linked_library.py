@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opsmith.build.cache import CacheEntry, cache_on_disk, key_of
+from opsmith.build.cache import CacheEntry, cache_on_disk
 from opsmith.build.toolchain import Toolchain
 from opsmith.kernels.cpp.compiler import HEADER, build_parts, kernel_toolchain
 
-OBJECT = "kernel.o"
+OBJECT, TABLES = "kernel.o", "tables.cpp"
+IMAGES = "images.bin"
+"""File of all images for GPUs, which the assembler puts into the library."""
 ALIGNMENT = 16
 """Alignment of images for GPUs."""
 
@@ -40,7 +43,7 @@ class LaunchedKernel:
     """Compiled kernel for a GPU that a library can have.
 
     Attributes:
-        numbers: Its rules and instances, as `LaunchedKernel::read` in launched.h takes them.
+        numbers: Its rules and instances, as `LaunchedKernel` in launched_kernel.h reads them.
         images: Its images, one after the other, each aligned to `ALIGNMENT` bytes.
     """
 
@@ -49,70 +52,37 @@ class LaunchedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedFile:
-    """File of C++ that is generated for a library.
-
-    Attributes:
-        name: Its name, as `tables.cpp`.
-        text: Its text.
-        flags: Flags of the compiler.
-        beside: Contents of files that it includes as they are, by name.
-    """
-
-    name: str
-    text: str
-    flags: tuple[str, ...]
-    beside: Mapping[str, bytes]
-
-    @property
-    def object(self) -> str:
-        """Name of the object file."""
-        return Path(self.name).with_suffix(".o").name
-
-
-@dataclass(frozen=True, slots=True)
 class LinkedLibrary:
-    """Kind of library that kernels are linked into.
+    """Kind of library that kernels are linked into: with code around them, and with tables of theirs.
 
     Attributes:
         program: What loads it, for messages, as `torch`.
-        kind: Kind of its entries in the cache.
-        part: The same for code around the kernels.
         name: Name of the file.
-        headers: Headers of the code around the kernels.
+        source: The code around the kernels.
+        headers: Headers of that, and of the tables.
         exported: Script of the linker that names what other programs see.
         linking: More flags of the linker.
         stubs: Names of libraries that it needs, which empty ones stand for while it is linked.
     """
 
     program: str
-    kind: str
-    part: str
     name: str
+    source: Path
     headers: tuple[Path, ...]
     exported: str
     linking: tuple[str, ...] = ()
     stubs: tuple[str, ...] = ()
 
-    def compiled(self, source: Path) -> Path:
-        """Compile code around the kernels, once on a machine, for the baseline processor.
-
-        Returns:
-            The object file.
-
-        Raises:
-            ToolchainError: If there is no compiler, or it refuses the code.
-        """
-        toolchain = kernel_toolchain()
+    def _compiled(self, toolchain: Toolchain) -> Path:
+        """Compile the code around the kernels, once on a machine, for the baseline processor."""
 
         def build(directory: Path) -> None:
-            self._copy_headers(directory)
-            (directory / source.name).write_bytes(source.read_bytes())
-            self._make(toolchain, [*ANY_PROCESSOR, "-c", source.name], directory, OBJECT)
+            self._copy(directory, self.source)
+            self._make(toolchain, [*ANY_PROCESSOR, "-c", self.source.name], directory, OBJECT)
 
         parts = {
-            "kind": self.part,
-            "text": _texts((source, *self.headers)),
+            "kind": f"code of {self.name}",
+            "text": _texts((self.source, *self.headers)),
             **build_parts(toolchain, ANY_PROCESSOR),
         }
         return cache_on_disk().obtain(parts, build).directory / OBJECT
@@ -121,16 +91,18 @@ class LinkedLibrary:
         self,
         operators: Iterable[str],
         kernels: Sequence[KernelObject],
-        generated: Sequence[GeneratedFile],
-        compiled: Sequence[Path],
+        tables: str,
+        compiling: Sequence[str],
+        images: bytes = b"",
     ) -> CacheEntry:
         """Link kernels into a library.
 
         Args:
             operators: Names of the operators, for the list of the cache.
             kernels: The kernels.
-            generated: Files that are generated for it.
-            compiled: Results of `compiled`.
+            tables: Text of the tables, in C++.
+            compiling: Flags of the compiler for them.
+            images: Content of the file `IMAGES`, which they may include.
 
         Returns:
             Entry whose directory holds the library.
@@ -139,45 +111,57 @@ class LinkedLibrary:
             ToolchainError: If there is no compiler, or it does not link.
         """
         toolchain = kernel_toolchain()
+        compiled = self._compiled(toolchain)
         flags = [*_LINKING, *(_LINKING_KERNELS if kernels else ()), *self.linking]
+        given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
 
         def build(directory: Path) -> None:
-            self._copy_headers(directory)
+            self._copy(directory)
             (directory / "exported").write_text(self.exported, encoding="utf-8")
+            (directory / TABLES).write_text(tables, encoding="utf-8")
+            (directory / IMAGES).write_bytes(images)
             (directory / "empty.cpp").write_text("", encoding="utf-8")
             for stub in self.stubs:
                 self._make(
                     toolchain, ["-shared", "-fPIC", f"-Wl,-soname,{stub}", "empty.cpp"], directory, stub
                 )
-            for file in generated:
-                for name, content in file.beside.items():
-                    (directory / name).write_bytes(content)
-                (directory / file.name).write_text(file.text, encoding="utf-8")
-                self._make(toolchain, [*file.flags, "-c", file.name], directory, file.object)
-            objects = [*(each.object for each in generated), *map(str, compiled)]
-            given = [word for linking in dict.fromkeys(each.linking for each in kernels) for word in linking]
-            words = [*objects, *(str(each.path) for each in kernels), *given, *self.stubs, "-ldl"]
-            self._make(toolchain, [*flags, *words], directory, self.name)
+            self._make(toolchain, [*compiling, "-c", TABLES], directory, "tables.o")
+            objects = ["tables.o", str(compiled), *(str(each.path) for each in kernels)]
+            self._make(toolchain, [*flags, *objects, *given, *self.stubs, "-ldl"], directory, self.name)
 
         parts = {
-            "kind": self.kind,
+            "kind": self.name,
             "operator": ", ".join(operators),
-            "text": "\0".join(f"{each.name}\0{each.text}" for each in generated),
+            "text": tables,
             "glue": _texts(self.headers),
-            "objects": " ".join(each.parent.name for each in (*compiled, *(one.path for one in kernels))),
-            "files": " ".join(
-                key_of({name: content.hex()}) for each in generated for name, content in each.beside.items()
-            ),
-            **build_parts(toolchain, [*(flag for each in generated for flag in each.flags), *flags]),
+            "objects": " ".join(each.parent.name for each in (compiled, *(one.path for one in kernels))),
+            "files": hashlib.sha256(images).hexdigest(),
+            **build_parts(toolchain, [*compiling, *flags, *given]),
         }
         return cache_on_disk().obtain(parts, build)
 
-    def _copy_headers(self, directory: Path) -> None:
-        for path in (HEADER, *self.headers):
+    def _copy(self, directory: Path, *more: Path) -> None:
+        for path in (HEADER, *self.headers, *more):
             (directory / path.name).write_bytes(path.read_bytes())
 
     def _make(self, toolchain: Toolchain, arguments: Sequence[str], directory: Path, output: str) -> None:
         toolchain.build(f"a library for {self.program}", [*arguments, "-o", output], directory, LINKING)
+
+
+def table_file(header: str, kernels: Iterable[KernelObject], lines: Iterable[str], last: str) -> str:
+    """Return the C++ file of a library's tables.
+
+    Args:
+        header: Header that it includes.
+        kernels: Kernels that are linked.
+        lines: Tables that this file alone sees.
+        last: The definition of what the code around the kernels reads.
+    """
+    tables = [f"extern opsmith::Exported {kernel.table};" for kernel in kernels]
+    includes = [f'#include "{header}"', '#include "processor.h"']
+    return "\n".join(
+        [*includes, 'extern "C" {', *tables, "}", "namespace {", *lines, "}  // namespace", last, ""]
+    )
 
 
 def require_compiler() -> None:

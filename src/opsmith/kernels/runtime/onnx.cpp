@@ -160,14 +160,9 @@ class NodeCall : public CallValues {
 
   void compute() {
     const OperatorCall call(op_, kernel_.signature, *this);
-    auto known = kernel_.plans.find(words_);
-    if (!known) {
-      known = call.plan(kernel_.type.kernels);
-      kernel_.plans.remember(Signature(words_), *known, 0);
-    }
-    const Plan& plan = **known;
-    run_plan_in(*this, kernel_.signature, plan, *this, [](size_t) {}, [&] {
-      run_candidate(*plan.candidate, *this, [&](const char* text) { throw call.threw(text); });
+    const auto plan = kernel_.plans.obtain(words_, [&] { return call.plan(kernel_.type.kernels); });
+    run_plan_in(*this, kernel_.signature, *plan, *this, [](size_t) {}, [&] {
+      run_candidate(*plan->candidate, *this, [&](const char* text) { throw call.threw(text); });
     });
   }
 

@@ -9,16 +9,14 @@ from opsmith.build.cache import CacheEntry
 from opsmith.kernels.cpp.kernel_object import THIS_PROCESSOR
 from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.runtime.library import HERE, PLANNING, PROCESSOR, RUNNING
-from opsmith.kernels.runtime.linked_library import GeneratedFile, KernelObject, LinkedLibrary
+from opsmith.kernels.runtime.linked_library import KernelObject, LinkedLibrary, table_file
 from opsmith.kernels.runtime.operators import LinkedOperator
 
-REGISTERING = HERE / "onnx.cpp"
 LIBRARY = "nodes.so"
 _LIBRARY = LinkedLibrary(
     program="ONNX Runtime",
-    kind="onnx library",
-    part="onnx registering",
     name=LIBRARY,
+    source=HERE / "onnx.cpp",
     headers=(HERE / "onnx.h", HERE / "onnx_api.h", *RUNNING, *PLANNING, PROCESSOR),
     exported="{ global: RegisterCustomOps; local: *; };\n",
     linking=("-Wl,--no-undefined",),
@@ -63,9 +61,8 @@ def link_library(types: Sequence[NodeType]) -> CacheEntry:
         ToolchainError: If there is no compiler, or it does not link.
     """
     kernels = list(dict.fromkeys(kernel for each in types for kernel in each.kernels))
-    nodes = GeneratedFile("nodes.cpp", node_tables(types, kernels), THIS_PROCESSOR, {})
     names = dict.fromkeys(each.operator.name for each in types)
-    return _LIBRARY.link(names, kernels, [nodes], [_LIBRARY.compiled(REGISTERING)])
+    return _LIBRARY.link(names, kernels, node_tables(types, kernels), THIS_PROCESSOR)
 
 
 def node_tables(types: Sequence[NodeType], kernels: Sequence[KernelObject]) -> str:
@@ -76,16 +73,7 @@ def node_tables(types: Sequence[NodeType], kernels: Sequence[KernelObject]) -> s
         kernels: All kernels of theirs.
     """
     operators = list(dict.fromkeys(each.operator for each in types))
-    lines = [
-        '#include "onnx.h"',
-        '#include "processor.h"',
-        'extern "C" {',
-        *(f"extern opsmith::Exported {kernel.table};" for kernel in kernels),
-        "}",
-        "namespace {",
-    ]
-    for number, operator in enumerate(operators):
-        lines += operator.tables(number)
+    lines = [line for number, operator in enumerate(operators) for line in operator.tables(number)]
     rows = [operator.row(number) for number, operator in enumerate(operators)]
     lines.append(array("const opsmith::Operator operators", rows))
     rows = []
@@ -104,6 +92,5 @@ def node_tables(types: Sequence[NodeType], kernels: Sequence[KernelObject]) -> s
             f"optional_{number}, {len(each.inputs)}, outputs_{number}, {len(each.outputs)}}}"
         )
     lines.append(array("const opsmith::NodeType types", rows))
-    lines.append("}  // namespace")
     fields = f"types, {len(types)}, used_instructions, {text(BITS)}"
-    return "\n".join([*lines, f"const opsmith::NodeLibrary opsmith_nodes = {{{fields}}};", ""])
+    return table_file("onnx.h", kernels, lines, f"const opsmith::NodeLibrary opsmith_nodes = {{{fields}}};")

@@ -6,7 +6,7 @@
 #pragma once
 #include <stdexcept>
 
-#include "launched.h"
+#include "launched_kernel.h"
 
 namespace opsmith {
 
@@ -153,9 +153,9 @@ class OperatorCall {
       std::vector<int64_t> constants(launched.constants.size());
       missing.clear();
       for (size_t at = 0; at < constants.size(); at++) {
-        const Constant& each = launched.constants[at];
-        if (!scope.whole("constants", each.program, constants[at])) throw refused(reason);
-        const std::string text = each.name + " = " + std::to_string(constants[at]);
+        const auto& [called, program] = launched.constants[at];
+        if (!scope.whole("constants", program, constants[at])) throw refused(reason);
+        const std::string text = called + " = " + std::to_string(constants[at]);
         if (!is_listed(missing, ", ", text)) missing += (at ? ", " : "") + text;
       }
       for (const DeviceVariant& each : launched.variants)
@@ -264,7 +264,7 @@ class OperatorCall {
 
   void refuse_layout(const RawTensor& raw, size_t argument) const {
     const int32_t accepted = op_.arguments[argument].accepted;
-    if (accepted == ANY_LAYOUT || is_contiguous(raw.dim, raw.sizes, raw.strides)) return;
+    if (accepted == ANY_LAYOUT || has_layout(raw, CONTIGUOUS)) return;
     if (accepted == NESTED_LAYOUT && is_nested(raw)) return;
     const std::string wanted =
         accepted == NESTED_LAYOUT ? "strides that fall, as of rows of a larger tensor" : "a contiguous tensor";

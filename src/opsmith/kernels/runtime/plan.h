@@ -13,17 +13,66 @@
 
 namespace opsmith {
 
+// Reader of numbers that plan.py, recipe.py and kernels/cuda/linked.py encode: `from(a, b)` reads both, in this order. A
+// list is behind its length; bytes, of a text, too, are in whole words; a structure reads its fields.
+class Numbers {
+ public:
+  explicit Numbers(const int64_t* first) : at_(first) {}
+
+  template <class... T>
+  void operator()(T&... into) {
+    (read(into), ...);
+  }
+
+ private:
+  template <class T>
+  void read(T& into) {
+    if constexpr (std::is_integral_v<T>) into = T(*at_++);
+    else if constexpr (std::is_pointer_v<T>) into = reinterpret_cast<T>(*at_++);
+    else into.read(*this);
+  }
+  void read(double& into) { std::memcpy(&into, at_++, sizeof into); }
+  void read(std::string& into) { read_bytes(into); }
+  void read(std::vector<unsigned char>& into) { read_bytes(into); }
+  template <class T, size_t count>
+  void read(T (&into)[count]) {
+    for (T& each : into) read(each);
+  }
+  template <class T>
+  void read(std::vector<T>& into) {
+    into.resize(size_t(*at_++));
+    for (T& each : into) read(each);
+  }
+  template <class T, class U>
+  void read(std::pair<T, U>& into) {
+    (*this)(into.first, into.second);
+  }
+  template <class T>
+  void read_bytes(T& into) {
+    const size_t count = size_t(*at_++);
+    const auto* first = reinterpret_cast<const unsigned char*>(at_);
+    into.assign(first, first + count);
+    at_ += (count + 7) / 8;
+  }
+
+  const int64_t* at_;
+};
+
 struct Copied {
   int64_t tensor;    // index among all tensors of the call
   int64_t argument;  // index of its argument
   bool back;         // it is written, and copied back after the call
   std::vector<int64_t> strides;
+
+  void read(Numbers& from) { from(tensor, argument, back, strides); }
 };
 
 struct Result {
   int32_t dtype;
   std::vector<int64_t> sizes, strides;
   std::vector<int64_t> written;  // strides in which the kernel writes it; empty where they are the same
+
+  void read(Numbers& from) { from(dtype, sizes, strides, written); }
 };
 
 struct Driver;
@@ -32,13 +81,18 @@ using Program = std::vector<int64_t>;  // see recipe.h
 // Address of a tensor among the bytes of a launch's parameters.
 struct Address {
   uint32_t offset;
-  uint32_t tensor;  // index among the tensors of the arguments, the results and the scratch buffers
+  uint32_t tensor;    // index among the tensors of the arguments, the results and the scratch buffers
+  uint32_t capacity;  // dimensions that the view behind it has room for
+
+  void read(Numbers& from) { from(offset, tensor, capacity); }
 };
 
 // A number of floating point that a call gives, among the bytes of a launch's parameters.
 struct Given {
   uint32_t offset, argument, bytes;
   int32_t item;  // in a list; -1 for a number alone
+
+  void read(Numbers& from) { from(offset, argument, bytes, item); }
 };
 
 struct Launch {
@@ -49,46 +103,17 @@ struct Launch {
   std::vector<Address> addresses;
   std::vector<Given> given;
   std::string failed, architecture;  // for the error of a launch that the driver refuses
+
+  void read(Numbers& from) {
+    from(function, grid, block, shared, parameters, offsets, addresses, given, failed, architecture);
+  }
 };
 
 struct Buffer {
   int32_t dtype;
   std::vector<int64_t> sizes, strides;
-};
 
-// Numbers that plan.py and recipe.py encode, from the first to the last.
-class Numbers {
- public:
-  explicit Numbers(const int64_t* first) : at_(first) {}
-  int64_t one() { return *at_++; }
-  template <class T>
-  T* address() { return reinterpret_cast<T*>(one()); }
-  std::vector<int64_t> several(int64_t count) {
-    std::vector<int64_t> numbers(at_, at_ + count);
-    at_ += count;
-    return numbers;
-  }
-  Program program() { return several(one()); }
-  double real() {
-    double number;
-    std::memcpy(&number, at_++, sizeof number);
-    return number;
-  }
-  // Bytes, in whole words.
-  template <class T>
-  T bytes() {
-    const size_t count = size_t(one());
-    const auto* first = reinterpret_cast<const unsigned char*>(at_);
-    at_ += (count + 7) / 8;
-    return T(first, first + count);
-  }
-  template <class Read>
-  void each(Read read) {
-    for (int64_t left = one(); left > 0; left--) read();
-  }
-
- private:
-  const int64_t* at_;
+  void read(Numbers& from) { from(dtype, sizes, strides); }
 };
 
 struct Filled {
@@ -97,14 +122,7 @@ struct Filled {
   double number;
   int64_t whole;
 
-  static Filled read(Numbers& from) {
-    Filled filled;
-    filled.made = size_t(from.one());
-    filled.exact = from.one() != 0;
-    filled.number = from.real();
-    filled.whole = from.one();
-    return filled;
-  }
+  void read(Numbers& from) { from(made, exact, number, whole); }
 };
 
 struct Launches {
@@ -113,6 +131,8 @@ struct Launches {
   std::vector<Buffer> scratch;
   std::vector<Filled> filled;
   std::vector<Launch> launches;  // in order; none if there is nothing to write
+
+  void read(Numbers& from) { from(driver, context, scratch, filled, launches); }
 };
 
 // The work of a plan is a function of the host, or launches by a driver.
@@ -126,71 +146,26 @@ struct Plan {
   static std::shared_ptr<const Plan> read(const int64_t* first) {
     auto plan = std::make_shared<Plan>();
     Numbers from(first);
-    plan->candidate = from.address<const Candidate>();
-    plan->device.type = int32_t(from.one());
-    plan->device.index = int32_t(from.one());
-    from.each([&] {
-      Copied copied;
-      copied.tensor = from.one();
-      copied.argument = from.one();
-      copied.back = from.one() != 0;
-      copied.strides = from.several(from.one());
-      plan->copied.push_back(std::move(copied));
-    });
-    from.each([&] {
-      Result result;
-      result.dtype = int32_t(from.one());
-      const int64_t dim = from.one();
-      const bool has_written = from.one() != 0;
-      result.sizes = from.several(dim);
-      result.strides = from.several(dim);
-      if (has_written) result.written = from.several(dim);
-      plan->results.push_back(std::move(result));
-    });
-    if (plan->candidate == nullptr) plan->launches = read_launches(from);
+    from(plan->candidate, plan->device.type, plan->device.index, plan->copied, plan->results);
+    if (plan->candidate == nullptr) {
+      auto work = std::make_unique<Launches>();
+      from(*work);
+      plan->launches = std::move(work);
+    }
     return plan;
   }
+};
+
+// A value that holds in a scope, in place of another.
+template <class T>
+class Within {
+ public:
+  Within(T& place, T value) : place_(place), before_(place) { place = value; }
+  ~Within() { place_ = before_; }
 
  private:
-  static std::unique_ptr<const Launches> read_launches(Numbers& from) {
-    auto work = std::make_unique<Launches>();
-    work->driver = from.address<const Driver>();
-    work->context = from.address<void>();
-    from.each([&] {
-      Buffer buffer;
-      buffer.dtype = int32_t(from.one());
-      const int64_t dim = from.one();
-      buffer.sizes = from.several(dim);
-      buffer.strides = from.several(dim);
-      work->scratch.push_back(std::move(buffer));
-    });
-    from.each([&] { work->filled.push_back(Filled::read(from)); });
-    from.each([&] {
-      Launch launch;
-      launch.function = from.address<void>();
-      for (unsigned* sizes : {launch.grid, launch.block})
-        for (int at = 0; at < 3; at++) sizes[at] = unsigned(from.one());
-      launch.shared = unsigned(from.one());
-      launch.parameters = from.bytes<std::vector<unsigned char>>();
-      from.each([&] { launch.offsets.push_back(uint32_t(from.one())); });
-      from.each([&] {
-        const uint32_t offset = uint32_t(from.one());
-        launch.addresses.push_back({offset, uint32_t(from.one())});
-      });
-      from.each([&] {
-        Given given;
-        given.offset = uint32_t(from.one());
-        given.argument = uint32_t(from.one());
-        given.bytes = uint32_t(from.one());
-        given.item = int32_t(from.one());
-        launch.given.push_back(given);
-      });
-      launch.failed = from.bytes<std::string>();
-      launch.architecture = from.bytes<std::string>();
-      work->launches.push_back(std::move(launch));
-    });
-    return work;
-  }
+  T& place_;
+  const T before_;
 };
 
 // Values by signature. Many threads read it, and one writes rarely. What is forgotten begins a new generation: a value
@@ -202,6 +177,15 @@ class CallCache {
     std::shared_lock lock(mutex_);
     const auto at = entry_of(words.data(), words.size());
     return at == entries_.end() ? std::nullopt : std::optional<T>(at->second.second);
+  }
+
+  // Returns the value of a key; the first time it is made.
+  template <class Make>
+  T obtain(const Words& words, Make make) {
+    if (auto known = find(words)) return *known;
+    T made = make();
+    remember(Signature(words), made, 0);
+    return made;
   }
 
   uint64_t generation() const { return generation_.load(); }

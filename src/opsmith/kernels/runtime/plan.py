@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,8 @@ class Launch:
         shared: Bytes of dynamic shared memory.
         parameters: Bytes of the parameters as they lie in memory, without addresses.
         offsets: Offset of each parameter.
-        addresses: Offset of each tensor's address, and the index of the tensor among those of the arguments,
-            the results and the scratch buffers.
+        addresses: Offset of each tensor's address, the index of the tensor among those of the arguments, the
+            results and the scratch buffers, and the number of dimensions that its view has room for.
         given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
             a list or -1.
         failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
@@ -48,7 +48,7 @@ class Launch:
     shared: int
     parameters: bytes
     offsets: tuple[int, ...]
-    addresses: tuple[tuple[int, int], ...]
+    addresses: tuple[tuple[int, int, int], ...]
     given: tuple[tuple[int, int, int, int], ...]
     failed: str
     architecture: str
@@ -56,12 +56,7 @@ class Launch:
     def encode(self) -> list[int]:
         """Return the launch as numbers."""
         numbers = [self.function, *self.grid, *self.block, self.shared, *encode_bytes(self.parameters)]
-        numbers += [len(self.offsets), *self.offsets, len(self.addresses)]
-        for offset, tensor in self.addresses:
-            numbers += [offset, tensor]
-        numbers.append(len(self.given))
-        for each in self.given:
-            numbers += each
+        numbers += [*counted(self.offsets), *counted_all(self.addresses), *counted_all(self.given)]
         return [*numbers, *encode_bytes(self.failed.encode()), *encode_bytes(self.architecture.encode())]
 
 
@@ -85,14 +80,11 @@ class Launches:
 
     def encode(self) -> list[int]:
         """Return the launches as numbers."""
-        numbers = [self.driver, self.context, len(self.scratch)]
-        for buffer, strides in self.scratch:
-            numbers += [_DTYPE_NUMBERS[buffer.dtype], len(buffer.shape), *buffer.shape, *strides]
-        numbers.append(len(self.filled))
-        for index, number in self.filled:
-            numbers += encode_filled(index, number)
-        numbers.append(len(self.launches))
-        return [*numbers, *(number for each in self.launches for number in each.encode())]
+        buffers = (_encode_layout(buffer, strides) for buffer, strides in self.scratch)
+        filled = (encode_filled(index, number) for index, number in self.filled)
+        launches = (each.encode() for each in self.launches)
+        encoded = (number for parts in (buffers, filled, launches) for number in counted_all(parts))
+        return [self.driver, self.context, *encoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +109,28 @@ class Plan:
     def encode(self) -> list[int]:
         """Return the plan as the numbers that `Plan::read` in plan.h expects."""
         instance, launches = (0, self.work.encode()) if isinstance(self.work, Launches) else (self.work, [])
-        numbers = [instance, _DEVICES.index(self.device.type), self.device.index or 0, len(self.copies)]
-        for tensor, argument, back, strides in self.copies:
-            numbers += [tensor, argument, back, len(strides), *strides]
-        numbers.append(len(self.results))
-        for result, written in self.results:
-            numbers += [_DTYPE_NUMBERS[result.dtype], len(result.shape), written is not None]
-            numbers += [*result.shape, *result.stride, *(written or ())]
+        numbers = [instance, _DEVICES.index(self.device.type), self.device.index or 0]
+        numbers += counted_all([*copied, *counted(strides)] for *copied, strides in self.copies)
+        numbers += counted_all(
+            [*_encode_layout(result, result.stride), *counted(written or ())]
+            for result, written in self.results
+        )
         return numbers + launches
+
+
+def counted(numbers: Sequence[int]) -> list[int]:
+    """Return numbers behind their count, as `Numbers` in plan.h reads a list."""
+    return [len(numbers), *numbers]
+
+
+def counted_all(items: Iterable[Sequence[int]]) -> list[int]:
+    """Return the numbers of several structures, behind the count of these."""
+    listed = list(items)
+    return [len(listed), *(number for each in listed for number in each)]
+
+
+def _encode_layout(made: ResultLayout, strides: Sequence[int]) -> list[int]:
+    return [_DTYPE_NUMBERS[made.dtype], *counted(made.shape), *counted(strides)]
 
 
 def encode_filled(index: int, number: float) -> list[int]:

@@ -11,23 +11,9 @@ namespace opsmith {
 struct SizedLaunch {
   std::vector<std::pair<int64_t, Program>> constants;  // numbers of the kernel's template: others need another instance
   Program grid[3], block[3], shared;
-  std::vector<uint32_t> capacities;  // of the view behind each address: dimensions that it has room for
   int64_t most_threads, most_shared;  // of a block
 
-  static SizedLaunch read(Numbers& from) {
-    SizedLaunch launch;
-    from.each([&] {
-      const int64_t number = from.one();
-      launch.constants.emplace_back(number, from.program());
-    });
-    for (Program* programs : {launch.grid, launch.block})
-      for (int at = 0; at < 3; at++) programs[at] = from.program();
-    launch.shared = from.program();
-    from.each([&] { launch.capacities.push_back(uint32_t(from.one())); });
-    launch.most_threads = from.one();
-    launch.most_shared = from.one();
-    return launch;
-  }
+  void read(Numbers& from) { from(constants, grid, block, shared, most_threads, most_shared); }
 };
 
 // Programs of all that a kernel for a GPU needs for a call.
@@ -35,16 +21,7 @@ struct LaunchPrograms {
   std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
   std::vector<SizedLaunch> launches;          // of each launch of the plan
 
-  static LaunchPrograms read(Numbers& from) {
-    LaunchPrograms all;
-    from.each([&] {
-      std::vector<Program> sizes;
-      from.each([&] { sizes.push_back(from.program()); });
-      all.scratch.push_back(std::move(sizes));
-    });
-    from.each([&] { all.launches.push_back(SizedLaunch::read(from)); });
-    return all;
-  }
+  void read(Numbers& from) { from(scratch, launches); }
 };
 
 // How calls of one kind are planned: of the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
@@ -56,11 +33,9 @@ struct Recipe {
 
   static std::shared_ptr<const Recipe> read(const int64_t* first, std::shared_ptr<const Plan> known) {
     auto recipe = std::make_shared<Recipe>();
-    Numbers from(first);
     recipe->known = std::move(known);
-    from.each([&] { recipe->ones.push_back(uint64_t(from.one())); });
-    recipe->sizing = from.several(from.one());
-    recipe->programs = LaunchPrograms::read(from);
+    Numbers from(first);
+    from(recipe->ones, recipe->sizing, recipe->programs);
     return recipe;
   }
 };
@@ -123,7 +98,12 @@ class CallScope {
     value.given = true, value.tensor = tensors_.back();
     push(value, dtype);
   }
-  void lay_out(size_t tensor, const std::vector<int64_t>& strides) { tensors_[tensor].strides = strides.data(); }
+  // Adds the results of a plan; its copies of arguments take their place.
+  void add(const Plan& plan) {
+    for (const Copied& each : plan.copied) tensors_[size_t(each.tensor)].strides = each.strides.data();
+    for (const Result& each : plan.results)
+      add(each.dtype, each.sizes, each.written.empty() ? each.strides : each.written);
+  }
 
   Fraction value(const Program& program) const {
     return evaluated(program.data(), {nullptr, values_.data(), item_sizes_.data()});
@@ -185,6 +165,7 @@ inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& str
 inline bool compute_scratch(const LaunchPrograms& programs, CallScope& scope, Launches& work) {
   for (size_t at = 0; at < work.scratch.size(); at++) {
     Buffer& buffer = work.scratch[at];
+    buffer.sizes.resize(programs.scratch[at].size());
     for (size_t dim = 0; dim < buffer.sizes.size(); dim++) {
       if (!scope.whole("scratch", programs.scratch[at][dim], buffer.sizes[dim])) return false;
       if (buffer.sizes[dim] < 0)
@@ -229,15 +210,15 @@ inline bool compute_launch(const SizedLaunch& sized, const CallScope& scope, con
   if (found < 0 || found > sized.most_shared)
     return scope.refuse("shared", "0 to " + std::to_string(sized.most_shared), std::to_string(found));
   launch.shared = unsigned(found);
-  for (size_t at = 0; at < launch.addresses.size(); at++) {
-    const RawTensor& tensor = scope.tensor(launch.addresses[at].tensor);
-    unsigned char* view = launch.parameters.data() + launch.addresses[at].offset;
+  for (const Address& address : launch.addresses) {
+    const RawTensor& tensor = scope.tensor(address.tensor);
+    unsigned char* view = launch.parameters.data() + address.offset;
     int64_t elements = 1;
     for (int64_t dim = 0; dim < tensor.dim; dim++) elements *= tensor.sizes[dim];
     std::memcpy(view + 8, &elements, 8);  // behind the address; then the number of dimensions, sizes, strides
     std::memcpy(view + 16, &tensor.dim, 8);
     std::memcpy(view + 24, tensor.sizes, size_t(tensor.dim) * 8);
-    std::memcpy(view + 24 + 8 * sized.capacities[at], tensor.strides, size_t(tensor.dim) * 8);
+    std::memcpy(view + 24 + 8 * address.capacity, tensor.strides, size_t(tensor.dim) * 8);
   }
   return true;
 }
@@ -269,15 +250,12 @@ inline bool compute_launches(const std::vector<SizedLaunch>& sized, const CallSc
   return true;
 }
 
-// Computes the launches of a call by a recipe; null where it cannot.
-inline std::unique_ptr<const Launches> launches_by(const Recipe& recipe, const Signed& signature,
-                                                   const CallValues& arguments, const std::vector<Result>& results) {
-  CallScope scope(signature, arguments, INT32_MAX);
-  for (const Result& each : results) scope.add(each.dtype, each.sizes, each.strides);
-  auto work = std::make_unique<Launches>(*recipe.known->launches);
-  const bool computed = compute_scratch(recipe.programs, scope, *work) &&
-                        compute_launches(recipe.programs.launches, scope, results, *work);
-  return computed ? std::move(work) : nullptr;
+// Computes the scratch buffers and the launches of a call. `work` has what does not depend on sizes; `prepare` may put
+// more there, once the scratch buffers are known. False where it cannot.
+template <class Prepare>
+bool compute_work(const LaunchPrograms& programs, CallScope& scope, const Plan& plan, Launches& work, Prepare prepare) {
+  return compute_scratch(programs, scope, work) && prepare() &&
+         compute_launches(programs.launches, scope, plan.results, work);
 }
 
 // Plans a call of the kind of a recipe; null where it cannot. If the kernel's `sizes` throws, the call goes to the
@@ -304,8 +282,11 @@ inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& s
     plan->results.push_back(std::move(result));
   }
   if (recipe.known->launches) {
-    plan->launches = launches_by(recipe, signature, arguments, plan->results);
-    if (!plan->launches) return nullptr;
+    CallScope scope(signature, arguments, INT32_MAX);
+    scope.add(*plan);
+    auto work = std::make_unique<Launches>(*recipe.known->launches);
+    if (!compute_work(recipe.programs, scope, *plan, *work, [] { return true; })) return nullptr;
+    plan->launches = std::move(work);
   }
   return plan;
 }

@@ -14,7 +14,7 @@ from opsmith.core.expression import parse
 from opsmith.core.schema import Schema
 from opsmith.core.shapes import ANY, Dims, Shapes
 from opsmith.core.specification import Specification
-from opsmith.kernels.runtime.plan import strides_in
+from opsmith.kernels.runtime.plan import counted, counted_all, strides_in
 from opsmith.torch_library.result_layouts import ResultLayout
 
 CODES = (
@@ -84,7 +84,6 @@ class SizedLaunch:
         grid: Number of blocks, in three dimensions.
         block: Number of threads of a block, in three dimensions.
         shared: Bytes of dynamic shared memory.
-        capacities: For each address of the launch, the number of dimensions that its view has room for.
         most_threads: Most threads of a block.
         most_shared: Most bytes of dynamic shared memory.
     """
@@ -93,18 +92,15 @@ class SizedLaunch:
     grid: tuple[Program, Program, Program]
     block: tuple[Program, Program, Program]
     shared: Program
-    capacities: tuple[int, ...]
     most_threads: int
     most_shared: int
 
     def encode(self) -> list[int]:
         """Return the parts as numbers."""
-        numbers = [len(self.constants)]
-        for number, each in self.constants:
-            numbers += [number, *encode_program(each)]
+        numbers = counted_all([number, *encode_program(each)] for number, each in self.constants)
         for each in (*self.grid, *self.block, self.shared):
             numbers += encode_program(each)
-        return [*numbers, len(self.capacities), *self.capacities, self.most_threads, self.most_shared]
+        return [*numbers, self.most_threads, self.most_shared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +124,8 @@ class Recipe:
 
     def encode(self) -> list[int]:
         """Return the recipe as the numbers that `Recipe::read` in planning.h expects."""
-        numbers = [len(self.ones), *self.ones, len(self.sizing), *self.sizing]
-        return numbers + encode_programs(self.scratch, self.launches)
+        programs = encode_programs(self.scratch, self.launches)
+        return [*counted(self.ones), *counted(self.sizing), *programs]
 
 
 def encode_programs(scratch: Sequence[Sequence[Program]], launches: Sequence[SizedLaunch]) -> list[int]:
@@ -139,16 +135,13 @@ def encode_programs(scratch: Sequence[Sequence[Program]], launches: Sequence[Siz
         scratch: See `Recipe`.
         launches: The launches.
     """
-    numbers = [len(scratch)]
-    for sizes in scratch:
-        numbers += [len(sizes), *(number for each in sizes for number in encode_program(each))]
-    numbers.append(len(launches))
-    return [*numbers, *(number for each in launches for number in each.encode())]
+    sizes = counted_all(counted_all(map(encode_program, each)) for each in scratch)
+    return sizes + counted_all(each.encode() for each in launches)
 
 
 def encode_program(codes: Program) -> list[int]:
-    """Return a program as the numbers that `Numbers::program` in plan.h expects."""
-    return [len(codes) + 1, len(codes), *codes]
+    """Return a program as the list that `evaluated` in recipe.h takes, behind its length."""
+    return counted(counted(codes))
 
 
 def contiguous_recipe(

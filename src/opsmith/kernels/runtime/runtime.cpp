@@ -27,7 +27,7 @@ using namespace opsmith;
 // A kernel. It is complete before a call can find it, and stays as long as the process: a call may be about to use it
 // at any time. Only its caches and counts change.
 struct Record {
-  const std::vector<Argument> arguments;
+  const Signed arguments;
   const int64_t results;
   PyObject* const make_error;
   const bool writes =
@@ -70,17 +70,6 @@ struct Pending {
 };
 thread_local Pending pending;
 
-class InFallback {
- public:
-  InFallback(Record* record, const Arguments* arguments, Generations generations) : before_(pending) {
-    pending = {record, arguments, generations};
-  }
-  ~InFallback() { pending = before_; }
-
- private:
-  Pending before_;
-};
-
 // A call for which a plan is awaited.
 struct Awaited {
   Signature signature, kind;
@@ -91,24 +80,10 @@ struct Awaited {
 // that exception is an error of the kernel.
 thread_local const Record* suspected = nullptr;
 
-class Suspicion {
- public:
-  explicit Suspicion(const Record* record) : before_(suspected) { suspected = record; }
-  ~Suspicion() { suspected = before_; }
-
- private:
-  const Record* before_;
-};
-
 void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* stack) {
   Made results(plan.device);
-  const auto threw = [&](const char* text) { throw KernelThrew(record.make_error, text); };
-  run_plan(
-      record.arguments, plan, arguments, results, [&](size_t at) { record.copies[at]++; },
-      [&] {
-        if (plan.launches) launch_all(record.arguments, *plan.launches, arguments, results, threw);
-        else run_candidate(*plan.candidate, arguments, threw);
-      });
+  run_plan(record.arguments, plan, arguments, results, [&](size_t at) { record.copies[at]++; },
+           [&](const char* text) { throw KernelThrew(record.make_error, text); });
   results.hand_over(stack);
 }
 
@@ -141,11 +116,9 @@ void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arg
                          std::to_string(at) + ", where the reference gives " + listed(result.sizes.data(), dim);
       throw KernelThrew(record.make_error, text.c_str());
     }
-    int64_t step = 1;
-    for (int64_t d = dim - 1; d >= 0; d--) {  // strides of dimensions of size 0 or 1 are arbitrary
-      agrees &= result.sizes[size_t(d)] > 1 && result.strides[size_t(d)] == step;
-      step *= result.sizes[size_t(d)];
-    }
+    agrees &= result.strides == strides_in(dim, result.sizes.data(), CONTIGUOUS) &&
+              std::all_of(result.sizes.begin(), result.sizes.end(),
+                          [](int64_t size) { return size > 1; });  // else strides are arbitrary
   }
   if (agrees) record.recipes.remember(Signature(arguments.kind), std::move(recipe), generation);
 }
@@ -176,8 +149,8 @@ void enter(Entry& entry, uint64_t* stack) {
       return;
     }
   }
-  InFallback guard(record, &arguments, generations);
-  Suspicion suspicion(threw ? record : nullptr);
+  const Within<Pending> in_fallback(pending, {record, &arguments, generations});
+  const Within<const Record*> suspicion(suspected, threw ? record : nullptr);
   const Status status = torch_call_dispatcher(entry.fallback.c_str(), "", stack, entry.torch_version);
   if (status == 0 && held_error.error != nullptr)
     for (int64_t at = 0; at < entry.results; at++)
@@ -212,14 +185,12 @@ PUBLIC void* opsmith_entry(int32_t results, uint64_t torch_version, const char* 
   return new Entry{results, torch_version, fallback};
 }
 
-// Makes the record of a kernel. `types` has a number for each argument: its type, plus 100 if it is optional, plus 1000
-// if the operator writes into it, plus 10000 if it is free, plus 100000 if its address counts. `make_error` turns the
-// text of its exception into a Python exception.
-PUBLIC void* opsmith_record(const int32_t* types, int32_t count, int32_t results, PyObject* make_error) {
-  std::vector<Argument> arguments;
-  for (const int32_t* type = types; type != types + count; type++)
-    arguments.push_back({*type % 100, *type / 100 % 10 != 0, *type / 1000 % 10 != 0, *type / 10000 % 10 != 0,
-                         *type >= 100000});
+// Makes the record of a kernel. `signature` has the arguments of its operator. `make_error` turns the text of its
+// exception into a Python exception.
+PUBLIC void* opsmith_record(const int64_t* signature, int32_t results, PyObject* make_error) {
+  Signed arguments;
+  Numbers from(signature);
+  from(arguments);
   Py_IncRef(make_error);
   Record* record = new Record{std::move(arguments), results, make_error};
   record->older = newest;

@@ -114,13 +114,6 @@ class TorchMemory {
   Made copies_;  // of arguments; then results that are copied into another layout
 };
 
-// Runs a kernel by a plan in memory of torch's: `results` are those of the call.
-template <class Counts, class Run>
-void run_plan(const Signed& signature, const Plan& plan, Arguments& arguments, Made& results, Counts counts, Run run) {
-  TorchMemory made(arguments, results);
-  run_plan_in(made, signature, plan, arguments, counts, run);
-}
-
 // Raises the versions of all tensors that the operator writes into: autograd finds them modified by that. Returns
 // false if torch refuses, as for a tensor of inference mode outside of it.
 inline bool raise_versions(const Signed& signature, const Arguments& arguments) {

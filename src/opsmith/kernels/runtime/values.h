@@ -41,6 +41,11 @@ struct Argument {
   bool written;  // the operator writes into it
   bool free = false;  // its numbers of floating point are no part of the signature: the kernel alone reads them
   bool by_address = false;  // the signature has if the address of its tensor is divisible by 16
+
+  template <class From>
+  void read(From& from) {
+    from(type, optional, written, free, by_address);
+  }
 };
 
 // Device of a tensor, by torch's number of its type.
@@ -72,27 +77,34 @@ inline uint64_t hash(const uint64_t* words, size_t count) {
   return sum;
 }
 
-inline size_t item_size(int32_t dtype) {
-  switch (dtype) {
-    case dtype_of<bool>::value: case dtype_of<uint8_t>::value: case dtype_of<int8_t>::value: return 1;
-    case dtype_of<int16_t>::value: case dtype_of<Half>::value: case dtype_of<BFloat16>::value: return 2;
-    case dtype_of<int32_t>::value: case dtype_of<float>::value: return 4;
-  }
-  return 8;
+struct Dtype {
+  const char* name;
+  size_t size;  // bytes of an element
+  bool is_signed = true, is_floating = false;
+};
+
+// A dtype by torch's number; those of other numbers no kernel takes.
+inline Dtype dtype_at(int32_t dtype) {
+  static constexpr Dtype all[] = {
+      {"uint8", 1, false}, {"int8", 1}, {"int16", 2}, {"int32", 4}, {"int64", 8}, {"float16", 2, true, true},
+      {"float32", 4, true, true}, {"float64", 8, true, true}, {"complex32", 4}, {"complex64", 8}, {"complex128", 16},
+      {"bool", 1, false}, {"qint8", 1}, {"quint8", 1}, {"qint32", 4}, {"bfloat16", 2, true, true}};
+  const bool known = dtype >= 0 && dtype < int32_t(std::size(all));
+  return known ? all[dtype] : Dtype{nullptr, 8};
+}
+inline size_t item_size(int32_t dtype) { return dtype_at(dtype).size; }
+inline bool is_floating(int32_t dtype) { return dtype_at(dtype).is_floating; }
+inline std::string dtype_name(int32_t dtype) {
+  const char* name = dtype_at(dtype).name;
+  return name ? name : "dtype " + std::to_string(dtype);
 }
 
 // Bounds of what a tensor holds: the smallest and the largest whole number of a dtype that is not of floating point.
 inline int64_t least_of(int32_t dtype) {
-  const bool is_signed = dtype != dtype_of<bool>::value && dtype != dtype_of<uint8_t>::value;
-  return is_signed ? INT64_MIN >> (64 - 8 * item_size(dtype)) : 0;
+  return dtype_at(dtype).is_signed ? INT64_MIN >> (64 - 8 * item_size(dtype)) : 0;
 }
 inline int64_t most_of(int32_t dtype) {
   return dtype == dtype_of<bool>::value ? 1 : dtype == dtype_of<uint8_t>::value ? 255 : ~least_of(dtype);
-}
-
-inline bool is_floating(int32_t dtype) {
-  return dtype == dtype_of<float>::value || dtype == dtype_of<double>::value || dtype == dtype_of<Half>::value ||
-         dtype == dtype_of<BFloat16>::value;
 }
 
 // Bytes from the first to the last element.
@@ -103,17 +115,6 @@ inline size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int
     last += (sizes[at] - 1) * strides[at];
   }
   return item_size(dtype) * size_t(last + 1);
-}
-
-// True if a tensor is contiguous.
-inline bool is_contiguous(int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  int64_t step = 1;
-  for (int64_t at = dim - 1; at >= 0; at--) {
-    if (sizes[at] == 0) return true;
-    if (sizes[at] != 1 && strides[at] != step) return false;
-    step *= sizes[at];
-  }
-  return true;
 }
 
 // True if the dimensions of a tensor lie in one another, the last innermost, with or without gaps.
@@ -144,22 +145,11 @@ inline std::vector<int64_t> strides_in(int64_t dim, const int64_t* sizes, int32_
 }
 
 inline bool has_layout(const RawTensor& raw, int32_t layout) {
-  if (layout == ANY) return true;
-  if (layout == CONTIGUOUS) return is_contiguous(raw.dim, raw.sizes, raw.strides);
+  if (layout == ANY || (layout == CONTIGUOUS && std::count(raw.sizes, raw.sizes + raw.dim, 0))) return true;
   const std::vector<int64_t> wanted = strides_in(raw.dim, raw.sizes, layout);
   for (int64_t at = 0; at < raw.dim; at++)
     if (raw.sizes[at] != 1 && raw.strides[at] != wanted[size_t(at)]) return false;
   return true;
-}
-
-// Words for messages.
-inline std::string dtype_name(int32_t dtype) {
-  static const char* const names[] = {"uint8",   "int8",    "int16",     "int32",      "int64",
-                                      "float16", "float32", "float64",   "complex32",  "complex64",
-                                      "complex128", "bool", "qint8",     "quint8",     "qint32",
-                                      "bfloat16"};
-  const bool known = dtype >= 0 && dtype < int32_t(sizeof names / sizeof *names);
-  return known ? names[dtype] : "dtype " + std::to_string(dtype);
 }
 
 inline std::string listed(const int64_t* numbers, int64_t count) {

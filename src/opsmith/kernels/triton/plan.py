@@ -147,7 +147,7 @@ def _launch(
     arguments = {**kernel.defaults, **prepared.arguments}
     image = b""
     places: list[tuple[int, int]] = []
-    addresses: list[tuple[int, int]] = []
+    addresses: list[tuple[int, int, int]] = []
     given: list[tuple[int, int, int, int]] = []
     names, kinds = [each.name for each in kernel.source.parameters], [*compiled.src.signature.values()]
     if len(names) != len(kinds):
@@ -162,7 +162,7 @@ def _launch(
         if kind[:1] == "*" and name:
             if bound is None or bound.kind != "pointer":
                 raise NoPlanError(f"`{name}` is a tensor, and no argument or result")
-            addresses.append((len(image), positions[bound.name]))
+            addresses.append((len(image), positions[bound.name], 0))
         elif bound is not None and bound.kind == "value" and bound.name in kernel.free:
             if kind not in ("fp32", "f32", "fp64"):
                 raise NoPlanError(f"`{name}` is {kind}, which no call gives")

@@ -12,24 +12,23 @@ from opsmith.kernels.cpp.literals import array, flag, text
 from opsmith.kernels.runtime.library import CALLING, HERE, PLANNING, PROCESSOR
 from opsmith.kernels.runtime.linked_library import (
     ALIGNMENT,
-    GeneratedFile,
+    IMAGES,
     KernelObject,
     LaunchedKernel,
     LinkedLibrary,
+    table_file,
 )
 from opsmith.kernels.runtime.operators import LinkedOperator, whole
 
-REGISTERING = HERE / "library.cpp"
 LIBRARY = "served.so"
 _LIBRARY = LinkedLibrary(
     program="torch",
-    kind="torch library",
-    part="torch library part",
     name=LIBRARY,
+    source=HERE / "torch_library.cpp",
     headers=(
         *CALLING,
         *PLANNING,
-        *(HERE / name for name in ("library.h", "launches.h", "driver.h")),
+        *(HERE / name for name in ("torch_library.h", "launches.h", "driver.h")),
         PROCESSOR,
     ),
     exported="{ local: *; };\n",
@@ -37,8 +36,6 @@ _LIBRARY = LinkedLibrary(
     linking=("-Wl,-z,nodelete", "-Wl,--no-as-needed"),
     stubs=(STUB,),
 )
-IMAGES = "images.bin"
-"""File of all images for GPUs, which the assembler puts into the library."""
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 """Keys of torch's dispatcher, by type of device."""
 
@@ -95,9 +92,8 @@ def link_library(operators: Sequence[ServedOperator], processor: str = "native")
     launched = [each for each in built if isinstance(each, LaunchedKernel)]
     images = b"".join(each.images for each in launched)
     tables = served_tables(operators, objects, launched)
-    generated = GeneratedFile("tables.cpp", tables, flags_for(processor), {IMAGES: images} if images else {})
     names = [each.name for each in operators]
-    return _LIBRARY.link(names, objects, [generated], [_LIBRARY.compiled(REGISTERING)])
+    return _LIBRARY.link(names, objects, tables, flags_for(processor), images)
 
 
 def served_tables(
@@ -111,14 +107,7 @@ def served_tables(
         launched: Their kernels for GPUs, in the order of their images in `IMAGES`.
     """
     lines = [
-        '#include "library.h"',
-        '#include "processor.h"',
-        'extern "C" {',
-        *(f"extern opsmith::Exported {kernel.table};" for kernel in objects),
-        "extern const unsigned char opsmith_images[];",
-        "}",
         *(_included_images() if launched else ()),
-        "namespace {",
         "template <int at, int device> void serve(uint64_t* stack, uint64_t, uint64_t) "
         "{ opsmith::serve(at, device, stack); }",
         *(
@@ -152,15 +141,9 @@ def served_tables(
             *each.tables(at),
         ]
     rows = [_operator(at, each) for at, each in enumerate(operators)]
-    return "\n".join(
-        [
-            *lines,
-            array("const opsmith::ServedOperator operators", rows),
-            "}  // namespace",
-            f"const opsmith::ServedLibrary opsmith_served = {{operators, {len(rows)}, used_instructions}};",
-            "",
-        ]
-    )
+    lines.append(array("const opsmith::ServedOperator operators", rows))
+    last = f"const opsmith::ServedLibrary opsmith_served = {{operators, {len(rows)}, used_instructions}};"
+    return table_file("torch_library.h", objects, lines, last)
 
 
 def _included_images() -> list[str]:

@@ -14,7 +14,7 @@
 #include <mutex>
 
 #include "driver.h"
-#include "library.h"
+#include "torch_library.h"
 #include "processor.h"
 
 extern "C" {
@@ -140,12 +140,9 @@ void contest(Served& each, const std::string& message) {
 void dispatch_again(Served& each, uint64_t* stack) {
   thread_local const Served* dispatching = nullptr;
   if (dispatching == &each) throw Refused(each.full_name + ": the Python package has withdrawn it");
-  const Served* const before = dispatching;
-  dispatching = &each;
+  const Within<const Served*> scope(dispatching, &each);
   thrown.clear();
-  const Status status = torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version);
-  dispatching = before;
-  if (status) rethrow(each.full_name);
+  if (torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version)) rethrow(each.full_name);
 }
 
 // Asks the Python package, which takes the operator over if it is made of the same sources. Where it is not, the
@@ -190,18 +187,11 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
                        {{"expected", "all on one GPU"}, {"hint", "move them to the same device"}});
   }
   arguments.device.index = std::max(arguments.device.index, 0);
-  auto known = each.plans.find(arguments.words);
-  if (!known) {
-    known = planned(call, on, arguments.device.index);
-    each.plans.remember(Signature(arguments.words), *known, 0);
-  }
+  const auto plan = each.plans.obtain(arguments.words, [&] { return planned(call, on, arguments.device.index); });
   call.refuse_writes([&] { return raise_versions(each.signature, arguments); });
-  const Plan& plan = **known;
-  const auto threw = [&](const char* text) { throw plan.launches ? call.refused(text) : call.threw(text); };
-  Made results(plan.device);
-  run_plan(each.signature, plan, arguments, results, [](size_t) {}, [&] {
-    if (plan.launches) launch_all(each.signature, *plan.launches, arguments, results, threw);
-    else run_candidate(*plan.candidate, arguments, threw);
+  Made results(plan->device);
+  run_plan(each.signature, *plan, arguments, results, [](size_t) {}, [&](const char* text) {
+    throw plan->launches ? call.refused(text) : call.threw(text);
   });
   const ServedOperator& made = *each.made;
   for (int32_t at = 0; at < made.shown_count; at++) stack[at] = results.hand_over(size_t(made.shown[at]));

@@ -16,12 +16,8 @@ struct DeviceParameter : Parameter {
   size_t view_size() const { return 24 + 16 * size_t(capacity()); }
   static constexpr int32_t max_view_dim = 8;  // of a view that has any number of dimensions
 
-  static DeviceParameter read(Numbers& from) {
-    DeviceParameter made;
-    for (int32_t* each : {&made.type, &made.optional, &made.written, &made.dtype, &made.dim, &made.layout, &made.room,
-                          &made.item, &made.size, &made.alignment})
-      *each = int32_t(from.one());
-    return made;
+  void read(Numbers& from) {
+    from(type, optional, written, dtype, dim, layout, room, item, size, alignment);
   }
 };
 
@@ -29,9 +25,10 @@ struct DeviceParameter : Parameter {
 struct DeviceImage {
   std::string kind, suffix;  // `sm` or `compute`; `a`: for that GPU alone; `f`: for its family
   int64_t target;            // 90 for sm_90 and compute_90
-  const unsigned char* content;
+  size_t at;                 // first byte among all images of the kernel
   int64_t shared;            // bytes of static shared memory
 
+  void read(Numbers& from) { from(kind, suffix, target, at, shared); }
   std::string name() const { return kind + "_" + std::to_string(target) + suffix; }
   // True if a GPU runs it: `gpu_misfit` of kernels/cuda/packaged.py has the rules.
   bool runs_on(int64_t capability) const {
@@ -44,81 +41,49 @@ struct DeviceInstance {
   std::string name;                 // in the images
   std::vector<DeviceImage> images;  // the best first
   std::vector<DeviceParameter> parameters;
+  const unsigned char* content;  // of all images of the kernel
+
+  void read(Numbers& from) { from(name, images, parameters); }
 };
 
 // Instances of the launches for one dtype, and for one value of each constant.
 struct DeviceVariant {
-  std::vector<int64_t> constants;       // of the templates of all launches
-  std::vector<int64_t> instances;       // of each launch
-  std::vector<DeviceParameter> taken;   // for each argument and result, what takes no more than each launch does
-  std::vector<Parameter> parameters;    // the same, for `candidate`
+  std::vector<int64_t> constants;      // of the templates of all launches
+  std::vector<int64_t> instances;      // of each launch
+  std::vector<DeviceParameter> taken;  // for each argument and result, what takes no more than each launch does
+  std::vector<Parameter> parameters;   // the same, for `candidate`
   Candidate candidate;
-};
 
-// Number of a kernel's template.
-struct Constant {
-  std::string name;
-  Program program;
+  void read(Numbers& from) {
+    from(constants, instances, taken);
+    parameters.assign(taken.begin(), taken.end());
+    candidate = {parameters.data(), int32_t(parameters.size()), -1, nullptr, nullptr};
+  }
 };
 
 // Number that fills a result or a scratch buffer.
 struct Initial {
   Filled constant;
   Program program;  // empty for a constant
+
+  void read(Numbers& from) { from(constant, program); }
 };
 
 struct LaunchedKernel {
-  std::vector<Constant> constants;  // of the templates of all launches
+  std::vector<std::pair<std::string, Program>> constants;  // of the templates of all launches, by name
   LaunchPrograms programs;
   std::vector<Initial> initial;
-  std::vector<Buffer> scratch;         // without sizes
-  std::vector<int64_t> dtypes_of;      // for each without a dtype, the value that has it
-  std::vector<std::string> failed;     // words for the error of each launch
-  std::vector<std::vector<int64_t>> passed;  // to each launch: indices of values
+  std::vector<std::pair<int32_t, size_t>> scratch;  // dtype of each buffer; where it is -1, the value that has it
+  std::vector<std::string> failed;                  // words for the error of each launch
+  std::vector<std::vector<size_t>> passed;          // to each launch: indices of values
   std::vector<DeviceInstance> instances;
   std::vector<DeviceVariant> variants;  // in the order in which they are tried
 
   // Reads what kernels/cuda/linked.py encodes.
-  static std::unique_ptr<const LaunchedKernel> read(const int64_t* first, const unsigned char* images) {
-    auto kernel = std::make_unique<LaunchedKernel>();
+  LaunchedKernel(const int64_t* first, const unsigned char* images) {
     Numbers from(first);
-    from.each([&] {
-      Constant each{from.bytes<std::string>(), from.program()};
-      kernel->constants.push_back(std::move(each));
-    });
-    kernel->programs = LaunchPrograms::read(from);
-    from.each([&] {
-      Initial each{Filled::read(from), from.several(from.one())};
-      kernel->initial.push_back(std::move(each));
-    });
-    from.each([&] {
-      const int64_t dtype = from.one();
-      kernel->dtypes_of.push_back(from.one());
-      kernel->scratch.push_back({int32_t(dtype), std::vector<int64_t>(size_t(from.one())), {}});
-    });
-    from.each([&] {
-      kernel->failed.push_back(from.bytes<std::string>());
-      kernel->passed.push_back(from.several(from.one()));
-    });
-    from.each([&] {
-      DeviceInstance instance{from.bytes<std::string>(), {}, {}};
-      from.each([&] {
-        DeviceImage image{from.bytes<std::string>(), from.bytes<std::string>(), from.one(), nullptr, 0};
-        image.content = images + from.one();
-        image.shared = from.one();
-        instance.images.push_back(std::move(image));
-      });
-      from.each([&] { instance.parameters.push_back(DeviceParameter::read(from)); });
-      kernel->instances.push_back(std::move(instance));
-    });
-    from.each([&] {
-      DeviceVariant variant{from.several(from.one()), from.several(from.one()), {}, {}, {}};
-      from.each([&] { variant.taken.push_back(DeviceParameter::read(from)); });
-      variant.parameters.assign(variant.taken.begin(), variant.taken.end());
-      variant.candidate = {variant.parameters.data(), int32_t(variant.parameters.size()), -1, nullptr, nullptr};
-      kernel->variants.push_back(std::move(variant));
-    });
-    return kernel;
+    from(constants, programs, initial, scratch, failed, passed, instances, variants);
+    for (DeviceInstance& each : instances) each.content = images;
   }
 };
 
@@ -128,14 +93,14 @@ inline const LaunchedKernel& launched_kernel(const int64_t* numbers, const unsig
   static auto& all = *new std::map<const int64_t*, std::unique_ptr<const LaunchedKernel>>;
   std::lock_guard lock(mutex);
   auto& found = all[numbers];
-  if (!found) found = LaunchedKernel::read(numbers, images);
+  if (!found) found = std::make_unique<const LaunchedKernel>(numbers, images);
   return *found;
 }
 
 // Parameters of a launch as they lie in memory, but for what a call fills in: addresses, sizes and strides of views.
 class Packing {
  public:
-  Packing(const CallScope& scope, Launch& launch, SizedLaunch& sized) : scope_(scope), launch_(launch), sized_(sized) {}
+  Packing(const CallScope& scope, Launch& launch) : scope_(scope), launch_(launch) {}
 
   void add(const DeviceParameter& parameter, size_t at) {
     const Value& value = scope_.value_of(at);
@@ -161,9 +126,8 @@ class Packing {
     const size_t width = size_t(parameter.item), to = first + width * size_t(item);
     switch (parameter.type) {
       case TENSOR: case TENSORS:
-        launch_.addresses.push_back(
-            {uint32_t(first + parameter.view_size() * size_t(item)), uint32_t(tensor + size_t(item))});
-        sized_.capacities.push_back(parameter.capacity());
+        launch_.addresses.push_back({uint32_t(first + parameter.view_size() * size_t(item)),
+                                     uint32_t(tensor + size_t(item)), parameter.capacity()});
         break;
       case INTEGER: case INTEGERS: {
         const int64_t whole = is_list ? static_cast<const int64_t*>(value.list.data)[item] : value.integer;
@@ -188,7 +152,6 @@ class Packing {
 
   const CallScope& scope_;
   Launch& launch_;
-  SizedLaunch& sized_;
 };
 
 // Computes the numbers that fill buffers; `first` is the first result among the values of the call.
@@ -217,30 +180,26 @@ std::unique_ptr<Launches> launches_of(const LaunchedKernel& kernel, const Device
                                       const Signed& signature, const CallValues& arguments, const Plan& plan,
                                       Reason& reason, Load load) {
   CallScope scope(signature, arguments, INT64_MAX, &reason);
-  for (const Copied& each : plan.copied) scope.lay_out(size_t(each.tensor), each.strides);
-  for (const Result& each : plan.results)
-    scope.add(each.dtype, each.sizes, each.written.empty() ? each.strides : each.written);
+  scope.add(plan);
   auto work = std::make_unique<Launches>();
-  work->scratch = kernel.scratch;
-  for (size_t at = 0; at < work->scratch.size(); at++) {
-    int32_t& dtype = work->scratch[at].dtype;
-    if (dtype < 0) dtype = scope.dtype_of_value(size_t(kernel.dtypes_of[at]));
-    if (dtype < 0) return scope.refuse("scratch", "", "the dtype of None"), nullptr;
+  for (const auto& [dtype, of] : kernel.scratch) {
+    work->scratch.push_back({dtype < 0 ? scope.dtype_of_value(of) : dtype, {}, {}});
+    if (work->scratch.back().dtype < 0) return scope.refuse("scratch", "", "the dtype of None"), nullptr;
   }
-  if (!compute_scratch(kernel.programs, scope, *work) || !compute_initial(kernel, scope, signature.size(), *work))
-    return nullptr;
-  std::vector<SizedLaunch> sized = kernel.programs.launches;
-  for (size_t at = 0; at < sized.size(); at++) {
-    const DeviceInstance& instance = kernel.instances[size_t(variant.instances[at])];
-    Launch launch{};
-    launch.function = const_cast<DeviceInstance*>(&instance);  // until it is loaded
-    launch.failed = kernel.failed[at];
-    Packing packing(scope, launch, sized[at]);
-    for (size_t each = 0; each < instance.parameters.size(); each++)
-      packing.add(instance.parameters[each], size_t(kernel.passed[at][each]));
-    work->launches.push_back(std::move(launch));
-  }
-  if (!compute_launches(sized, scope, plan.results, *work)) return nullptr;
+  const auto prepare = [&] {
+    for (size_t at = 0; at < variant.instances.size(); at++) {
+      const DeviceInstance& instance = kernel.instances[size_t(variant.instances[at])];
+      Launch launch{};
+      launch.function = const_cast<DeviceInstance*>(&instance);  // until it is loaded
+      launch.failed = kernel.failed[at];
+      Packing packing(scope, launch);
+      for (size_t each = 0; each < instance.parameters.size(); each++)
+        packing.add(instance.parameters[each], kernel.passed[at][each]);
+      work->launches.push_back(std::move(launch));
+    }
+    return compute_initial(kernel, scope, signature.size(), *work);
+  };
+  if (!compute_work(kernel.programs, scope, plan, *work, prepare)) return nullptr;
   for (Launch& each : work->launches) load(*static_cast<const DeviceInstance*>(each.function), *work, each);
   return work;
 }

@@ -17,7 +17,7 @@ struct ServedOperator {
   Operator op;
   const char* schema;  // in torch's language, with the name
   const char* digest;  // of what its author wrote
-  Entered description_entry;  // of the second operator: see library.cpp
+  Entered description_entry;  // of the second operator: see torch_library.cpp
   const ServedDevice* devices;
   int32_t device_count;
   const int32_t* shown;  // indices of the results that callers get
@@ -42,4 +42,5 @@ void serve_returning(int32_t index, uint64_t* stack);
 
 extern "C" {
 extern const opsmith::ServedLibrary opsmith_served;
+extern const unsigned char opsmith_images[];  // of all kernels for GPUs, where there are any
 }
