@@ -50,6 +50,10 @@ _by_triton: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
 """One list for all tests: what Triton has compiled keeps its launcher."""
 
 
+_on_cpu: list[tuple[Any, tuple[Kernel, ...], TritonKernel, Any]] = []
+"""Operators whose kernels take CPU tensors now: what each had before, for tests of other files that use it."""
+
+
 def launcher(_source: Any, _metadata: Any) -> Any:
     """The stand-in for Triton's launcher, which gets what a plan is not for."""
 
@@ -101,14 +105,20 @@ def recording() -> Iterator[Launches]:
         patch.setattr(driver(), "load", noted)
         driver_library().fake_on_launch(on_launch)
         yield found
+    while _on_cpu:
+        operator, kernels, kernel, machine = _on_cpu.pop()
+        kernel.machine = machine
+        kernel.reload()
+        operator._replace(kernels=kernels)
     forget()
 
 
 def on_cpu(operator: Any) -> TritonKernel:
-    """Let the Triton kernel of an operator take CPU tensors, and forget all calls."""
+    """Let the Triton kernel of an operator take CPU tensors until `recording` ends, and forget all calls."""
     kernels = operator.specification.kernels
     (kernel,) = {each.given for each in kernels if isinstance(each.given, TritonKernel)}
     if all(each.device != "cpu" for each in kernels):
+        _on_cpu.append((operator, kernels, kernel, kernel.machine))
         kernel.machine = OnCpu()
         operator._attach_kernel(Kernel("cpu", kernel))
     kernel.reload()
