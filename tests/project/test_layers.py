@@ -23,6 +23,7 @@ FEATURE_PACKAGES = (
     "ops",
 )
 LAYERS: list[tuple[str, ...]] = [
+    ("display",),
     ("errors", "extras"),
     ("config",),
     ("core",),

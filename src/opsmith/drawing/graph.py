@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from opsmith.core.cached_property import cached_property
+from opsmith.display import short_repr, titled_repr
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""
@@ -42,6 +43,8 @@ class Form:
         device: The name of the device.
     """
 
+    __repr__ = short_repr
+
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
@@ -64,6 +67,8 @@ class Saved:
         counted: Its bytes count here; otherwise they count at an earlier node with the same storage.
         of: Its name outside of the graph: of a parameter, an input, an output or a variable.
     """
+
+    __repr__ = short_repr
 
     name: str
     form: Form | None
@@ -103,6 +108,8 @@ class Node:
         overwritten: A saved tensor was modified in place, so that a backward raises.
     """
 
+    __repr__ = short_repr
+
     id: str
     kind: Kind
     label: str
@@ -140,6 +147,8 @@ class Edge:
         count: The number of edges that it stands for, between folded nodes.
     """
 
+    __repr__ = short_repr
+
     source: str
     target: str
     label: str = ""
@@ -158,6 +167,8 @@ class Group:
         title: The class of a module.
         parent: The group that it is in.
     """
+
+    __repr__ = short_repr
 
     id: str
     label: str
@@ -248,6 +259,8 @@ class Graph:
             if packed:
                 text += f"; {counted(packed, 'tensor')} packed by hooks not counted"
         return text
+
+    __repr__ = titled_repr(lambda graph: f"{graph.title}: {graph.summary()}")
 
     def to_dict(self) -> dict[str, Any]:
         """The graph in JSON's types."""
