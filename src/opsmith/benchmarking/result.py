@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opsmith import errors
 from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
 from opsmith.core.json_documents import DocumentFormat, from_json
-from opsmith.display import short_repr, titled_repr
+from opsmith.display import framed, short_repr, text_block, titled_repr
 
 if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
@@ -273,6 +273,17 @@ class Benchmark:
         floor, timing = self.floor_s(case, direction), case.timing(contender, direction)
         return None if floor is None or timing is None else floor / timing.spread.median
 
+    @property
+    def above(self) -> bool:
+        """True if a contender took less time than the ceilings allow, as `fraction` says."""
+        return any(
+            (self.fraction(case, each.contender, each.direction) or 0) > 1
+            for case in self.cases
+            if case.role == "size"
+            for each in case.timings
+            if each.contender not in CONTROLS
+        )
+
     def against(self, earlier: Benchmark, *, tolerance: float = 0.1) -> Verdict:
         """Compare with an earlier benchmark, up to the noise of both.
 
@@ -321,6 +332,13 @@ class Benchmark:
         from opsmith.benchmarking.text import text
 
         return text(self)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.benchmarking.page import benchmark_page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(benchmark_page(self), 640, f"benchmark of {self.operator}")
 
     __repr__ = titled_repr(lambda made: f"{made.operator}: {made.effort} effort, {_fastest(made)}")
 

@@ -18,7 +18,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.core.json_documents import DocumentFormat, from_json
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import line_at
-from opsmith.display import short_repr, titled_repr
+from opsmith.display import framed, short_repr, text_block, titled_repr
 from opsmith.errors import printable
 
 SCHEMA = 4
@@ -117,6 +117,13 @@ class Failure:
         return f"{severity}{self.property}{subject}: {self.cause}{after}{accepted}"
 
     __repr__ = titled_repr(heading)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.checking.output.html import failure_page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(failure_page(self), 480, f"failure: {self.heading()}")
 
     def guidance(self) -> list[tuple[str, str]]:
         """The rows below the message, each a label and a text: the place, its line, the cause, the fix."""
@@ -391,6 +398,13 @@ class Report:
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"
 
     __repr__ = titled_repr(verdict)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.checking.output.html import page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(page([self]), 560, f"check of {self.operator}")
 
     def __str__(self) -> str:
         lines = [self.verdict()]

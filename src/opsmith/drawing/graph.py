@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from opsmith.core.cached_property import cached_property
-from opsmith.display import short_repr, titled_repr
+from opsmith.display import framed, short_repr, titled_repr
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""
@@ -190,6 +190,8 @@ class Graph:
         groups: The groups, each after its parent.
         notes: Remarks about the graph.
         memory: Saved tensors were recorded.
+        depth: Number of levels of modules that are unfolded where it shows itself; None for as many as fit.
+        show_attrs: Attributes stand on nodes where it shows itself.
     """
 
     title: str
@@ -199,6 +201,8 @@ class Graph:
     groups: tuple[Group, ...] = ()
     notes: tuple[str, ...] = ()
     memory: bool = True
+    depth: int | None = field(default=None, compare=False)
+    show_attrs: bool = field(default=False, compare=False)
 
     @cached_property
     def by_id(self) -> dict[str, Node]:
@@ -245,8 +249,8 @@ class Graph:
         return found
 
     def summary(self) -> str:
-        """Number of nodes, and bytes that they save, in one line."""
-        text = counted(len(self.nodes), "node")
+        """Number of nodes, and bytes that they save, in one line: the same however it is folded and drawn."""
+        text = counted(sum(node.holds for node in self.nodes if node.kind != "reference"), "node")
         if not self.memory:
             return f"{text}; saved tensors were not recorded"
         if self.subject != "operator" or self.kept_bytes:
@@ -261,6 +265,12 @@ class Graph:
         return text
 
     __repr__ = titled_repr(lambda graph: f"{graph.title}: {graph.summary()}")
+
+    def _repr_html_(self) -> str:
+        from opsmith.drawing.page import to_page
+
+        page = to_page(self, depth=self.depth, show_attrs=self.show_attrs)
+        return framed(page, 560, f"graph: {self.title}")
 
     def to_dict(self) -> dict[str, Any]:
         """The graph in JSON's types."""

@@ -33,9 +33,17 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
         summary=_summary(reports, unchecked),
         reports=sorted(reports, key=lambda report: not report.failed),
         unchecked=unchecked,
-        style=source(made, "page.css"),
-        script=source(made, "page.js"),
+        styles=[source(made, "page.css")],
+        scripts=[source(made, "page.js")],
         environment=reports[0].environment if reports else {},
+    )
+
+
+def failure_page(failure: Failure) -> str:
+    """A page about one failure."""
+    made = templates()
+    return made.get_template("failure.html").render(
+        failure=failure, styles=[source(made, "page.css")], scripts=[source(made, "page.js")]
     )
 
 
