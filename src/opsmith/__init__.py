@@ -86,6 +86,7 @@ def __getattr__(name: str) -> Any:
 
 
 connect_feature("module", "opsmith.modules.generated_class", "module_class")
+connect_feature("operator_html", "opsmith.pages.html", "operator_html")
 connect_feature("build_kernel", "opsmith.kernels.declaration", "build_kernel")
 
 

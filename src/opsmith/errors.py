@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
+from opsmith.display import LONGEST, shortened
+
 _PICTURES = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"},
     0x7F: 0x2421,
@@ -72,6 +74,10 @@ class OpsmithError(Exception):
             text = getattr(self, label)
             lines += [] if text is None else [f"  {label}: {text}"]
         return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        text = shortened(str(self.args[0]), LONGEST // 2)
+        return shortened(f"{type(self).__name__}({text!r})")
 
     def of(self, operator: str, where: str | None = None, hint: str | None = None) -> Self:
         """Name operator, location and hint in an error that names no operator yet; return the error."""

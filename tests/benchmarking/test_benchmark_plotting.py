@@ -27,6 +27,7 @@ from opsmith.benchmarking.plotting import (
     scaling,
     svg,
 )
+from opsmith.benchmarking.text import ABOVE
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -55,6 +56,18 @@ def test_the_roofline_has_a_point_for_each_size_and_contender_at_its_place() -> 
                 assert work.flops is not None
                 expected.add((work.flops / work.bytes, work.flops / timing.spread.median))
             assert points(axes, colour) == expected
+
+
+def test_a_point_above_the_roof_is_circled_and_says_why() -> None:
+    slow = replace(small(), ceilings=tuple(replace(each, rate=each.rate / 1e6) for each in small().ceilings))
+    assert slow.above
+    circled = [text.get_text() for text in roofline(slow).legends[0].get_texts()]
+    assert [text for text in circled if text.startswith("circle: faster than its ceiling, since")]
+    assert ABOVE in picture_text(slow, "roofline")
+    assert f"more than 100% of the roof: {ABOVE}" in str(slow)
+    assert not small().above
+    assert not [text for text in roofline(small()).legends[0].get_texts() if "circle" in text.get_text()]
+    assert ABOVE not in str(small()) + picture_text(small(), "roofline")
 
 
 def test_the_roofs_are_the_ceilings_that_were_measured() -> None:

@@ -74,6 +74,24 @@ def test_it_opens_from_disk_without_an_error_or_a_request(
     assert picture.stat().st_size > 10_000
 
 
+def test_in_a_frame_that_gets_its_size_later_the_graph_is_in_the_middle(browser: Any, tmp_path: Path) -> None:
+    shown = opsmith.draw(opsmith.ops.exp)._repr_html_()
+    (tmp_path / "notebook.html").write_text(f'<!doctype html><div style="width: 0">{shown}</div>')
+    opened(browser, (tmp_path / "notebook.html").as_uri())
+    browser.execute_script("document.querySelector('div').style.width = '800px'")
+    browser.switch_to.frame(0)
+    try:
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+        left, right, width = browser.execute_script(
+            "const box = document.querySelector('.scene').getBoundingClientRect();"
+            "return [box.left, box.right, document.querySelector('.canvas').clientWidth]"
+        )
+    finally:
+        browser.switch_to.default_content()
+    assert left > 0
+    assert (left + right) / 2 == pytest.approx(width / 2, abs=2)
+
+
 def test_modules_fold_and_unfold(browser: Any, page: str) -> None:
     opened(browser, page)
     click(browser, "[data-do=fold]")

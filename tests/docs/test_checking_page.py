@@ -24,6 +24,12 @@ def test_every_property_stands_in_the_table_with_its_promise() -> None:
     assert shown == [(f"`{each.name}`", each.title) for each in PROPERTIES.values()]
 
 
+def test_every_cause_says_in_a_sentence_what_to_do() -> None:
+    for each in CAUSES.values():
+        assert re.fullmatch(r"[A-Z][a-z]+ .*[^.]\.", each.fix), each.name
+        assert len(each.fix) < 100, each.name
+
+
 def test_every_cause_stands_in_the_table_with_its_meaning_in_the_order_of_precedence() -> None:
     shown = [tuple(row) for row in _rows("The causes")]
     assert shown == [(f"`{each.name}`", each.meaning) for each in CAUSES.values()]

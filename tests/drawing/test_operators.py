@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from drawn import derived, joint, opaque, plain, several, square
+from torch import Tensor
 
 import opsmith
-from opsmith.drawing import Graph, Options, trace
+from opsmith.drawing import Graph, Options, folded, trace
+from opsmith.drawing.grouping import with_references
+from opsmith.pages.sections import saved_tensors
 
 
 def paths(graph: Graph) -> set[tuple[str, str]]:
@@ -51,6 +54,46 @@ def test_a_joint_formula_is_one_group_and_hidden_results_are_told() -> None:
     assert trace(joint, Options(inputs=(torch.ones(2, 3), torch.ones(3), 2))).notes == (
         "on a call with power=2",
     )
+
+
+@opsmith.operator("drawn::distance")
+def distance(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return x * y * z
+
+
+@distance.gradients
+def _(grad: Tensor, x: Tensor, y: Tensor, z: Tensor, grads_needed: frozenset[str]) -> dict[str, Tensor]:
+    shared = torch.exp(grad)
+    found = {"x": shared * y * z, "y": shared * x * z, "z": shared * x * y}
+    return {name: value for name, value in found.items() if name in grads_needed}
+
+
+distance.samples(lambda make: [(make(3), make(3), make(3))])
+
+
+def test_a_joint_formula_is_drawn_once_as_it_runs_once() -> None:
+    graph = trace(distance)
+    assert [node.label for node in graph.nodes].count("exp") == 1
+    ends = {b for a, b in paths(graph) if b.startswith("gradient of")}
+    assert ends == {"gradient of x", "gradient of y", "gradient of z"}
+    (shared,) = [node.id for node in graph.nodes if node.label == "exp"]
+    assert len([edge for edge in graph.edges if edge.source == shared]) == 3
+
+
+def test_a_hidden_result_counts_as_the_backward_counts_it() -> None:
+    graph = trace(joint)
+    saved = saved_tensors(joint)
+    assert graph.summary().partition("; ")[2] == saved.summary
+    assert "16 B of it intermediate results" in saved.summary
+    assert [str(each) for node in graph.nodes for each in node.saved][-1] == "rstd [4, 1] float32 16 B (rstd)"
+
+
+def test_the_summary_is_the_same_however_it_is_folded() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    graph = trace(model, Options(inputs=torch.ones(1, 3)))
+    every = {group.id for group in graph.groups}
+    assert folded(graph, every).summary() == graph.summary()
+    assert with_references(graph).summary() == graph.summary()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from opsmith import errors
 from opsmith.benchmarking.result import DIRECTIONS, Benchmark, BenchmarkCase, Timing
-from opsmith.benchmarking.text import DIRECTION_WORDS, amount, duration, part
+from opsmith.benchmarking.text import ABOVE, DIRECTION_WORDS, amount, duration, part
 from opsmith.core.output_file import unwritable
 from opsmith.extras import install
 
@@ -68,7 +68,10 @@ def roofline(benchmark: Benchmark) -> Figure:
         for x, y, timing, case in points:
             if timing.direction == direction:
                 colour, marker = _style(names, timing.contender)
-                axes.plot([x], [y], marker, color=colour, markersize=5 + 5 * _rank(cases, case), alpha=0.85)
+                size = 5 + 5 * _rank(cases, case)
+                axes.plot([x], [y], marker, color=colour, markersize=size, alpha=0.85)
+                if (benchmark.fraction(case, timing.contender, direction) or 0) > 1:
+                    axes.plot([x], [y], "o", color=INK, markersize=size + 7, fillstyle="none", label=_CIRCLED)
         for name in names:
             colour, marker = _style(names, name)
             axes.plot([], [], marker, color=colour, label=name)
@@ -99,6 +102,9 @@ def scaling(benchmark: Benchmark) -> Figure:
     _finish(figure, panels, f"{benchmark.operator}: time of a call, and the middle half of the rounds")
     return figure
 
+
+_CIRCLED = "circle: faster than its ceiling, since " + ",\n".join(ABOVE.split(", "))
+"""The words beside the sign of a point above the roof."""
 
 PICTURES = {"roofline": roofline, "scaling": scaling}
 
@@ -167,7 +173,12 @@ def picture_text(benchmark: Benchmark, picture: str) -> str:
                 continue
             best = min(timings, key=lambda each: each.spread.median)
             fraction = benchmark.fraction(case, best.contender, direction)
-            reached = "" if fraction is None or picture == "scaling" else f", {part(fraction)} of the ceiling"
+            above = f", since {ABOVE}" if (fraction or 0) > 1 else ""
+            reached = (
+                ""
+                if fraction is None or picture == "scaling"
+                else f", {part(fraction)} of the ceiling{above}"
+            )
             parts.append(
                 f"{case.label}, {DIRECTION_WORDS[direction]}: {best.contender} is fastest with "
                 f"{duration(best.spread.median)}{reached}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opsmith import errors
 from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
 from opsmith.core.json_documents import DocumentFormat, from_json
+from opsmith.display import framed, short_repr, text_block, titled_repr
 
 if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
@@ -35,6 +36,8 @@ class Ceiling:
         dtype: dtype of a product of matrices.
     """
 
+    __repr__ = short_repr
+
     device: str
     kind: str
     rate: float
@@ -55,6 +58,8 @@ class Contender:
         source: Hash of its code, if that is known.
     """
 
+    __repr__ = short_repr
+
     name: str
     kind: str
     by: str
@@ -73,6 +78,8 @@ class Timing:
         calls: Number of calls in each turn.
         seconds: Seconds of a call, for each round.
     """
+
+    __repr__ = short_repr
 
     contender: str
     direction: str
@@ -96,6 +103,8 @@ class Work:
         counted: Method of counting, or the reason that there is none.
     """
 
+    __repr__ = short_repr
+
     direction: str
     bytes: int
     flops: int | None
@@ -113,6 +122,8 @@ class MemoryUse:
         peak: Peak of the bytes that a call forward and backward allocates, if it was measured.
         remark: Method of the measurement of the peak, or the reason that there is none.
     """
+
+    __repr__ = short_repr
 
     contender: str
     saved: int | None
@@ -139,6 +150,8 @@ class BenchmarkCase:
         memory: Memory by contender.
         notes: Measurements that are missing, with the reason.
     """
+
+    __repr__ = short_repr
 
     label: str
     sizes: Mapping[str, int] = field(hash=False)
@@ -260,6 +273,17 @@ class Benchmark:
         floor, timing = self.floor_s(case, direction), case.timing(contender, direction)
         return None if floor is None or timing is None else floor / timing.spread.median
 
+    @property
+    def above(self) -> bool:
+        """True if a contender took less time than the ceilings allow, as `fraction` says."""
+        return any(
+            (self.fraction(case, each.contender, each.direction) or 0) > 1
+            for case in self.cases
+            if case.role == "size"
+            for each in case.timings
+            if each.contender not in CONTROLS
+        )
+
     def against(self, earlier: Benchmark, *, tolerance: float = 0.1) -> Verdict:
         """Compare with an earlier benchmark, up to the noise of both.
 
@@ -308,6 +332,29 @@ class Benchmark:
         from opsmith.benchmarking.text import text
 
         return text(self)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.benchmarking.page import benchmark_page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(benchmark_page(self), 640, f"benchmark of {self.operator}")
+
+    __repr__ = titled_repr(lambda made: f"{made.operator}: {made.effort} effort, {_fastest(made)}")
+
+
+def _fastest(benchmark: Benchmark) -> str:
+    """The fastest contender of the last size, in a few words."""
+    case = next((each for each in reversed(benchmark.cases) if each.timings), None)
+    if case is None:
+        return "nothing was timed"
+    direction = case.directions[-1]
+    names = {each.name for each in case.contenders}
+    timings = [each for each in case.timings if each.direction == direction and each.contender in names]
+    fastest = min(timings, key=lambda each: each.spread.median).contender
+    ratio = case.ratio(fastest, direction)
+    beside = "" if ratio is None or fastest == "reference" else f", {ratio.median:.2f} × the reference's time"
+    return f"at {case.label} ({direction}) `{fastest}` is the fastest{beside}"
 
 
 def benchmarks_in(text: str | bytes, file: Path | None = None) -> dict[str, Benchmark]:

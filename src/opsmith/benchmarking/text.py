@@ -20,6 +20,10 @@ DECIMAL = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e1
 NOTHING = "–"
 
 
+ABOVE = "its data lay in a cache where the copy finds none, or other programs slowed the measured ceilings"
+"""The reason why a time may be less than the ceilings allow."""
+
+
 def duration(seconds: float) -> str:
     """Format seconds with a suitable unit.
 
@@ -211,6 +215,8 @@ def footnotes(benchmark: Benchmark) -> list[str]:
         f"{SURE:.0%} confidence unless a line names less",
         "roof: time of a copy of as many bytes, or of a matrix product of as many operations, by the median",
         "× copy_: by the time of a copy of torch, which is one call that does next to nothing",
+        f"{NOTHING}: not measured, or not known",
+        *([f"more than 100% of the roof: {ABOVE}"] if benchmark.above else []),
     ]
     return [*lines, *_spent(benchmark), *benchmark.remarks]
 

@@ -17,6 +17,7 @@ import torch
 
 from opsmith.benchmarking.effort import BenchmarkEffort
 from opsmith.core.collector import without_garbage_collection
+from opsmith.display import short_repr
 
 try:
     import resource
@@ -129,6 +130,8 @@ class Spread:
         count: Number of times.
     """
 
+    __repr__ = short_repr
+
     median: float
     low: float
     high: float
@@ -163,6 +166,8 @@ class Ratio:
         low, high: Confidence interval of the median.
         sure: Confidence level of the interval.
     """
+
+    __repr__ = short_repr
 
     median: float
     low: float

@@ -29,6 +29,7 @@ from opsmith import errors
 from opsmith.benchmarking.result import CONTROLS, Benchmark, BenchmarkCase
 from opsmith.benchmarking.timing import spread
 from opsmith.core.call_arguments import shown
+from opsmith.display import short_repr, titled_repr
 
 TOLERANCE = 0.1
 """Smallest slowdown, as a fraction, that counts as slower."""
@@ -60,6 +61,8 @@ class TimeChange:
         kind: `slower`, `faster`, `same`, or `unclear`: a change that noise may explain.
         judged: True for a row of the operator itself.
     """
+
+    __repr__ = short_repr
 
     case: str
     contender: str
@@ -135,6 +138,8 @@ class Verdict:
             lines.append("  unclear: noise may explain it; measure both again, with nothing else running")
         lines += [f"  only in one of the runs: {each}" for each in self.missing]
         return "\n".join(lines)
+
+    __repr__ = titled_repr(lambda verdict: str(verdict).partition("\n")[0])
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict in JSON's types."""

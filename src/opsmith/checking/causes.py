@@ -25,6 +25,7 @@ class Cause:
         name: Value of `Failure.cause`.
         meaning: The fault, in a sentence.
         decided_by: The required evidence.
+        fix: The usual repair, in one sentence that begins with a verb.
         numeric: True if numbers decide it; if samples disagree, the cause that fits all of them counts.
         compares: True if the numbers of two runs decide it, which differ where they draw others.
         unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
@@ -37,6 +38,7 @@ class Cause:
     name: str
     meaning: str
     decided_by: str
+    fix: str
     _: KW_ONLY
     numeric: bool = False
     compares: bool = False
@@ -257,6 +259,63 @@ _WORDS = {
 }
 """Meaning and evidence of each cause, in the order of precedence."""
 
+_FIXES = {
+    "raises": "Run the replay, and correct the line at which the traceback ends.",
+    "out-of-bounds": "Compare each index with the size before the access: `if (i < n)`.",
+    "undefined": "Compute in a wider type, and test pointers and shifts before they are used.",
+    "uninitialized": "Write each element before it is read; give each variable a first value.",
+    "misaligned": "Use the wide type only where the address is a multiple of its size.",
+    "divergent-barrier": "Move the barrier out of the branch, so that every thread reaches it.",
+    "race": "Put a barrier between the two accesses, or make the write atomic.",
+    "endless": "Make every thread change the condition of its loop.",
+    "mutates-input": "Write into a copy (`x.clone()`), or declare the write: `mutates=`.",
+    "not-written": "Write every element that the reference writes, into the memory that was given.",
+    "overwritten": "Write only into the elements that the reference writes.",
+    "version": "Write by torch's in-place functions, not through `.data`, NumPy or a pointer.",
+    "half-written": "Test all arguments before the first write.",
+    "mutates-grad-output": "Compute a new tensor (`grad * 2`), not in place (`grad.mul_(2)`).",
+    "mutates-saved": "Write into a copy of the saved tensor.",
+    "aliases-input": "Return a copy: `x.clone()`.",
+    "nondeterministic": "Declare `random=True` or `deterministic=False`, or make the runs equal.",
+    "stale-state": "Keep nothing between calls: no module-level buffer, no cache by `id` or by shape alone.",
+    "looks-at-caller": "Take what it needs as an argument.",
+    "side-effect": "Return the value, or restore what was there before.",
+    "gradient-count": "Return one gradient for each argument of forward, None for those without one.",
+    "shape": "Compare the shape of each step with the right one; the last reduction or broadcast decides it.",
+    "dtype": "Convert the result to the dtype that the reference returns.",
+    "missing-gradient": "Write the formula; if there is no gradient, declare `opsmith.non_differentiable`.",
+    "nan": "Look for a division by zero, a logarithm or a root at the index that is named.",
+    "empty": "Return early where a size is 0, or let the reductions begin at their neutral element.",
+    "layout": "Use the strides of the tensor, or make it contiguous first.",
+    "ignores-grad-output": "Multiply by grad_output.",
+    "nonlinear-grad": "Use grad_output once in each term, as a factor.",
+    "input-needs-grad": "Compute each gradient alike, whichever others are needed.",
+    "precision": "Compute in the dtype of the arguments: no buffer, constant or cast of fewer digits.",
+    "sign": "Negate the formula, or swap the two operands of its subtraction.",
+    "scale": "Divide by the factor that is named; a mean, a square or a symmetric term often leaves it.",
+    "unreduced-broadcast": "Sum over the broadcast dimensions: `grad.sum_to_size(x.shape)`.",
+    "swapped-inputs": "Exchange the two gradients.",
+    "transposed": "Transpose the result (`.mT`), or swap the two factors of the product.",
+    "shifted": "Correct the index, the offset or the padding by the number that is named.",
+    "region": "Look at the branch or the loop bound that treats these indices apart.",
+    "approximate": "Replace the approximation, or compare its constants with the exact ones.",
+    "missing-term": "Add the term that is named.",
+    "second-order": "Write the gradient with differentiable operations: no `.detach()`, no `.item()`.",
+    "forward-mode": "Correct the tangent: it is the derivative along a direction, not the gradient.",
+    "fake-mismatch": "Give the fake kernel the shapes, dtypes and strides of the real results.",
+    "kernel-mismatch": "Run the replay, and compare kernel and reference at the index that is named.",
+    "not-refused": "Test the sizes in the kernel as the reference does, and raise.",
+    "leak": "Save tensors by `save_for_backward` alone; keep none in a global or a closure.",
+    "held": "Save tensors by `save_for_backward`, not as attributes of the context.",
+    "resources": "Use fewer registers or less shared memory, or allow more.",
+    "narrow-index": "Use `int64_t` for indices.",
+    "not-exercised": "Add a sample that reaches it.",
+    "frozen-size": "Use an expression that stays symbolic: no `int()`, `range()` or `if` on a size.",
+    "recompiles": "Remove the line that makes a number of a size.",
+    UNKNOWN: "Compare the formula with its derivation at the index that is named, one term after the other.",
+}
+"""The usual repair of each cause: what to do first, in one sentence."""
+
 _TRAITS = {
     "numeric": "missing-gradient nan precision sign scale unreduced-broadcast swapped-inputs transposed "
     f"shifted region approximate missing-term {UNKNOWN}",
@@ -281,7 +340,7 @@ _HAPPENED: dict[Happened, str] = {
 def _cause(name: str, meaning: str, decided_by: str) -> Cause:
     happened: Happened = next((what for what, names in _HAPPENED.items() if name in names.split()), "wrong")
     traits = {trait: name in names.split() for trait, names in _TRAITS.items()}
-    return Cause(name, meaning, decided_by, happened=happened, **traits)
+    return Cause(name, meaning, decided_by, _FIXES[name], happened=happened, **traits)
 
 
 CAUSES = MappingProxyType({name: _cause(name, *words) for name, words in _WORDS.items()})

@@ -14,8 +14,11 @@ from typing import Any, Literal, get_args
 import torch
 
 from opsmith import errors
+from opsmith.checking.causes import CAUSES
 from opsmith.core.json_documents import DocumentFormat, from_json
 from opsmith.core.kernels import Kernel
+from opsmith.core.location import line_at
+from opsmith.display import framed, short_repr, text_block, titled_repr
 from opsmith.errors import printable
 
 SCHEMA = 4
@@ -113,12 +116,27 @@ class Failure:
         accepted = f", accepted: {self.accepted}" if self.accepted is not None else ""
         return f"{severity}{self.property}{subject}: {self.cause}{after}{accepted}"
 
+    __repr__ = titled_repr(heading)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.checking.output.html import failure_page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(failure_page(self), 480, f"failure: {self.heading()}")
+
+    def guidance(self) -> list[tuple[str, str]]:
+        """The rows below the message, each a label and a text: the place, its line, the cause, the fix."""
+        cause = CAUSES.get(self.cause)
+        rows = [("where", self.where or ""), ("line", line_at(self.where or ""))]
+        rows += [("cause", cause.meaning), ("fix", cause.fix)] if cause is not None else []
+        return [(label, text) for label, text in rows if text]
+
     def __str__(self) -> str:
         if not self.is_whole():
             return self.heading()
         lines = [self.heading(), *_indented(self.message)]
-        if self.where:
-            lines.append(f"  where: {self.where}")
+        lines += [f"  {label}: {text}" for label, text in self.guidance()]
         for depth, name, value in evidence_rows(self.evidence):
             lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
@@ -143,6 +161,8 @@ class Outcome:
         dtypes: The floating and complex dtypes in which the operator was run for it.
         kernels: Positions, in the order in which they are tried, of the operator's kernels that ran for it.
     """
+
+    __repr__ = short_repr
 
     property: str
     status: Status
@@ -319,10 +339,27 @@ class Report:
         beside = f"; {action}: {self.compile_seconds:.2f} s" if compiled or self.loading else ""
         return f"{self.seconds:.2f} s{beside}; seed {self.seed}, {self.effort} effort"
 
-    def looked_at(self) -> list[Outcome]:
-        """The requested outcomes, those that compile last."""
-        requested = [outcome for outcome in self.outcomes if not outcome.left_out]
-        return sorted(requested, key=lambda outcome: outcome.compiles)
+    def ran(self) -> list[Outcome]:
+        """The outcomes of the properties that ran, those that compile last."""
+        found = [outcome for outcome in self.outcomes if outcome.status != "skipped"]
+        return sorted(found, key=lambda outcome: outcome.compiles)
+
+    def skipped(self) -> dict[str, list[str]]:
+        """The requested properties that did not run, by the reason."""
+        found: dict[str, list[str]] = {}
+        for outcome in self.outcomes:
+            if outcome.status == "skipped" and not outcome.left_out:
+                reason = "; ".join([*filter(None, [outcome.reason]), *outcome.notes])
+                found.setdefault(reason or "no reason is known", []).append(outcome.property)
+        return found
+
+    def skipped_lines(self) -> list[str]:
+        """The number of skipped properties, and a line for each reason; empty where none was skipped."""
+        every = self.skipped()
+        count = sum(map(len, every.values()))
+        return [f"skipped: {count}"] * bool(count) + [
+            f"  {', '.join(names)}: {reason}" for reason, names in every.items()
+        ]
 
     def omissions(self) -> str:
         """One line: the properties that were left out, as asked; empty where none was."""
@@ -360,15 +397,25 @@ class Report:
             return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"
 
+    __repr__ = titled_repr(verdict)
+
+    def _repr_html_(self) -> str:
+        try:
+            from opsmith.checking.output.html import page
+        except errors.MissingExtraError:
+            return text_block(str(self))
+        return framed(page([self]), 560, f"check of {self.operator}")
+
     def __str__(self) -> str:
-        lines = [self.verdict(), *(f"  note: {remark}" for remark in self.remarks)]
-        for outcome in self.looked_at():
-            row = f"  {outcome.property:<17} {outcome.word():<8} {outcome.seconds:6.2f} s"
-            lines.append(f"{row}  {outcome.reason}".rstrip())
-            lines += [f"    {note}" for note in outcome.notes]
-        lines += [f"  {line}" for line in (self.omissions(), self.times(), self.rejections()) if line]
+        lines = [self.verdict()]
         for failure in self.failures:
             lines += ["", str(failure)]
+        lines += [""] * bool(self.failures) + [f"  note: {remark}" for remark in self.remarks]
+        for outcome in self.ran():
+            lines.append(f"  {outcome.property:<17} {outcome.word():<8} {outcome.seconds:6.2f} s")
+            lines += [f"    {note}" for note in outcome.notes]
+        closing = (*self.skipped_lines(), self.omissions(), self.times(), self.rejections())
+        lines += [f"  {line}" for line in closing if line]
         return printable("\n".join(lines))
 
 

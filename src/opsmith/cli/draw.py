@@ -84,10 +84,11 @@ def draw(
     out.
     """
     with answering(as_json=as_json, traceback=traceback, failures=FAILURES) as printer:
-        from opsmith.drawing.picture import draw_file, output_file
+        from opsmith.drawing.picture import check_depth, draw_file, output_file
 
         with named_as_options(draw):
-            file = output_file(output, depth)
+            check_depth(depth)
+            file = output_file(output)
         with waiting(f"importing {escape(target)}"):
             subject, inputs, kwargs = subject_named(target, "draw")
             _refuse_undrawable(target, subject)

@@ -12,6 +12,7 @@ from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.core.missing_kernels import in_silence
 from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
+from opsmith.display import text_block, titled_repr
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Explanation:
     sizing: str = ""
     kernel: Kernel | None = None
     origin: str = ""
+
+    __repr__ = titled_repr(lambda explanation: f"{explanation.operator}: forward by {explanation.forward}")
+
+    def _repr_html_(self) -> str:
+        return text_block(str(self))
 
     def __str__(self) -> str:
         lines = [self.operator, f"  forward: {self.forward}"]

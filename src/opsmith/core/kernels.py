@@ -15,6 +15,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.location import where
+from opsmith.display import short_repr
 
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
@@ -36,6 +37,8 @@ class Launch:
         >>> Launch("fold(partial, result)", grid=1, block=128).kernel
         'fold(partial, result)'
     """
+
+    __repr__ = short_repr
 
     kernel: str
     grid: LaunchValue = field(kw_only=True)
@@ -255,6 +258,8 @@ class Kernel:
         in_place: The kernel that writes in place, which `function` runs on copies, for a functional form.
     """
 
+    __repr__ = short_repr
+
     device: str
     function: Callable[..., Any]
     dtypes: frozenset[torch.dtype] | None = None
@@ -318,6 +323,8 @@ class Kernel:
 class Accepted:
     """A kernel that will run."""
 
+    __repr__ = short_repr
+
     kernel: Kernel
 
 
@@ -330,6 +337,8 @@ class Rejected:
         reason: The reason.
         elsewhere: True if the only reason is that the call is on another type of device.
     """
+
+    __repr__ = short_repr
 
     kernel: Kernel
     reason: str

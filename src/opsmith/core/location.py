@@ -156,6 +156,20 @@ def shown_line(line: SourceLine | None) -> tuple[str, str]:
     return f"{short_path(file)}:{number}", linecache.getline(file, number).strip()
 
 
+def line_at(where: str) -> str:
+    """The text of a line of source; empty if the file cannot be read or the place is not `file:line`.
+
+    Example:
+        >>> line_at(f"{torch.__file__}:1") != "", line_at("nowhere.py:1"), line_at("len")
+        (True, '', '')
+    """
+    file, _, number = where.rpartition(":")
+    if not number.isdecimal():
+        return ""
+    linecache.checkcache(file)
+    return linecache.getline(file, int(number)).strip()
+
+
 def short_path(file: str) -> str:
     """A path relative to where packages are installed, or to the working folder.
 

@@ -14,9 +14,10 @@ from opsmith import errors
 from opsmith.core import lowering
 from opsmith.core.aspects import Aspects
 from opsmith.core.call_arguments import call_error, shown
-from opsmith.core.feature_packages import FeatureMethods
+from opsmith.core.feature_packages import FeatureMethods, feature_function
 from opsmith.core.out_form import out_names
 from opsmith.core.specification import OUT, Specification
+from opsmith.display import LONGEST, shortened, text_block
 
 if TYPE_CHECKING:
     from opsmith.core.explanation import Explanation
@@ -339,7 +340,14 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return self._registration.overloads
 
     def __repr__(self) -> str:
-        return f"<opsmith operator {self._specification.schema.text(self.name)}>"
+        return f"<opsmith operator {shortened(self._specification.schema.text(self.name), LONGEST - 20)}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            shown: str = feature_function("operator_html")(self)
+        except errors.MissingExtraError:
+            return text_block(repr(self))
+        return shown
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator[P, R]:
         return self

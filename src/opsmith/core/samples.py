@@ -16,6 +16,7 @@ from opsmith.core.call_arguments import CallArguments, call_error, shown
 from opsmith.core.location import where
 from opsmith.core.lowering import holds_tensor
 from opsmith.core.schema import Schema
+from opsmith.display import short_repr
 
 if TYPE_CHECKING:
     from opsmith.core.specification import Specification
@@ -35,6 +36,8 @@ class Make:
         >>> make(2, 3).shape, make.integers(4, high=10).dtype
         (torch.Size([2, 3]), torch.int64)
     """
+
+    __repr__ = short_repr
 
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

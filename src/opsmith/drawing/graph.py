@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from opsmith.core.cached_property import cached_property
+from opsmith.display import framed, short_repr, titled_repr
 
 SCHEMA = 1
 """Version of the keys of `Graph.to_dict`."""
@@ -42,6 +43,8 @@ class Form:
         device: The name of the device.
     """
 
+    __repr__ = short_repr
+
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
@@ -64,6 +67,8 @@ class Saved:
         counted: Its bytes count here; otherwise they count at an earlier node with the same storage.
         of: Its name outside of the graph: of a parameter, an input, an output or a variable.
     """
+
+    __repr__ = short_repr
 
     name: str
     form: Form | None
@@ -103,6 +108,8 @@ class Node:
         overwritten: A saved tensor was modified in place, so that a backward raises.
     """
 
+    __repr__ = short_repr
+
     id: str
     kind: Kind
     label: str
@@ -140,6 +147,8 @@ class Edge:
         count: The number of edges that it stands for, between folded nodes.
     """
 
+    __repr__ = short_repr
+
     source: str
     target: str
     label: str = ""
@@ -158,6 +167,8 @@ class Group:
         title: The class of a module.
         parent: The group that it is in.
     """
+
+    __repr__ = short_repr
 
     id: str
     label: str
@@ -179,6 +190,8 @@ class Graph:
         groups: The groups, each after its parent.
         notes: Remarks about the graph.
         memory: Saved tensors were recorded.
+        depth: Number of levels of modules that are unfolded where it shows itself; None for as many as fit.
+        show_attrs: Attributes stand on nodes where it shows itself.
     """
 
     title: str
@@ -188,6 +201,8 @@ class Graph:
     groups: tuple[Group, ...] = ()
     notes: tuple[str, ...] = ()
     memory: bool = True
+    depth: int | None = field(default=None, compare=False)
+    show_attrs: bool = field(default=False, compare=False)
 
     @cached_property
     def by_id(self) -> dict[str, Node]:
@@ -234,8 +249,8 @@ class Graph:
         return found
 
     def summary(self) -> str:
-        """Number of nodes, and bytes that they save, in one line."""
-        text = counted(len(self.nodes), "node")
+        """Number of nodes, and bytes that they save, in one line: the same however it is folded and drawn."""
+        text = counted(sum(node.holds for node in self.nodes if node.kind != "reference"), "node")
         if not self.memory:
             return f"{text}; saved tensors were not recorded"
         if self.subject != "operator" or self.kept_bytes:
@@ -248,6 +263,14 @@ class Graph:
             if packed:
                 text += f"; {counted(packed, 'tensor')} packed by hooks not counted"
         return text
+
+    __repr__ = titled_repr(lambda graph: f"{graph.title}: {graph.summary()}")
+
+    def _repr_html_(self) -> str:
+        from opsmith.drawing.page import to_page
+
+        page = to_page(self, depth=self.depth, show_attrs=self.show_attrs)
+        return framed(page, 560, f"graph: {self.title}")
 
     def to_dict(self) -> dict[str, Any]:
         """The graph in JSON's types."""

@@ -134,7 +134,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             hidden = (("hidden", "callers do not see it"),) * result.hidden
             added = self.node("output", label, forms=(form_of(tensor),), attributes=hidden)
             self.edge(end, added)
-            self.storages.own(tensor, "output", label)
+            self.storages.own(tensor, "intermediate" if result.hidden else "output", label)
             self._nodes_of.setdefault(result.name, []).append((tensor, added))
 
     def _backward(self, sources: Mapping[str, GradientSource]) -> None:
@@ -203,15 +203,18 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         with torch.no_grad(), Recording() as recording:
             answer = formula.function(**given)
         answers = answer if formula.joint else {formula.answers_for[0]: answer}
-        for name, value in answers.items():
-            found = dict(named_tensors(value, f"gradient of {name}"))
-            ends = self.add(recording, list(found.values()), group.id) if found else []
+        found = {name: dict(named_tensors(value, f"gradient of {name}")) for name, value in answers.items()}
+        tensors = [tensor for each in found.values() for tensor in each.values()]
+        ends = iter(self.add(recording, tensors, group.id) if tensors else [])
+        for name, gradients in found.items():
             shapes = [tensor.shape for tensor, _ in self._nodes_of[name]]
-            for position, ((each, tensor), end) in enumerate(zip(found.items(), ends, strict=True)):
+            for position, (each, tensor) in enumerate(gradients.items()):
+                end = next(ends)
                 if position < len(shapes) and tensor.shape != shapes[position]:
                     tensor, end = self._fitted(tensor, shapes[position], end, group.id)
                 self.edge(end, self.node("output", each, forms=(form_of(tensor),), group=BACKWARD))
-            if not found:
+            if not gradients:
+                value = answers[name]
                 self._answer(name, GradientSource("declared", "none" if value is None else repr(value)))
 
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from opsmith.core.output_file import policy_hash
+from opsmith.display import short_repr
 from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
 from opsmith.drawing.graph import Graph, Node, counted, format_bytes
 from opsmith.drawing.grouping import (
@@ -38,6 +39,8 @@ class Figure:
         markup: The markup of the figure.
         script: The content of a `<script>` element at the end of the page.
     """
+
+    __repr__ = short_repr
 
     style: str
     markup: str

@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -37,7 +38,7 @@ PICTURES = ("svg", "png", "pdf")
 
 def draw(
     subject: Any,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -53,7 +54,8 @@ def draw(
 
     Args:
         subject: Tensors (one, a tuple, a dict), a module or a function, or an operator of opsmith.
-        path: Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`.
+        path: Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`. Without one nothing is
+            written: the graph shows itself in a notebook.
         inputs: Arguments for a module or function: a tensor, a tuple, or a dict by name. An operator is
             called with its first sample by default.
         kwargs: Further keyword arguments.
@@ -81,7 +83,8 @@ def draw(
         >>> [node.label for node in graph.nodes if node.kind == "operator"], graph.kept_bytes
         (['opsmith::exp'], 12)
     """
-    file = output_file(path, depth)
+    file = None if path is None else output_file(path)
+    check_depth(depth)
     frame = inspect.currentframe()
     try:
         graph, note = draw_file(
@@ -105,11 +108,11 @@ def draw(
     return graph
 
 
-def output_file(path: Any, depth: Any) -> Path:
-    """The file for a picture; options that cannot work are refused before anything is traced.
+def output_file(path: Any) -> Path:
+    """The file for a picture; one that cannot be made is refused before anything is traced.
 
     Raises:
-        UsageError: If the suffix names no format, no file can be written there, or `depth` is not a number.
+        UsageError: If the suffix names no format, or no file can be written there.
         MissingExtraError: If the format needs Graphviz, and pygraphviz is not installed.
     """
     file = writable_file(path, "graph.svg")
@@ -122,6 +125,17 @@ def output_file(path: Any, depth: Any) -> Path:
             got=f"`{file}`",
             hint=f"write `{file.with_suffix('.svg')}`",
         )
+    if form in PICTURES:
+        pygraphviz_folder()
+    return file
+
+
+def check_depth(depth: Any) -> None:
+    """Refuse a depth that is not a number of levels.
+
+    Raises:
+        UsageError: If it is not one.
+    """
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise errors.UsageError(
             "`depth` must be a number of levels",
@@ -130,22 +144,21 @@ def output_file(path: Any, depth: Any) -> Path:
             got=repr(depth),
             hint="leave it out, and as much is unfolded as can be looked at",
         )
-    if form in PICTURES:
-        pygraphviz_folder()
-    return file
 
 
 def draw_file(
     subject: Any,
-    file: Path,
+    file: Path | None,
     *,
     show_attrs: bool = False,
     depth: int | None = None,
     frame: FrameType | None = None,
     **options: Any,
 ) -> tuple[Graph, str]:
-    """Trace a subject and write its picture; return the graph, and a note about the picture."""
-    graph = trace(subject, Options(**options), frame)
+    """Trace a subject and write its picture if there is a file; return the graph, and a note on it."""
+    graph = replace(trace(subject, Options(**options), frame), depth=depth, show_attrs=show_attrs)
+    if file is None:
+        return graph, ""
     data, note = encoded(graph, FORMATS[file.suffix.lower()], show_attrs=show_attrs, depth=depth)
     replace_file(file, data)
     return graph, note

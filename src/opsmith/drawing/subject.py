@@ -15,6 +15,7 @@ from opsmith.core.call_arguments import call_error
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
 from opsmith.core.tensors import named_tensors
+from opsmith.display import short_repr
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Options:
         memory: Record saved tensors.
         title: The title of the graph.
     """
+
+    __repr__ = short_repr
 
     inputs: Any = None
     kwargs: Any = None

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opsmith.display import short_repr
+
 GIVEN = "of the example"
 """The values that were given, in words."""
 
@@ -24,6 +26,8 @@ class Comparison:
         reason: The derivation of the tolerance.
         library: ONNX Runtime used the library of kernels.
     """
+
+    __repr__ = short_repr
 
     sizes: Mapping[str, int]
     values: str
@@ -51,6 +55,8 @@ class Export:
         left_to_bodies: For each operator whose nodes are computed by their bodies, the reason.
         unverified: The reason that the file is not verified; empty if it is.
     """
+
+    __repr__ = short_repr
 
     path: Path
     body: str

@@ -12,6 +12,7 @@ from opsmith import errors
 from opsmith.benchmarking import Benchmark
 from opsmith.benchmarking import benchmark as measure
 from opsmith.benchmarking.machine import environment_of
+from opsmith.benchmarking.page import BenchmarkResult, pictured
 from opsmith.build.toolchain import find_toolchain
 from opsmith.checking import Report, check
 from opsmith.core.operator import Operator
@@ -22,12 +23,10 @@ from opsmith.pages.aspects import Aspect, aspects_of
 from opsmith.pages.declaration import CallSignature, SourceCode, codes_of, signature_of
 from opsmith.pages.kernels import KernelList, accesses_of, kernels_of
 from opsmith.pages.sections import (
-    BenchmarkResult,
     ExportResult,
     SavedTensors,
     exports_of,
     graph_of,
-    pictured,
     saved_tensors,
 )
 

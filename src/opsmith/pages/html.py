@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from opsmith.benchmarking import text
 from opsmith.checking.output.html import Environment, source, templates
 from opsmith.checking.report import Report
 from opsmith.core.location import short_location
+from opsmith.core.operator import Operator
+from opsmith.display import framed
 from opsmith.drawing.graph import format_bytes
-from opsmith.pages.aspects import Aspect
+from opsmith.pages.aspects import Aspect, aspects_of
 from opsmith.pages.content import AbsentSection, PageContent
+from opsmith.pages.declaration import signature_of
 
 SECTIONS = {
     "check": "Check",
@@ -42,6 +46,22 @@ def rendered(content: PageContent, index: str | None = None) -> str:
     return made.get_template("operator.html").render(
         content=content, index=index, sections=SECTIONS, styles=styles, scripts=scripts
     )
+
+
+def operator_html(operator: Operator[..., Any]) -> str:
+    """An operator as it shows itself in a notebook: its declaration, and the origin of each aspect."""
+    made = _templates()
+    specification = operator.specification
+    page = made.get_template("handle.html").render(
+        name=specification.name,
+        where=specification.where,
+        signature=signature_of(specification),
+        aspects=aspects_of(specification),
+        report=AbsentSection("not checked"),
+        styles=[source(made, "page.css"), source(made, "operator.css")],
+        scripts=[],
+    )
+    return framed(page, 560, f"operator {specification.name}")
 
 
 def rendered_index(contents: Sequence[PageContent], files: Sequence[str]) -> str:
@@ -79,7 +99,7 @@ def verdict_on(aspect: Aspect, report: Report | AbsentSection) -> tuple[str, str
 
 
 def _templates() -> Environment:
-    made = templates("opsmith.pages")
+    made = templates("opsmith.pages", "opsmith.benchmarking")
     made.filters |= {"size": format_bytes, "place": short_location, "verdict_on": verdict_on}
     made.tests["absent"] = lambda value: isinstance(value, AbsentSection)
     made.globals |= {"benchmark_text": text}

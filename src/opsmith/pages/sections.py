@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from opsmith import errors
-from opsmith.benchmarking import Benchmark
 from opsmith.checking.samples.sample import sample_named
 from opsmith.core.operator import Operator
 from opsmith.core.samples import first_call
@@ -151,27 +149,3 @@ def exports_of(operator: Operator[..., Any]) -> tuple[ExportResult, ...]:
         found = made.opset, made.nodes, made.difference, allowed, notes
         results.append(ExportResult(body, BODIES[body], "", *found, made.unverified))
     return tuple(results)
-
-
-@dataclass(frozen=True)
-class BenchmarkResult:
-    """A benchmark with its pictures.
-
-    Args:
-        benchmark: The benchmark.
-        plots: An `<svg>` element by name.
-        unpictured: The reason why there are none; empty if there are.
-    """
-
-    benchmark: Benchmark
-    plots: Mapping[str, str]
-    unpictured: str = ""
-
-
-def pictured(made: Benchmark) -> BenchmarkResult:
-    """A benchmark with its plots, if the packages for plots are installed."""
-    try:
-        from opsmith.benchmarking.plotting import plots
-    except errors.MissingExtraError as error:
-        return BenchmarkResult(made, {}, str(error))
-    return BenchmarkResult(made, plots(made))

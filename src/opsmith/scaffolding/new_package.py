@@ -17,6 +17,7 @@ import torch
 import opsmith
 from opsmith import errors
 from opsmith.declaration import check_name
+from opsmith.display import short_repr
 from opsmith.scaffolding.opsmith_source import OpsmithSource, opsmith_source
 
 HERE = Path(__file__).parent
@@ -45,6 +46,8 @@ class NewPackage:
         files: Paths of its files in the folder, sorted.
         source: Source of opsmith that its dependencies name.
     """
+
+    __repr__ = short_repr
 
     folder: Path
     module: str

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import opsmith
+from opsmith.display import short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class OpsmithSource:
         reference: URL of a direct reference, `opsmith @ URL`; empty if a version alone must do.
         indexed: True if opsmith came from a package index, and so will by its version.
     """
+
+    __repr__ = short_repr
 
     reference: str = ""
     indexed: bool = False

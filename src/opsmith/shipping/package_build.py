@@ -14,6 +14,7 @@ from opsmith import errors
 from opsmith.build.cache import MANIFEST, flush
 from opsmith.build.manifest import BuiltFile, UnusableError, kernel_folder, sealed
 from opsmith.build.packaged import FOLDER
+from opsmith.display import short_repr
 from opsmith.kernels.common.ahead import Built
 from opsmith.shipping.source_package import SourcePackage
 
@@ -36,6 +37,8 @@ class BuiltRow:
         seconds: Seconds that it took; near 0 where the cache had it.
     """
 
+    __repr__ = short_repr
+
     operator: str
     language: str
     target: str
@@ -57,6 +60,8 @@ class PackageBuild:
         kept: Files of an earlier build in that folder, of kernels in other modules of the package.
         left_out: Files that could not be built and that the package does not need, with the reason.
     """
+
+    __repr__ = short_repr
 
     package: SourcePackage
     directory: Path

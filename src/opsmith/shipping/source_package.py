@@ -13,6 +13,7 @@ from opsmith import errors
 from opsmith.build.packaged import package_of
 from opsmith.core.kernels import BuiltKernel
 from opsmith.declaration import declared_operators
+from opsmith.display import short_repr
 from opsmith.kernels.languages import Language, language_of, own_languages
 from opsmith.targets import Target
 from opsmith.targets.target import find_module, import_file
@@ -29,6 +30,8 @@ class SourcePackage:
         whole: True if the module is the outermost package; False if it is a part of it.
         broken: Errors of its modules that cannot be imported, whose kernels are not known.
     """
+
+    __repr__ = short_repr
 
     name: str
     root: Path

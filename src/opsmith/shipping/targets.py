@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from opsmith import errors
 from opsmith.build.processor import levels, machine
+from opsmith.display import short_repr
 
 NONE = "none"
 """Text for no target."""
@@ -21,6 +22,8 @@ class BuildTargets:
         cpu: Levels of processors, as `x86-64-v3`.
         cuda: Architectures of GPUs, as `sm_90`.
     """
+
+    __repr__ = short_repr
 
     cpu: tuple[str, ...]
     cuda: tuple[str, ...]

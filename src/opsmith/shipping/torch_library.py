@@ -16,6 +16,7 @@ from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.core.output_file import replacing, writable_file
 from opsmith.core.specification import Specification
+from opsmith.display import short_repr
 from opsmith.kernels.common.ahead import LinkedKernel
 from opsmith.kernels.languages import language_of
 from opsmith.kernels.runtime.linked_library import require_compiler
@@ -38,6 +39,8 @@ class TorchLibrary:
         inlined: Names of operators that it leaves out: they have no kernel, and compiled code contains their
             references.
     """
+
+    __repr__ = short_repr
 
     path: Path
     served: tuple[str, ...]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from opsmith.checking.report import Report
+from opsmith.display import titled_repr
 
 Verdict = Literal["works", "needs a declaration", "wrong"]
 
@@ -28,6 +29,8 @@ class Finding:
         report: Report of the last check.
         mends: A sentence on each ability that is mended.
     """
+
+    __repr__ = titled_repr(lambda finding: f"{finding.name}: {finding.verdict}")
 
     name: str
     where: str

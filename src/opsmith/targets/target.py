@@ -22,6 +22,7 @@ from opsmith.adopting.registered import is_operator
 from opsmith.core.formula import listed
 from opsmith.core.operator import Operator
 from opsmith.declaration import declared_operators
+from opsmith.display import short_repr
 from opsmith.targets.definitions import (
     attribute_of,
     classes_in,
@@ -188,6 +189,8 @@ class Target:
         source: Path of a `.py` file, or name of a module.
         name: Name of an operator in it; None for all.
     """
+
+    __repr__ = short_repr
 
     source: str
     name: str | None

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from opsmith.core.output_file import replacing
+from opsmith.display import short_repr
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class TourContext:
         seed: Seed of every random number.
         decoder_seconds: Time for which the language model writes text.
     """
+
+    __repr__ = short_repr
 
     out: Path
     device: torch.device
@@ -50,6 +53,8 @@ class StageResult:
         files: Files that the stage wrote.
     """
 
+    __repr__ = short_repr
+
     passed: bool
     headline: str
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +75,8 @@ class TourStage:
         prepare: Function that the second process calls for it, in its turn: it builds kernels that the stage
             needs.
     """
+
+    __repr__ = short_repr
 
     name: str
     title: str

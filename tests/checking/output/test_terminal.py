@@ -2,12 +2,16 @@
 
 import io
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from html_reader import Reader
 from rich.console import Console
 
 from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.output.html import page
 from opsmith.checking.output.terminal import rendered
 from opsmith.checking.report import folded
 
@@ -34,25 +38,50 @@ def test_a_failure_has_a_panel_with_all_of_it() -> None:
         Outcome("gradient", "failed", seconds=1.0, failures=(FAILURE,)),
         Outcome("effects", "failed", failures=(Failure("effects", "x", "raises", "no", follows="gradient"),)),
         Outcome("second_order", "skipped", "nobody needed it"),
+        Outcome("memory", "skipped", "nobody needed it"),
     )
     lines = text(Report("demo::op", outcomes, 0, remarks=("guessed",))).splitlines()
     lines = [line.rstrip() for line in lines]
-    assert lines[:2] == ["demo::op: FAILED: gradient, effects; 1 error", "  note: guessed"]
-    assert lines[2].split(maxsplit=4) == ["forward", "passed", "0.25", "s", "bfloat16 was [left] out"]
-    assert lines[5].split(maxsplit=4) == ["second_order", "skipped", "0.00", "s", "nobody needed it"]
-    assert lines[6] == "  1.25 s; seed 0, default effort"
-    assert lines[7].startswith("gradient of `x`: sign ──")
-    assert lines[8:15] == [
+    assert lines[0] == "demo::op: FAILED: gradient, effects; 1 error"
+    assert lines[1].startswith("gradient of `x`: sign ──")
+    assert lines[2:11] == [
         "  the gradient of `x` is wrong",
         "  where: file.py:3",
+        "  cause: It is the right one with the other sign.",
+        "  fix: Negate the formula, or swap the two operands of its subtraction.",
         "",
         "  spread      0.333333",
         "  also fits",
         "    scale",
         "      factor  -1",
     ]
-    assert lines[15:18] == ["", "import torch", "boom()"]
-    assert lines[-1] == "effects of `x`: raises, which follows from `gradient`"
+    assert lines[11:14] == ["", "import torch", "boom()"]
+    assert lines[15:17] == ["effects of `x`: raises, which follows from `gradient`", "  note: guessed"]
+    assert lines[17].split(maxsplit=4) == ["forward", "passed", "0.25", "s", "bfloat16 was [left] out"]
+    assert lines[20:] == [
+        "  skipped: 2",
+        "    second_order, memory: nobody needed it",
+        "  1.25 s; seed 0, default effort",
+    ]
+
+
+def test_the_first_screen_shows_the_first_error_its_line_its_cause_and_its_fix(tmp_path: Path) -> None:
+    source = tmp_path / "file.py"
+    source.write_text("one = 1\ntwo = 2\n")
+    skipped = tuple(Outcome(f"property{at}", "skipped", f"reason {at}") for at in range(30))
+    failing = replace(FAILURE, where=f"{source}:2")
+    limit = Failure("vmap", None, "raises", "it raises", severity="limit")
+    outcomes = (
+        Outcome("vmap", "passed", failures=(limit,)),
+        *skipped,
+        Outcome("gradient", "failed", failures=(failing,)),
+    )
+    report = Report("demo::op", outcomes, 0, remarks=("a note",) * 30)
+    for whole in (text(report, 80), str(report), Reader(page([report])).text):
+        screen = whole[:900] if whole.startswith(" ") else "\n".join(whole.splitlines()[:24])
+        for words in ("the gradient of `x` is wrong", "two = 2", "the other sign.", "Negate the formula"):
+            assert words in screen or words.replace("`", "") in screen, words
+        assert whole.index("Negate the formula") < whole.index("it raises") < whole.index("reason 0")
 
 
 def test_compile_checks_come_last_and_their_time_stands_apart() -> None:

@@ -22,6 +22,7 @@ from opsmith.checking.diagnosis.observation import (
     Source,
     values_beside,
 )
+from opsmith.display import short_repr
 from opsmith.judging.compare import all_close
 
 
@@ -35,6 +36,8 @@ class Diagnosis:
         also_fits: Other causes that the evidence confirms, each with its own reason.
         evidence: Measured values.
     """
+
+    __repr__ = short_repr
 
     cause: str
     reason: str

@@ -28,6 +28,7 @@ from opsmith.checking.samples.sample import Sample
 from opsmith.checking.samples.variations import form_of, variations
 from opsmith.core.cached_property import cached_property
 from opsmith.core.generate_like import WHOLE
+from opsmith.display import short_repr
 from opsmith.judging.compare import in_double, is_close, largest_magnitude, share_of_largest
 from opsmith.judging.tensors import is_inexact, perturbed, replica
 
@@ -63,6 +64,8 @@ class Observation:
         tolerance: Allowed error of each element.
         observer: Computes both tensors of a gradient again.
     """
+
+    __repr__ = short_repr
 
     computed: Tensor | None
     right: Tensor
@@ -251,6 +254,8 @@ class Observer(Run):
         argnum: Position of the input, one of those that are differentiated together.
         right: Computes the right gradients: by autograd through the reference by default.
     """
+
+    __repr__ = short_repr
 
     argnum: int = 0
     right: ExpectedGradients | None = None

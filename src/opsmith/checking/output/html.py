@@ -31,11 +31,19 @@ def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -
     return made.get_template("page.html").render(
         title=_title(reports, unchecked),
         summary=_summary(reports, unchecked),
-        reports=reports,
+        reports=sorted(reports, key=lambda report: not report.failed),
         unchecked=unchecked,
-        style=source(made, "page.css"),
-        script=source(made, "page.js"),
+        styles=[source(made, "page.css")],
+        scripts=[source(made, "page.js")],
         environment=reports[0].environment if reports else {},
+    )
+
+
+def failure_page(failure: Failure) -> str:
+    """A page about one failure."""
+    made = templates()
+    return made.get_template("failure.html").render(
+        failure=failure, styles=[source(made, "page.css")], scripts=[source(made, "page.js")]
     )
 
 
@@ -74,6 +82,16 @@ SIGNS = {
 }
 """Signs beside each status, so that it does not depend on colour."""
 
+MEANINGS = {
+    "passed": "it ran in this dtype, and nothing was wrong",
+    "failed": "an error",
+    "warning": "a warning",
+    "limit": "a limit",
+    "unclear": "not decided for this dtype: a failure names float64, or no dtype",
+    "": "it did not run in this dtype",
+}
+"""Meaning of each sign under a dtype, in the order of the legend."""
+
 
 def templates(*packages: str) -> Environment:
     """The templates of a check, and those of other packages, which may use them.
@@ -105,6 +123,7 @@ def templates(*packages: str) -> Environment:
         "titles": {name: known.title for name, known in PROPERTIES.items()},
         "verdict": verdict,
         "failures": failures,
+        "legend": legend,
         "policy_hash": policy_hash,
     }
     return made
@@ -118,6 +137,12 @@ def verdict(report: Report) -> str:
 def state(report: Report) -> str:
     """Key of `SIGNS` for a whole report."""
     return "passed" if report.passed_as_asked else "failed" if report.failed else "skipped"
+
+
+def legend(report: Report) -> list[tuple[str, str]]:
+    """The signs under the dtypes of a report, each with its meaning."""
+    used = {outcome.in_dtype(dtype) for outcome in report.ran() for dtype in report.dtypes}
+    return [(SIGNS.get(name, "empty"), words) for name, words in MEANINGS.items() if name in used]
 
 
 def short(dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""A report for the terminal: a line for each property, and a panel for each failure."""
+"""A report for the terminal: a panel for each failure, then a line for each property."""
 
 from __future__ import annotations
 
@@ -49,34 +49,35 @@ def rendered(report: Report) -> RenderableType:
     headings = [failure for failure in report.failures if not failure.is_whole()]
     return Group(
         Text(report.verdict(), style=style),
-        *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
-        _table(report.looked_at()),
-        *(
-            Padding(Text(line, style="dim"), (0, 0, 0, 2), expand=False)
-            for line in (report.omissions(), report.times(), report.rejections())
-            if line
-        ),
         *(_panel(failure) for failure in whole),
         *(Text(failure.heading(), style=TONES[failure.severity]) for failure in headings),
+        *(Padding(Text(f"note: {remark}", style="yellow"), (0, 0, 0, 2)) for remark in report.remarks),
+        *([_table(report.ran())] if report.ran() else []),
+        *(
+            Padding(
+                Text(line.lstrip(), style="dim"), (0, 0, 0, 4 if line.startswith(" ") else 2), expand=False
+            )
+            for line in (*report.skipped_lines(), report.omissions(), report.times(), report.rejections())
+            if line
+        ),
     )
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each property, with the reason of a skipped one."""
+    """A line for each property, with its notes."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True, justify="right")
-    remarked = any(outcome.reason or outcome.notes for outcome in outcomes)
+    remarked = any(outcome.notes for outcome in outcomes)
     if remarked:
         lines.add_column(overflow="fold", style="dim")
     for outcome in outcomes:
-        remarks = [*filter(None, [outcome.reason]), *outcome.notes]
         lines.add_row(
             Text(f"  {outcome.property}"),
             Text(outcome.word(), style=STYLES[outcome.word()]),
             Text(f"{outcome.seconds:.2f} s"),
-            *([Text("\n".join(remarks))] if remarked else []),
+            *([Text("\n".join(outcome.notes))] if remarked else []),
         )
     return lines
 
@@ -85,8 +86,9 @@ def _panel(failure: Failure) -> RenderableType:
     """A failure between two rules: message, location, evidence and replay."""
     tone = TONES[failure.severity]
     parts: list[RenderableType] = [Text(failure.message)]
-    if failure.where:
-        parts.append(Text(f"where: {failure.where}", style="cyan", overflow="fold"))
+    for label, text in failure.guidance():
+        line = Text(f"{label}: ", style="bold" if label == "fix" else "dim", overflow="fold")
+        parts.append(line.append(text, style="cyan" if label in ("where", "line") else "default"))
     if failure.evidence:
         parts.append(Padding(_evidence(failure), (1, 0, 0, 0)))
     # The code begins in the first column, so that it can be copied.

@@ -396,4 +396,8 @@ for (const figure of document.querySelectorAll(".opsmith-graph")) {
   const figures = [...document.querySelectorAll(".opsmith-graph")];
   figure.querySelector(".summary").textContent = data.summary;
   draw(); fit(0.6); about();
+  // In a notebook the frame gets its size later: the graph is fitted again until the reader moves it.
+  let moving = false;
+  for (const name of ["pointerdown", "wheel", "keydown", "input"]) figure.addEventListener(name, () => { moving = true; }, { capture: true });
+  new ResizeObserver(() => { if (!moving) fit(0.6); }).observe(svg.parentElement);
 }
