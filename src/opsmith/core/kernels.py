@@ -16,6 +16,8 @@ from opsmith.core.forked_locks import lock_of
 from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.location import where
 
+Dtypes = torch.dtype | Iterable[torch.dtype]
+"""The dtypes that a kernel is declared for."""
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
 

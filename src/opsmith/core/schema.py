@@ -222,6 +222,32 @@ class Schema:
                 given.append(value if required and not each.keyword_only else f"{each.name}={value}")
         return f"`{name}({', '.join(given + [f'out={out}'] * bool(out))})`"
 
+    def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a call, in the words of the reference where these are right for a call."""
+        own = inspect.signature(reference)
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            own.parameters.get(each.name)
+            or inspect.Parameter(
+                each.name,
+                kinds[each.keyword_only],
+                default=each.default,
+                annotation=each.kind.annotation(),
+            )
+            for each in self.arguments
+        ]
+        visible = [result.type for result in self.results if not result.hidden]
+        returned: Any = None
+        if visible:
+            returned = (
+                visible[0] if self.single or len(visible) == 1 else types.GenericAlias(tuple, tuple(visible))
+            )
+        if own.return_annotation is not REQUIRED and (
+            self.returns or hints_of(reference)["return"] == returned
+        ):
+            returned = own.return_annotation
+        return inspect.Signature(parameters, return_annotation=returned)
+
     def parameters(self) -> list[str]:
         """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
         pieces: list[str] = []
@@ -399,7 +425,7 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
             f"parameter `{name}` has a type that an operator's schema cannot carry",
             argument=name,
             got=shown_annotation(parameter.annotation),
-            hint=hint_for(parameter.annotation),
+            hint=_NO_ARGUMENTS.get(name) or hint_for(parameter.annotation),
         )
     default = parameter.default
     if default is not REQUIRED:
