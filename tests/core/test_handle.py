@@ -58,6 +58,17 @@ class Cubed(torch.autograd.Function):
         return grad * ctx.n, None
 
 
+@opsmith.operator("handle::returns_it", mutates=("x",), returns="x")
+def returns_it(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+@torch.library.custom_op("handle::registered", mutates_args=())
+def registered_elsewhere(x: Tensor, n: int = 2) -> Tensor:
+    return x * n
+
+
+registered = opsmith.adopt(torch.ops.handle.registered, reference=lambda x, n=2: x * n)
 cubed = opsmith.adopt(Cubed, "handle::cubed")
 
 
@@ -83,6 +94,8 @@ HANDLES = [
     pytest.param(adds.functional, "(x: Tensor, y: Tensor) -> torch.Tensor", id="functional form"),
     pytest.param(adds, "(x: Tensor, y: Tensor) -> None", id="in place"),
     pytest.param(cubed, "(x: Tensor, n: int = 3) -> torch.Tensor", id="adopted"),
+    pytest.param(returns_it, "(x: Tensor) -> Tensor", id="returns what it writes"),
+    pytest.param(registered, "(x: Tensor, n: int = 2) -> torch.Tensor", id="of torch.library"),
 ]
 
 

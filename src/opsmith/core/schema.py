@@ -225,9 +225,10 @@ class Schema:
     def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
         """Return the signature of a call, in the words of the reference where these are right for a call."""
         own = inspect.signature(reference)
+        named = {each.name: each for each in own.parameters.values() if each.annotation is not REQUIRED}
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         parameters = [
-            own.parameters.get(each.name)
+            named.get(each.name)
             or inspect.Parameter(
                 each.name,
                 kinds[each.keyword_only],
@@ -236,15 +237,13 @@ class Schema:
             )
             for each in self.arguments
         ]
-        visible = [result.type for result in self.results if not result.hidden]
-        returned: Any = None
-        if visible:
-            returned = (
-                visible[0] if self.single or len(visible) == 1 else types.GenericAlias(tuple, tuple(visible))
-            )
-        if own.return_annotation is not REQUIRED and (
-            self.returns or hints_of(reference)["return"] == returned
-        ):
+        visible = tuple(result.type for result in self.results if not result.hidden)
+        returned: Any = types.GenericAlias(tuple, visible) if visible else types.NoneType
+        if self.returns is not None:
+            returned = Tensor
+        elif len(visible) == 1:
+            (returned,) = visible
+        if hints_of(reference).get("return") == returned:
             returned = own.return_annotation
         return inspect.Signature(parameters, return_annotation=returned)
 
