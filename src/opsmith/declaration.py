@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, get_args, overload
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, get_args, overload
 
 import torch
 
@@ -15,9 +15,21 @@ from opsmith.core.location import where
 from opsmith.core.operator import Operator, Registration
 from opsmith.core.results import ResultNames
 from opsmith.core.schema import schema_of
-from opsmith.core.specification import FUNCTIONAL_SUFFIX, VOID_SUFFIX, Autocast, Specification
+from opsmith.core.specification import FUNCTIONAL_SUFFIX, VOID_SUFFIX, Accepting, Autocast, Specification
 
-Accepting = Mapping[tuple[str, ...], str]
+if TYPE_CHECKING:
+    from opsmith.core.handle_types import (
+        Hides,
+        HidesOne,
+        HidesOneTensor,
+        HidesThree,
+        HidesTwo,
+        HidesTwoTensors,
+        NamedOptions,
+        WritingOperator,
+        WritingOptions,
+    )
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -32,30 +44,36 @@ _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 _declared: dict[str, Operator[Any, Any]] = {}
 
 
-class OperatorOptions(TypedDict, total=False):
-    """Options of `operator` that leave the type of its result as it is."""
-
-    results: ResultNames
-    opaque: bool
-    random: bool
-    deterministic: bool
-    autocast: Autocast
-    inline: bool | None
-    shapes: str | None
-    batching: str | None
-    accept: Accepting | None
-    mutates: Iterable[str]
-    returns: str | None
-
-
+@overload
+def operator(name: str, /, **options: Unpack[NamedOptions]) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
 @overload
 def operator(
-    name: str, /, **options: Unpack[OperatorOptions]
-) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
+    name: str, /, *, mutates: Iterable[str], **options: Unpack[NamedOptions]
+) -> Callable[[Callable[P, R]], WritingOperator[P, R]]: ...
+@overload
+def operator(  # type: ignore[overload-overlap]  # the last one is for names whose number is not known
+    name: str, /, *, hidden: tuple[str], **options: Unpack[WritingOptions]
+) -> HidesOne: ...
+@overload
+def operator(  # type: ignore[overload-overlap]  # the last one is for names whose number is not known
+    name: str, /, *, hidden: tuple[str, str], **options: Unpack[WritingOptions]
+) -> HidesTwo: ...
+@overload
+def operator(  # type: ignore[overload-overlap]
+    name: str, /, *, hidden: tuple[str, str, str], **options: Unpack[WritingOptions]
+) -> HidesThree: ...
 @overload
 def operator(
-    name: str, /, *, hidden: Iterable[str], **options: Unpack[OperatorOptions]
-) -> Callable[[Callable[P, Any]], Operator[P, Any]]: ...
+    name: str, /, *, hidden: tuple[str], results: ResultNames, **options: Unpack[WritingOptions]
+) -> HidesOneTensor: ...
+@overload
+def operator(
+    name: str, /, *, hidden: tuple[str, str], results: ResultNames, **options: Unpack[WritingOptions]
+) -> HidesTwoTensors: ...
+@overload
+def operator(
+    name: str, /, *, hidden: Iterable[str], results: ResultNames = None, **options: Unpack[WritingOptions]
+) -> Hides: ...
 def operator(
     name: str,
     /,

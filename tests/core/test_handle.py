@@ -7,9 +7,12 @@ import inspect
 import io
 import os
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 import threading
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,53 @@ from torch.testing import assert_close
 
 import opsmith
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 @opsmith.operator("handle::scaled")
 def scaled(x: Tensor, by: float = 2.0, *, shift: int = 0) -> Tensor:
     """Scale x and shift it."""
     return x * by + shift
+
+
+@opsmith.operator("handle::hides_last", hidden=("seen",))
+def hides_last(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, x * 2
+
+
+@opsmith.operator("handle::hides_first", results=("seen", "low", "parts"), hidden=("seen",))
+def hides_first(x: Tensor, *, n: int = 2) -> tuple[Tensor, Tensor, list[Tensor]]:
+    return x * n, x.floor(), [x + 1]
+
+
+@opsmith.operator("handle::adds", mutates=("x",))
+def adds(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: int = 3) -> Tensor:
+        ctx.n = n
+        return x * n
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.n, None
+
+
+@opsmith.operator("handle::returns_it", mutates=("x",), returns="x")
+def returns_it(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+@torch.library.custom_op("handle::registered", mutates_args=())
+def registered_elsewhere(x: Tensor, n: int = 2) -> Tensor:
+    return x * n
+
+
+registered = opsmith.adopt(torch.ops.handle.registered, reference=lambda x, n=2: x * n)
+cubed = opsmith.adopt(Cubed, "handle::cubed")
 
 
 def test_it_looks_like_its_reference() -> None:
@@ -36,6 +81,65 @@ def test_it_looks_like_its_reference() -> None:
     assert repr(scaled) == (
         "<opsmith operator handle::scaled(Tensor x, float by=2.0, *, SymInt shift=0) -> Tensor>"
     )
+
+
+HANDLES = [
+    pytest.param(scaled, "(x: Tensor, by: float = 2.0, *, shift: int = 0) -> Tensor", id="as its reference"),
+    pytest.param(hides_last, "(x: Tensor) -> torch.Tensor", id="one result, one hidden"),
+    pytest.param(
+        hides_first,
+        "(x: Tensor, *, n: int = 2) -> tuple[torch.Tensor, list[torch.Tensor]]",
+        id="the first hidden",
+    ),
+    pytest.param(adds.functional, "(x: Tensor, y: Tensor) -> torch.Tensor", id="functional form"),
+    pytest.param(adds, "(x: Tensor, y: Tensor) -> None", id="in place"),
+    pytest.param(cubed, "(x: Tensor, n: int = 3) -> torch.Tensor", id="adopted"),
+    pytest.param(returns_it, "(x: Tensor) -> Tensor", id="returns what it writes"),
+    pytest.param(registered, "(x: Tensor, n: int = 2) -> torch.Tensor", id="of torch.library"),
+]
+
+
+@pytest.mark.parametrize(("handle", "expected"), HANDLES)
+def test_its_signature_is_that_of_a_call(handle: opsmith.Operator[..., Any], expected: str) -> None:
+    assert str(inspect.signature(handle)).replace("'", "") == expected
+    parameters = inspect.signature(handle).parameters
+    assert [*handle.__annotations__] == [*parameters, "return"]
+
+
+def test_types_are_resolved_from_it() -> None:
+    assert typing.get_type_hints(hides_last) == {"x": Tensor, "return": Tensor}
+
+
+def test_a_redeclared_operator_has_the_new_signature() -> None:
+    def name_once(x: Tensor) -> Tensor:
+        """First."""
+        return x + 1
+
+    def again(x: Tensor, by: int) -> tuple[Tensor, Tensor]:
+        """Second."""
+        return x + by, x
+
+    again.__qualname__ = name_once.__qualname__
+    handle = opsmith.operator("handle::described_again")(name_once)
+    opsmith.operator("handle::described_again", hidden=("seen",))(again)
+    assert str(inspect.signature(handle)).replace("'", "") == "(x: Tensor, by: int) -> torch.Tensor"
+    assert "Second." in pydoc.render_doc(handle)
+
+
+@pytest.mark.parametrize("handle", [scaled, cubed], ids=["declared", "adopted"])
+def test_dir_lists_what_pages_name(handle: opsmith.Operator[..., Any]) -> None:
+    pages = "".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
+    listed = [name for name in dir(handle) if not name.startswith("__")]
+    assert {"gradients", "kernel", "samples", "out", "functional"} < {*listed}
+    assert [name for name in listed if not re.search(rf"\.{name}\b", pages)] == []
+
+
+def test_help_shows_the_docstring_and_the_methods() -> None:
+    shown = pydoc.plain(pydoc.render_doc(scaled))
+    assert "scaled(x: 'Tensor', by: 'float' = 2.0, *, shift: 'int' = 0) -> 'Tensor'" in shown
+    assert "Scale x and shift it." in shown
+    for method in ("gradients", "kernel", "samples", "explain"):
+        assert f" |  {method}(self" in shown
 
 
 def test_reference_is_the_function_as_written() -> None:

@@ -249,6 +249,15 @@ def test_ctx_belongs_to_a_class(name: str) -> None:
     assert leaf.grad.tolist() == [6.0]
 
 
+def test_ctx_with_its_type_belongs_to_a_class(name: str) -> None:
+    def scale(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return 2 * x
+
+    said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scale))
+    assert "argument: ctx" in said
+    assert "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`" in said
+
+
 @pytest.mark.parametrize("parameter", ["self", "cls"])
 def test_a_method_is_no_operator(name: str, parameter: str) -> None:
     given: dict[str, Any] = {"Tensor": Tensor}

@@ -11,6 +11,8 @@ from typing import Any, assert_type
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 import opsmith
 
@@ -67,10 +69,117 @@ linear.reference(x)  # type: ignore[call-arg]
 first, second, third = split(x)  # type: ignore[misc]
 wrong: int = linear(x, weight)  # type: ignore[assignment]
 
-# Hidden results are not seen by callers, whose type the reference does not tell.
-assert_type(norm(x), Any)
+# Hidden results are no part of the type of a call.
+assert_type(norm(x), Tensor)
 norm(x, eps="small")  # type: ignore[arg-type]
 norm()  # type: ignore[call-arg]
+assert_type(norm.reference(x), tuple[Tensor, Tensor])
+
+
+@opsmith.operator("typing::hides", hidden=("mean", "rstd"), shapes="x: N -> N")
+def hides(x: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None, Tensor]:
+    return x, [x], None, x
+
+
+@opsmith.operator("typing::hides_three", hidden=("a", "b", "c"))
+def hides_three(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return x, x, x, x
+
+
+@opsmith.operator("typing::places", results=("mean", "y", "rstd"), hidden=("mean", "rstd"))
+def places(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x, x
+
+
+@opsmith.operator("typing::mixed", results=("mean", "y"), hidden=("mean",))
+def mixed(x: Tensor) -> tuple[list[Tensor], Tensor]:
+    return [x], x
+
+
+@opsmith.operator("typing::listed", hidden=["mean"])
+def listed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x
+
+
+assert_type(hides(x), tuple[Tensor, list[Tensor]])
+assert_type(hides_three(x), Tensor)
+assert_type(places(x), Tensor)
+# Where `results=` may place a hidden one before others of another type, or their number is not known.
+assert_type(mixed(x), Any)
+assert_type(listed(x), Any)
+hides_three(x, x)  # type: ignore[call-arg]
+hides.gradients(x=lambda grad: grad)(3)  # type: ignore[arg-type]
+
+
+# Writing in place; the functional and the out form.
+@opsmith.operator("typing::add_", mutates=("x",))
+def add_(x: Tensor, y: Tensor, by: float = 1.0) -> None:
+    x.add_(y * by)
+
+
+add_(x, x)
+assert_type(add_.functional(x, x), Any)
+add_.functional(x)  # type: ignore[call-arg]
+add_.functional(x, "y")  # type: ignore[arg-type]
+assert_type(linear.functional(x, weight), Tensor)
+assert_type(norm.functional(x), Any)
+linear.functional(x)  # type: ignore[call-arg]
+assert_type(linear.out(x, weight, out=torch.empty(2, 4)), Tensor)
+assert_type(split.out(x, out=(x, x)), tuple[Tensor, Tensor])
+linear.out(x, weight, out=(x, x))  # type: ignore[arg-type]
+split.out(x, out=x)  # type: ignore[arg-type]
+linear.out(x, weight)  # type: ignore[call-arg]
+
+
+# Adopted classes have the types of their forward.
+class WithContext(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: int = 2) -> Tensor:
+        return x * n
+
+
+class WithSetup(Function):
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x, y
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class OwnContext(FunctionCtx):
+    n: int
+
+
+class WithOwnContext(Function):
+    @staticmethod
+    def forward(ctx: OwnContext, x: Tensor) -> Tensor:
+        return x
+
+
+class Untyped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, n: Any) -> Any:
+        return getattr(x, n)
+
+
+with_context = opsmith.adopt(WithContext, "typing::with_context")
+assert_type(with_context(x, n=3), Tensor)
+with_context(x, "n")  # type: ignore[arg-type]
+with_context()  # type: ignore[call-arg]
+with_setup = opsmith.adopt(WithSetup, "typing::with_setup", opaque=True)
+assert_type(with_setup(x, y=x), tuple[Tensor, Tensor])
+with_setup(x)  # type: ignore[call-arg]
+assert_type(opsmith.adopt(WithOwnContext, "typing::own")(x), Tensor)
+assert_type(opsmith.adopt(Untyped, "typing::untyped"), opsmith.Operator[..., Any])
+assert_type(opsmith.adopt(Untyped, "typing::text", signature="(x: Tensor) -> Tensor")(x), Any)
+signed = opsmith.adopt(Untyped, "typing::signed", signature=linear.reference)
+assert_type(signed(x, weight), Tensor)
+signed(x)  # type: ignore[call-arg]
+assert_type(opsmith.adopt(torch.ops.aten.relu, reference=torch.relu)(x), Tensor)
+assert_type(opsmith.adopt(torch.ops.aten.relu), opsmith.Operator[..., Any])
+opsmith.adopt(WithContext, "typing::a", opaque="yes")  # type: ignore[call-overload]
 
 # Attaching returns the operator, with its signature.
 assert_type(linear.gradients(x=lambda grad, weight: grad @ weight, bias=opsmith.zero)(x, weight), Tensor)
@@ -160,6 +269,10 @@ opsmith.operator("typing::a", autocast="float16")  # type: ignore[call-overload]
 opsmith.operator("typing::a", opaque="yes")  # type: ignore[call-overload]
 opsmith.operator(linear)  # type: ignore[call-overload]
 linear.kernel(0, fast_linear)  # type: ignore[call-overload]
+linear.kernel("cpu", dtypes=["float32"])  # type: ignore[list-item]
+linear.kernel("cpu", cpp="", dtypes=["float32"])  # type: ignore[list-item]
+linear.kernel("cuda", cuda="", grid=1, dtypes="float32")  # type: ignore[arg-type]
+linear.kernel("cpu", linear.reference, dtypes=torch.float32)
 linear.kernel("cpu", cpp="", flags=[3])  # type: ignore[list-item]
 linear.kernel("cpu", cpp="", flagz=["-O2"])  # type: ignore[call-overload]
 linear.kernel("cpu", cpp_file="", deterministic=False)  # type: ignore[call-overload]

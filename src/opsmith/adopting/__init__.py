@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from opsmith import errors
 from opsmith.adopting.class_samples import Samples
@@ -15,6 +15,20 @@ from opsmith.core.call_arguments import shown
 from opsmith.core.location import call_site
 from opsmith.core.operator import Operator
 
+if TYPE_CHECKING:
+    from opsmith.adopting.class_types import (
+        AdoptOptions,
+        ClassOptions,
+        ResultTyped,
+        SignatureText,
+        Untyped,
+        WithContext,
+        WithSetup,
+    )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _ORIGINS: tuple[tuple[Callable[[Any], bool], Callable[..., Operator[..., Any]]], ...] = (
     (is_function_class, adopt_function),
     (is_operator, adopt_registered),
@@ -22,6 +36,30 @@ _ORIGINS: tuple[tuple[Callable[[Any], bool], Callable[..., Operator[..., Any]]],
 """Origins of operators that are adopted: a test of what was given, and the function that adopts it."""
 
 
+@overload
+def adopt(
+    subject: Any, name: str, *, signature: Callable[P, R], **options: Unpack[ClassOptions]
+) -> Operator[P, R]: ...
+@overload
+def adopt(subject: type[Untyped], name: str, **options: Unpack[SignatureText]) -> Operator[..., Any]: ...
+@overload
+def adopt(
+    subject: type[WithContext[P, R]], name: str, *, signature: None = None, **options: Unpack[ClassOptions]
+) -> Operator[P, R]: ...
+@overload
+def adopt(
+    subject: type[ResultTyped[R]], name: str, *, signature: None = None, **options: Unpack[ClassOptions]
+) -> Operator[..., R]: ...
+@overload
+def adopt(
+    subject: type[WithSetup[P, R]], name: str, *, signature: None = None, **options: Unpack[ClassOptions]
+) -> Operator[P, R]: ...
+@overload
+def adopt(
+    subject: Any, name: str | None = None, *, reference: Callable[..., R], **options: Unpack[AdoptOptions]
+) -> Operator[..., R]: ...
+@overload
+def adopt(subject: Any, name: str | None = None, **options: Unpack[SignatureText]) -> Operator[..., Any]: ...
 def adopt(
     subject: Any,
     name: str | None = None,

@@ -20,7 +20,7 @@ from opsmith.core.gradients import (
     joint_tangent_rules,
     tangent_rules,
 )
-from opsmith.core.kernels import BuiltKernel, Kernel, check_device, dtypes_of
+from opsmith.core.kernels import BuiltKernel, Dtypes, Kernel, check_device, dtypes_of
 from opsmith.core.location import where
 from opsmith.core.samples import Samples
 from opsmith.core.specification import Specification
@@ -211,9 +211,11 @@ class Aspects:
         )
 
     @overload
-    def kernel(self, device: str, /, *, dtypes: Any = None) -> Callable[[F], F]: ...
+    def kernel(self, device: str, /, *, dtypes: Dtypes | None = None) -> Callable[[F], F]: ...
     @overload
-    def kernel(self, device: str, function: Callable[..., Any], /, *, dtypes: Any = None) -> Self: ...
+    def kernel(
+        self, device: str, function: Callable[..., Any], /, *, dtypes: Dtypes | None = None
+    ) -> Self: ...
     @overload
     def kernel(
         self,
@@ -222,7 +224,7 @@ class Aspects:
         *,
         cpp: str,
         entry: str | None = None,
-        dtypes: Any = None,
+        dtypes: Dtypes | None = None,
         strict: bool = False,
         flags: Sequence[str] = ...,
         include_dirs: Sequence[str | PathLike[str]] = ...,
@@ -237,7 +239,7 @@ class Aspects:
         *,
         cpp_file: str | PathLike[str],
         entry: str | None = None,
-        dtypes: Any = None,
+        dtypes: Dtypes | None = None,
         strict: bool = False,
         flags: Sequence[str] = ...,
         include_dirs: Sequence[str | PathLike[str]] = ...,
@@ -259,7 +261,7 @@ class Aspects:
         cuda: UnknownOption = ...,
         cuda_file: UnknownOption = ...,
         triton: UnknownOption = ...,
-        dtypes: Any = None,
+        dtypes: Dtypes | None = None,
         strict: bool = False,
         copies: Literal["allowed"] = ...,
         **options: Any,
@@ -270,7 +272,7 @@ class Aspects:
         function: Callable[..., Any] | None = None,
         /,
         *,
-        dtypes: Any = None,
+        dtypes: Dtypes | None = None,
         strict: bool = False,
         **options: Any,
     ) -> Any:

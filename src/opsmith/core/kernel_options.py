@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from opsmith.core.kernels import Launch, LaunchValue
+from opsmith.core.kernels import Dtypes, Launch, LaunchValue
 
 InitialValue = float | str | Callable[..., Any]
 """A number, an expression over sizes, or a function of arguments and results."""
@@ -48,7 +48,7 @@ class CudaOptions(TypedDict, total=False):
     cuda: str
     cuda_file: str | PathLike[str]
     entry: str
-    dtypes: Any
+    dtypes: Dtypes | None
     strict: bool
     grid: LaunchValue
     block: LaunchValue
@@ -81,7 +81,7 @@ class TritonOptions(TypedDict, total=False):
     grid: int | Sequence[int] | Callable[..., Any]
     constants: Mapping[str, Any]
     layouts: Mapping[str, str]
-    dtypes: Any
+    dtypes: Dtypes | None
     deterministic: bool
     strict: bool
     copies: Literal["allowed"]

@@ -17,6 +17,8 @@ from opsmith.core.guarded_part import GuardedPart
 from opsmith.core.location import where
 from opsmith.display import short_repr
 
+Dtypes = torch.dtype | Iterable[torch.dtype]
+"""The dtypes that a kernel is declared for."""
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
 """A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
 

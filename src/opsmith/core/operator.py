@@ -94,6 +94,12 @@ class Registration(Protocol):
 _NO_TENSORS = (int, float, complex, str, list, tuple)
 """Types of values that nobody converts to a tensor."""
 
+_FOR_OPSMITH = {
+    *("derived_kind", "forget_calls", "function_class", "is_handle", "learning"),
+    *("out_operator", "redeclare", "replace_kernels"),
+}
+"""Members of a handle that other modules of opsmith use, and that no page names."""
+
 
 class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     """An operator: call it as the function that it was declared with, and attach handwritten parts to it.
@@ -125,7 +131,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         registration.owner = self
         self._find = find
         self._take_arguments(specification)
-        functools.update_wrapper(self, specification.reference)
+        self._describe(specification)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
         """Make a handle of a class of its own, whose calls an accelerator may take over."""
@@ -190,6 +196,21 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             if not lowering.TRACED:
                 self._uncompiled = torch.compiler.disable(self.__call__)
 
+    def _describe(self, specification: Specification) -> None:
+        """Take the reference's name and docstring, and the signature of a call."""
+        functools.update_wrapper(self, specification.reference)
+        signature = specification.schema.signature(specification.reference)
+        self.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        self.__annotations__["return"] = signature.return_annotation
+        # Where a handle and its class have the same docstring, `help` shows the class, with its methods.
+        described: Any = type(self)
+        described.__signature__, described.__doc__ = signature, self.__doc__
+
+    def __dir__(self) -> list[str]:
+        """List what authors and callers use."""
+        names = set(super().__dir__()) - _FOR_OPSMITH
+        return sorted(each for each in names if each.startswith("__") or not each.startswith("_"))
+
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Explain this call without running it: the kernel, the formulas, the saved tensors.
 
@@ -244,7 +265,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return DerivedOperator
 
     @property
-    def functional(self) -> Operator[..., Any]:
+    def functional(self) -> Operator[P, R]:
         """The operator that writes nothing, and returns the new values before the other results.
 
         An operator that is not declared with `mutates=` is its own functional form.
@@ -262,11 +283,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
             return self
         if torch.compiler.is_compiling() or self._registration.functional is None:
             self._registration.make_functional()
-        form = self._registration.functional
-        assert form is not None
+        made: Any = self._registration.functional
+        form: Operator[P, R] = made
         return form
 
-    def out(self, /, *args: Any, out: Tensor | tuple[Tensor, ...], **kwargs: Any) -> Any:
+    def out(self, /, *args: Any, out: R, **kwargs: Any) -> R:
         """Compute the operator into tensors that are there already, and return them.
 
         Kernels in C++ write straight into them. No gradient flows.
@@ -381,7 +402,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
                 self._registration.owner = self
         self._specification = specification
         self._take_arguments(specification)
-        functools.update_wrapper(self, specification.reference)
+        self._describe(specification)
 
     def forget_calls(self) -> None:
         """Let the next call be as the first one of a process: it is validated, and bypasses nothing.

@@ -46,6 +46,11 @@ class Result:
         """Return its annotation."""
         return "list[Tensor]" if self.sequence else "Tensor | None" if self.optional else "Tensor"
 
+    @property
+    def type(self) -> Any:
+        """Its type, as in an annotation."""
+        return list[torch.Tensor] if self.sequence else torch.Tensor | None if self.optional else torch.Tensor
+
     def gradient_name(self) -> str:
         """Return the name by which a formula receives the gradient of this result."""
         return "grad" if self.name == "result" else f"grad_{self.written or self.name}"

@@ -222,6 +222,31 @@ class Schema:
                 given.append(value if required and not each.keyword_only else f"{each.name}={value}")
         return f"`{name}({', '.join(given + [f'out={out}'] * bool(out))})`"
 
+    def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
+        """Return the signature of a call, in the words of the reference where these are right for a call."""
+        own = inspect.signature(reference)
+        named = {each.name: each for each in own.parameters.values() if each.annotation is not REQUIRED}
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            named.get(each.name)
+            or inspect.Parameter(
+                each.name,
+                kinds[each.keyword_only],
+                default=each.default,
+                annotation=each.kind.annotation(),
+            )
+            for each in self.arguments
+        ]
+        visible = tuple(result.type for result in self.results if not result.hidden)
+        returned: Any = types.GenericAlias(tuple, visible) if visible else types.NoneType
+        if self.returns is not None:
+            returned = Tensor
+        elif len(visible) == 1:
+            (returned,) = visible
+        if hints_of(reference).get("return") == returned:
+            returned = own.return_annotation
+        return inspect.Signature(parameters, return_annotation=returned)
+
     def parameters(self) -> list[str]:
         """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
         pieces: list[str] = []
@@ -399,7 +424,7 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
             f"parameter `{name}` has a type that an operator's schema cannot carry",
             argument=name,
             got=shown_annotation(parameter.annotation),
-            hint=hint_for(parameter.annotation),
+            hint=_NO_ARGUMENTS.get(name) or hint_for(parameter.annotation),
         )
     default = parameter.default
     if default is not REQUIRED:

@@ -22,6 +22,8 @@ from opsmith.core.schema import Schema, functional_schema
 if TYPE_CHECKING:  # imported only if an operator has shapes
     from opsmith.core.shapes import Shapes
 
+Accepting = Mapping[tuple[str, ...], str]
+"""Reasons for findings of `check` that are accepted, by property and cause."""
 Autocast = Literal["promote", "lower", "float32"]
 
 FUNCTIONAL_SUFFIX = "_functional"

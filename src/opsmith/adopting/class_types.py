@@ -1,0 +1,77 @@
+"""Types of Function classes and of `adopt`, for type checkers and editors. No program imports them.
+
+The types of an adopted class are those of its forward. `setup_context` shows whether the first parameter of
+forward is the context: torch's own is annotated with `Any`, which fits `NoType`; one that is written is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
+
+from torch.autograd.function import FunctionCtx
+
+from opsmith.adopting.class_samples import Samples
+from opsmith.core.specification import Accepting
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class NoType:
+    """Type of no value: what fits it has no annotation."""
+
+
+class Untyped(Protocol):
+    """A class whose forward says nothing about its result, nor, perhaps, about its arguments."""
+
+    @property
+    def forward(self) -> Callable[..., NoType]: ...
+
+
+class WithContext(Protocol[P, R_co]):
+    """A class whose forward gets the context first."""
+
+    @property
+    def forward(self) -> Callable[Concatenate[FunctionCtx, P], R_co]: ...
+    @property
+    def setup_context(self) -> Callable[..., NoType]: ...
+
+
+class ResultTyped(Protocol[R_co]):
+    """A class whose forward says what it returns, and not which of its parameters is the context."""
+
+    @property
+    def forward(self) -> Callable[..., R_co]: ...
+    @property
+    def setup_context(self) -> Callable[..., NoType]: ...
+
+
+class WithSetup(Protocol[P, R_co]):
+    """A class whose forward gets no context."""
+
+    @property
+    def forward(self) -> Callable[P, R_co]: ...
+
+
+class AdoptOptions(TypedDict, total=False):
+    """Options of `adopt` that leave all types as they are."""
+
+    samples: Samples
+    kind: str | Iterable[str]
+    opaque: bool
+    deterministic: bool
+    accept: Accepting | None
+    mutates: str | Iterable[str] | None
+
+
+class ClassOptions(AdoptOptions, total=False):
+    """Options of `adopt` of a class that has types of its own."""
+
+    reference: Callable[..., Any] | None
+
+
+class SignatureText(ClassOptions, total=False):
+    """Options of `adopt`, with a signature that type checkers do not read."""
+
+    signature: str | None
