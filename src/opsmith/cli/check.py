@@ -48,6 +48,13 @@ def check(
             "Functions and custom ops. A folder (`kernels/`) stands for every file below it that has some.",
         ),
     ],
+    pass_if_none: Annotated[
+        bool,
+        typer.Option(
+            "--pass-if-none",
+            help="Let a file pass that declares nothing, as for a hook that names each changed file.",
+        ),
+    ] = False,
     quick: Quick = False,
     thorough: Thorough = False,
     seed: Seed = 0,
@@ -168,7 +175,7 @@ def check(
             known: Mapping[str, Report] = {}
             if baseline is not None:
                 known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
-            found, refused = _subjects(targets, samples)
+            found, refused = _subjects(targets, samples, optional=pass_if_none)
         except errors.OpsmithError as error:
             run.refusal = error
             write_results(run, wanted, output)
@@ -185,7 +192,7 @@ def check(
             for each in dict.fromkeys(subject.target for subject in found):
                 for line in _unchecked_remarks(each, each.unadopted()):
                     typer.echo(line, err=True)
-        if text and len(found) + len(refused) > 1:
+        if text and len(found) + len(refused) != 1:
             output.write(f"\n{run.summary()}\n")
         for remark in write_results(run, wanted, output):
             typer.echo(f"opsmith: {remark}", err=True)
@@ -196,16 +203,21 @@ def check(
 
 
 def _subjects(
-    targets: list[str], samples: str | None
+    targets: list[str], samples: str | None, *, optional: bool
 ) -> tuple[list[CheckSubject], list[tuple[errors.OpsmithError, str]]]:
     """Return what the targets name, each thing once, and the errors of files that cannot be imported.
+
+    Args:
+        targets: The targets.
+        samples: Value of `--samples`.
+        optional: True if they may declare nothing.
 
     Raises:
         OpsmithError: If there is nothing to check, or a single file or module cannot be imported.
     """
-    parsed = [(text, each) for text in targets for each in targets_of(text)]
-    if samples is not None and (len(parsed) > 1 or parsed[0][1].in_folder):
-        first = parsed[0][1].source
+    parsed = [(text, each) for text in targets for each in targets_of(text, optional=optional)]
+    if samples is not None and (len(parsed) != 1 or parsed[0][1].optional):
+        first = parsed[0][1].source if parsed else "FILE"
         raise errors.UsageError(
             f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
             hint=f"name it: `opsmith check {first}:NAME --samples {samples}`",
@@ -214,15 +226,15 @@ def _subjects(
     refused: list[tuple[errors.OpsmithError, str]] = []
     for text, each in parsed:
         try:
-            with waiting(f"importing {escape(each.source if each.in_folder else text)}"):
+            with waiting(f"importing {escape(each.source if each.optional else text)}"):
                 named = subjects_of(each, samples)
         except errors.OpsmithError as error:
-            if len(targets) == 1 and not each.in_folder:
+            if len(targets) == 1 and not each.optional:
                 raise
             refused.append((error, each.source))
             continue
         found += [new for new in named if all(new.value is not before.value for before in found)]
-    if not found and not refused:
+    if not found and not refused and not optional:
         raise nothing_declared(", ".join(targets))
     return found, refused
 

@@ -24,7 +24,7 @@ def is_folder(text: str) -> bool:
     return not text.isidentifier() and Path(text).is_dir()
 
 
-def targets_of(text: str) -> list[Target]:
+def targets_of(text: str, *, optional: bool = False) -> list[Target]:
     """Return the target that a text names, or those of a folder, in alphabetical order.
 
     A file of a folder is a target if its text names torch or opsmith, and a way to declare something; whether
@@ -32,22 +32,26 @@ def targets_of(text: str) -> list[Target]:
 
     Args:
         text: `FILE_OR_MODULE[:NAME]`, or the path of a folder.
+        optional: True to treat a file without a name as one of a folder, and to let a folder have none.
 
     Raises:
         UsageError: If the text names neither, or a name follows the folder.
         OperatorNotFoundError: If no file of the folder may declare something.
     """
-    folder, colon, name = text.rpartition(":")
-    if colon and is_folder(folder):
+    path, colon, name = text.rpartition(":")
+    if colon and is_folder(path):
         raise errors.UsageError(
-            f"`{folder}` is a folder, and `{name}` is looked for in a file or module",
+            f"`{path}` is a folder, and `{name}` is looked for in a file or module",
             expected="FILE_OR_MODULE:NAME",
-            hint=f"name the file: `{Path(folder) / 'operators.py'}:{name}`",
+            hint=f"name the file: `{Path(path) / 'operators.py'}:{name}`",
         )
-    if not is_folder(text):
-        return [Target.of(text)]
-    found = [Target(str(file), None, in_folder=True) for file in _files(Path(text)) if _may_declare(file)]
-    if not found:
+    folder = is_folder(text)
+    target = None if folder else Target.of(text)
+    if target is not None and not (optional and target.is_file and target.name is None):
+        return [target]
+    files = _files(Path(text)) if folder else [Path(text)]
+    found = [Target(str(file), None, optional=True) for file in files if _may_declare(file)]
+    if not found and not optional:
         raise nothing_declared(text)
     return found
 

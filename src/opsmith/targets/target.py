@@ -188,12 +188,12 @@ class Target:
     Args:
         source: Path of a `.py` file, or name of a module.
         name: Name of an operator in it; None for all.
-        in_folder: True for a file of a folder that was named: it may declare nothing to check.
+        optional: True if it may declare nothing to check, as a file of a folder.
     """
 
     source: str
     name: str | None
-    in_folder: bool = field(default=False, repr=False)
+    optional: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, text: str) -> Target:
@@ -256,15 +256,15 @@ class Target:
 
         A name may be that of an operator, of an `autograd.Function` class, or of a torch.library operator,
         by its variable or as `namespace::name`. Without a name, all operators that the module declares are
-        returned; if there are none, its Functions and its `custom_op` objects. A file of a folder may have
-        nothing.
+        returned; if there are none, its Functions and its `custom_op` objects. An optional target may
+        have nothing.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or name, or nothing to check.
             ModuleImportError: If it cannot be imported.
         """
         module = self.module()
-        found = _declared(module, inside=not self.in_folder)
+        found = _declared(module, inside=not self.optional)
         others = self._others(module)
         if self.name is not None:
             known = _known(module, found)
@@ -278,14 +278,14 @@ class Target:
             raise self._unknown(known, others)
         if found:
             return {operator.name: operator for operator in found}
-        if not others and not self.in_folder:
+        if not others and not self.optional:
             raise self._none(module)
         return others
 
     def unadopted(self) -> dict[str, Any]:
         """Return the Functions and custom ops, not adopted, of a module that also declares operators."""
         module = self.module()
-        found = _declared(module, inside=not self.in_folder)
+        found = _declared(module, inside=not self.optional)
         if self.name is not None or not found:
             return {}
         adopted = [each.specification.origin.subject for each in found]
