@@ -43,6 +43,7 @@ NAMES = [
     "pygraphviz",
     "Jinja2",
     "matplotlib",
+    "MCP",
     "scikit-learn",
 ]
 
@@ -141,6 +142,7 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
         "pygraphviz": "pip install '.[draw]' in a checkout of opsmith",
         "Jinja2": "pip install '.[page]' in a checkout of opsmith",
         "matplotlib": "pip install '.[benchmark]' in a checkout of opsmith",
+        "MCP": "pip install '.[mcp]' in a checkout of opsmith",
         "scikit-learn": "pip install '.[tour]' in a checkout of opsmith",
     }.items():
         assert hints[name].startswith(command)

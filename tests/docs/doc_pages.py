@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LANGUAGES = ("python", "text", "sh", "toml", "")
+LANGUAGES = ("python", "text", "sh", "toml", "json", "yaml", "")
 """What may stand behind an opening fence: `text` is what the Python above it prints, nothing is a drawing."""
 
 _SECONDS = re.compile(r" *\d+\.\d\d s\b")

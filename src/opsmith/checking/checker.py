@@ -23,6 +23,7 @@ from opsmith.checking.exceptions import UncheckableError, watched_calls
 from opsmith.checking.first_calls import (
     Inputs,
     compile_kernels,
+    declared_at,
     in_single_precision,
     runnable_samples,
     tried_inputs,
@@ -173,6 +174,7 @@ def check(
         loading=loading,
         strict=strict,
         unverified=unverified_kernels(outcomes),
+        declared=given.specification.where,
     )
 
 
@@ -208,7 +210,15 @@ def _unrun(operator: Any, first: Outcome, seed: int, level: Effort, *, strict: b
     first = graded(replace(first, reason=missing_here(first.failures)))
     found = {each.property: each for each in (first, *others)}
     outcomes = tuple(found[name] for name in USUAL)
-    return Report(str(name), outcomes, seed, environment(), level.name, strict=strict)
+    return Report(
+        str(name),
+        outcomes,
+        seed,
+        environment(),
+        level.name,
+        strict=strict,
+        declared=declared_at(operator),
+    )
 
 
 def selected(

@@ -55,9 +55,14 @@ def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, l
             return raised_.outcome
         return Outcome(PROPERTY, "passed")
 
-    forward = getattr(operator, "forward", None)
-    location = operator.specification.where if isinstance(operator, Operator) else where(forward or operator)
-    return run_isolated(PROPERTY, begin, where=location, limit_s=limit_s)
+    return run_isolated(PROPERTY, begin, where=declared_at(operator), limit_s=limit_s)
+
+
+def declared_at(operator: Any) -> str:
+    """Return `file:line` of the reference of an operator, or of the forward of a class; else a name."""
+    if isinstance(operator, Operator):
+        return operator.specification.where
+    return where(getattr(operator, "forward", None) or operator)
 
 
 def in_single_precision(subject: Subject, limit_s: float) -> Subject:

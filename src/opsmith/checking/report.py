@@ -222,6 +222,7 @@ class Report:
         loading: Seconds that torch took to load its compiler, which it does once in a process.
         strict: True if warnings, and kernels that ran on no sample, count as errors do.
         unverified: Kernels that ran on no sample, each with the reason: nothing is known of these.
+        declared: `file:line` of its reference, or of the forward of a class; None in earlier reports.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -239,6 +240,7 @@ class Report:
     loading: float = 0.0
     strict: bool = False
     unverified: tuple[str, ...] = ()
+    declared: str | None = None
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -271,14 +273,14 @@ class Report:
 
         It covers what ran, unless `strict`: then there is no warning either, and every kernel ran.
         """
-        return not self.failed and not self._missing()
+        return not self.failed and not self.missing()
 
     @property
     def passed_as_asked(self) -> bool:
         """True as `passed` is, but not missing results or gradients that the caller left out."""
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
         ran = any(outcome.status == "passed" for outcome in self.outcomes)
-        return not self.failed and ran and left_out.issuperset(self._missing())
+        return not self.failed and ran and left_out.issuperset(self.missing())
 
     @property
     def failed(self) -> bool:
@@ -301,7 +303,7 @@ class Report:
         """Seconds that loading torch's compiler and compiling took, which later checks in a process share."""
         return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.compiles)
 
-    def _missing(self) -> list[str]:
+    def missing(self) -> list[str]:
         """The first property of each group of `REQUIRED` of which none passed."""
         passed = {outcome.property for outcome in self.outcomes if outcome.status == "passed"}
         return [group[0] for group in REQUIRED if passed.isdisjoint(group)]
@@ -311,6 +313,7 @@ class Report:
         return {
             "schema": SCHEMA,
             "operator": self.operator,
+            "declared": self.declared,
             "passed": self.passed,
             "strict": self.strict,
             "errors": len(self.errors),
@@ -392,7 +395,7 @@ class Report:
             return f"{self.operator}: FAILED{shown}{beside}"
         if self.passed:
             return f"{self.operator}: passed{beside}"
-        missing = self._missing()
+        missing = self.missing()
         if self.passed_as_asked:
             return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
         return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"

@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "opsmith.cli.doctor",
     "draw": "opsmith.cli.draw",
     "export": "opsmith.cli.export",
+    "mcp": "opsmith.cli.mcp",
     "new": "opsmith.cli.new",
     "page": "opsmith.cli.page",
     "tour": "opsmith.cli.tour",

@@ -15,6 +15,7 @@ from opsmith.checking.checker import selected
 from opsmith.checking.processes.fork import limit_of
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Report, read_reports
+from opsmith.cli.check_formats import destinations, write_results
 from opsmith.cli.check_run import Checking, CheckRun, check_at_once, check_in_turn
 from opsmith.cli.check_subject import CheckSubject, subjects_of
 from opsmith.cli.guard import waiting
@@ -29,8 +30,7 @@ from opsmith.cli.options import (
     read_file,
 )
 from opsmith.cli.output import answering
-from opsmith.core.output_file import replace_file, writable_file
-from opsmith.targets import Target
+from opsmith.targets import Target, nothing_declared, targets_of
 
 EPILOG = "\n\n".join(
     ["**Properties**", *(f"- `{known.name}` {known.title}" for known in PROPERTIES.values())]
@@ -45,9 +45,16 @@ def check(
             metavar="FILE_OR_MODULE[:NAME]",
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
             "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
-            "Functions and custom ops.",
+            "Functions and custom ops. A folder (`kernels/`) stands for every file below it that has some.",
         ),
     ],
+    pass_if_none: Annotated[
+        bool,
+        typer.Option(
+            "--pass-if-none",
+            help="Let a file pass that declares nothing, as for a hook that names each changed file.",
+        ),
+    ] = False,
     quick: Quick = False,
     thorough: Thorough = False,
     seed: Seed = 0,
@@ -104,10 +111,19 @@ def check(
             show_default=False,
         ),
     ] = 1,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT[=FILE]",
+            help="Format of the results on stdout, or in a file: `text`, `lines` (a line for each finding), "
+            "`github` (annotations of GitHub Actions), `json`, `sarif`, `junit` or `html`. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the reports as a page."),
+        typer.Option(metavar="FILE", help="Also write the reports as a page, as `--format html=FILE`."),
     ] = None,
     traceback: Traceback = False,
 ) -> None:
@@ -128,7 +144,9 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    - `opsmith check first.py second.py` all operators of both
+    - `opsmith check first.py second.py kernels/` all operators of both, and of the files in the folder
+
+    - `opsmith check mypackage --format text --format github --format sarif=check.sarif`
 
     - `opsmith check mypackage -j 4` four operators at a time, with the same reports in the same order
 
@@ -138,47 +156,32 @@ def check(
     operator could not be checked.
     """
     run = CheckRun()
-    with answering(as_json=as_json, traceback=traceback) as output:
-        with named_as_options(check):
-            selected(only or None, skip)
-        options = {
-            "only": only or None,
-            "skip": skip,
-            "seed": seed,
-            "effort": effort_of(quick=quick, thorough=thorough),
-            "isolate": _isolation(isolate=isolate, limit=limit),
-            "sanitize": sanitize,
-            "strict": strict,
-        }
-        if html is not None:
-            from opsmith.checking.output.html import page  # a missing package is reported before the check
-
-            writable_file(html, "page.html", "--html")
-        _refuse_jobs(jobs)
-        known: Mapping[str, Report] = {}
-        if baseline is not None:
-            known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
-        parsed, found, refused = (
-            [*map(Target.of, targets)],
-            list[CheckSubject](),
-            list[tuple[errors.OpsmithError, str]](),
-        )
-        if samples is not None and len(parsed) > 1:
-            raise errors.UsageError(
-                f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
-                hint=f"name it: `opsmith check {parsed[0].source}:NAME --samples {samples}`",
-            )
-        for text, each in zip(targets, parsed, strict=True):
-            try:
-                with waiting(f"importing {escape(text)}"):
-                    named = subjects_of(each, samples)
-            except errors.OpsmithError as error:
-                if len(parsed) == 1:
-                    raise
-                refused.append((error, each.source))
-                continue
-            found += [new for new in named if all(new.value is not before.value for before in found)]
-        checked = Checking(found, run, None if as_json else output, options, known)
+    shown = [*(formats or []), *(["json"] if as_json else [])]
+    with answering(as_json="json" in shown, traceback=traceback) as output:
+        wanted = destinations(formats or [], as_json=as_json, html=html)
+        try:
+            with named_as_options(check):
+                selected(only or None, skip)
+            options = {
+                "only": only or None,
+                "skip": skip,
+                "seed": seed,
+                "effort": effort_of(quick=quick, thorough=thorough),
+                "isolate": _isolation(isolate=isolate, limit=limit),
+                "sanitize": sanitize,
+                "strict": strict,
+            }
+            _refuse_jobs(jobs)
+            known: Mapping[str, Report] = {}
+            if baseline is not None:
+                known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
+            found, refused = _subjects(targets, samples, optional=pass_if_none)
+        except errors.OpsmithError as error:
+            run.refusal = error
+            write_results(run, wanted, output)
+            raise
+        text = any(each.format.render is None for each in wanted)
+        checked = Checking(found, run, output if text else None, options, known)
         for problem in refused:
             checked.refuse(*problem)
         if min(jobs, len(found)) > 1:
@@ -189,20 +192,51 @@ def check(
             for each in dict.fromkeys(subject.target for subject in found):
                 for line in _unchecked_remarks(each, each.unadopted()):
                     typer.echo(line, err=True)
-        if as_json:
-            output.write_json(run.to_dict())
-        elif len(found) + len(refused) > 1:
+        if text and len(found) + len(refused) != 1:
             output.write(f"\n{run.summary()}\n")
-        if html is not None:
-            unchecked = [
-                (entry["operator"] or entry["file"], entry["message"]) for entry in run.unchecked_entries()
-            ]
-            replace_file(html, page(run.reports, unchecked).encode())
-            typer.echo(f"opsmith: the page is in {html}", err=True)
+        for remark in write_results(run, wanted, output):
+            typer.echo(f"opsmith: {remark}", err=True)
         if run.interrupted:
             output.close()
             raise KeyboardInterrupt
     raise typer.Exit(run.status)
+
+
+def _subjects(
+    targets: list[str], samples: str | None, *, optional: bool
+) -> tuple[list[CheckSubject], list[tuple[errors.OpsmithError, str]]]:
+    """Return what the targets name, each thing once, and the errors of files that cannot be imported.
+
+    Args:
+        targets: The targets.
+        samples: Value of `--samples`.
+        optional: True if they may declare nothing.
+
+    Raises:
+        OpsmithError: If there is nothing to check, or a single file or module cannot be imported.
+    """
+    parsed = [(text, each) for text in targets for each in targets_of(text, optional=optional)]
+    if samples is not None and (len(parsed) != 1 or parsed[0][1].optional):
+        first = parsed[0][1].source if parsed else "FILE"
+        raise errors.UsageError(
+            f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
+            hint=f"name it: `opsmith check {first}:NAME --samples {samples}`",
+        )
+    found: list[CheckSubject] = []
+    refused: list[tuple[errors.OpsmithError, str]] = []
+    for text, each in parsed:
+        try:
+            with waiting(f"importing {escape(each.source if each.optional else text)}"):
+                named = subjects_of(each, samples)
+        except errors.OpsmithError as error:
+            if len(targets) == 1 and not each.optional:
+                raise
+            refused.append((error, each.source))
+            continue
+        found += [new for new in named if all(new.value is not before.value for before in found)]
+    if not found and not refused and not optional:
+        raise nothing_declared(", ".join(targets))
+    return found, refused
 
 
 def _isolation(*, isolate: bool, limit: float | None) -> bool | float:

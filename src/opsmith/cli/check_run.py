@@ -9,6 +9,7 @@ from typing import Any
 
 from opsmith import errors
 from opsmith.checking.accepting import with_baseline
+from opsmith.checking.output.annotations import Unchecked
 from opsmith.checking.output.terminal import rendered
 from opsmith.checking.processes.workers import Advance, Answered, Progressed, Task, run_in_workers
 from opsmith.checking.report import SCHEMA, Report
@@ -24,20 +25,22 @@ class CheckRun:
 
     Args:
         reports: Reports of those that were checked.
-        unchecked: Errors of those that could not be checked, each with its file or module.
+        refused: Errors of those that could not be checked, each with its file or module.
         interrupted: Those that Ctrl-C left unchecked.
+        refusal: The error that ended the command before anything was checked; None if there was none.
     """
 
     reports: list[Report] = field(default_factory=list)
-    unchecked: list[tuple[errors.OpsmithError, str]] = field(default_factory=list)
+    refused: list[tuple[errors.OpsmithError, str]] = field(default_factory=list)
     interrupted: list[CheckSubject] = field(default_factory=list)
+    refusal: errors.OpsmithError | None = None
 
     @property
     def status(self) -> int:
         """The exit status."""
         if self.interrupted:
             return INTERRUPTED
-        if self.unchecked:
+        if self.refused:
             return UNUSABLE
         return 0 if all(report.passed_as_asked for report in self.reports) else FAILED
 
@@ -45,16 +48,16 @@ class CheckRun:
         """Return the counts in one line."""
         passed = sum(report.passed_as_asked for report in self.reports)
         parts = [f"{passed} passed", f"{len(self.reports) - passed} not passed"]
-        parts += [f"{len(self.unchecked)} could not be checked"] if self.unchecked else []
+        parts += [f"{len(self.refused)} could not be checked"] if self.refused else []
         parts += [f"{len(self.interrupted)} interrupted"] if self.interrupted else []
-        every = len(self.reports) + len(self.unchecked) + len(self.interrupted)
+        every = len(self.reports) + len(self.refused) + len(self.interrupted)
         return f"{every} operators: {', '.join(parts)}"
 
-    def unchecked_entries(self) -> list[dict[str, Any]]:
-        """Return the name of each subject that was not checked, its file or module, and the reason."""
-        left = [(each.name, each.target.source, INTERRUPTION) for each in self.interrupted]
-        entries = [(error.operator, file, str(error)) for error, file in self.unchecked] + left
-        return [dict(zip(("operator", "file", "message"), each, strict=True)) for each in entries]
+    def unchecked(self) -> list[Unchecked]:
+        """Return each subject that was not checked, with the reason."""
+        refused = [*self.refused, *([(self.refusal, "")] if self.refusal is not None else [])]
+        found = [Unchecked(error.operator, file, str(error), error.where) for error, file in refused]
+        return found + [Unchecked(each.name, each.target.source, INTERRUPTION) for each in self.interrupted]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints; `report.schema.json` of `opsmith.checking` describes it."""
@@ -62,7 +65,10 @@ class CheckRun:
             "schema": SCHEMA,
             "passed": self.status == 0,
             "reports": [report.to_dict() for report in self.reports],
-            "unchecked": self.unchecked_entries(),
+            "unchecked": [
+                {"operator": each.operator, "file": each.file, "message": each.message}
+                for each in self.unchecked()
+            ],
             "interrupted": bool(self.interrupted),
         }
 
@@ -98,7 +104,7 @@ class Checking:
 
     def refuse(self, error: errors.OpsmithError, file: str) -> None:
         """Take the reason why a subject of a file or module was not checked, and print it."""
-        self.run.unchecked.append((error, file))
+        self.run.refused.append((error, file))
         complain(error)
 
 

@@ -163,6 +163,7 @@ OF_FEATURES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
     _of_package("Jinja2", "jinja2", "page; check: --html", install("page")),
     _of_package("matplotlib", "matplotlib", "benchmark: --plot", install("benchmark")),
+    _of_package("MCP", "mcp", "mcp", install("mcp")),
     _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),
 )
 

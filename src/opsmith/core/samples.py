@@ -267,7 +267,12 @@ def samples_of(
 
 
 def first_call(specification: Specification, use: str, otherwise: str = "") -> CallArguments:
-    """The first sample of an operator, with floating tensors of float32.
+    """The first sample of an operator; see `sample_calls`."""
+    return sample_calls(specification, use, otherwise)[0]
+
+
+def sample_calls(specification: Specification, use: str, otherwise: str = "") -> list[CallArguments]:
+    """The samples of an operator, one at least, with floating tensors of float32.
 
     Args:
         specification: The specification of the operator.
@@ -291,4 +296,4 @@ def first_call(specification: Specification, use: str, otherwise: str = "") -> C
             hint=f"write `@{specification.variable}.samples` over a function of `make` that yields tuples "
             f"of arguments{otherwise}",
         )
-    return calls[0]
+    return calls

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -118,12 +118,13 @@ def import_file(path: Path) -> ModuleType:
         root = root.parent
     _reach(root)
     name = ".".join(parts)
-    known = sys.modules.get(name)
-    if known is not None and _file_of(known) == path:
-        return known
-    if len(parts) > 1:
+    while (known := sys.modules.get(name)) is not None:
+        if _file_of(known) == path:
+            return known
+        name = f"file_{name}"  # of another file of this name
+    if len(parts) > 1 and name == ".".join(parts):
         return _guarded(str(path), partial(importlib.import_module, name))
-    return _guarded(str(path), partial(_execute, path, name if known is None else f"file_{name}"))
+    return _guarded(str(path), partial(_execute, path, name))
 
 
 def _execute(path: Path, name: str) -> ModuleType:
@@ -188,12 +189,14 @@ class Target:
     Args:
         source: Path of a `.py` file, or name of a module.
         name: Name of an operator in it; None for all.
+        optional: True if it may declare nothing to check, as a file of a folder.
     """
 
     __repr__ = short_repr
 
     source: str
     name: str | None
+    optional: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, text: str) -> Target:
@@ -256,14 +259,15 @@ class Target:
 
         A name may be that of an operator, of an `autograd.Function` class, or of a torch.library operator,
         by its variable or as `namespace::name`. Without a name, all operators that the module declares are
-        returned; if there are none, its Functions and its `custom_op` objects.
+        returned; if there are none, its Functions and its `custom_op` objects. An optional target may
+        have nothing.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or name, or nothing to check.
             ModuleImportError: If it cannot be imported.
         """
         module = self.module()
-        found = _declared(module)
+        found = _declared(module, inside=not self.optional)
         others = self._others(module)
         if self.name is not None:
             known = _known(module, found)
@@ -277,14 +281,14 @@ class Target:
             raise self._unknown(known, others)
         if found:
             return {operator.name: operator for operator in found}
-        if not others:
+        if not others and not self.optional:
             raise self._none(module)
         return others
 
     def unadopted(self) -> dict[str, Any]:
         """Return the Functions and custom ops, not adopted, of a module that also declares operators."""
         module = self.module()
-        found = _declared(module)
+        found = _declared(module, inside=not self.optional)
         if self.name is not None or not found:
             return {}
         adopted = [each.specification.origin.subject for each in found]
@@ -334,10 +338,11 @@ class Target:
         )
 
 
-def _declared(module: ModuleType) -> list[Operator[..., Any]]:
-    """Return the operators that a module and its submodules declare."""
-    inside = f"{module.__name__}."
-    return [each for each in declared_operators() if f"{each.specification.module}.".startswith(inside)]
+def _declared(module: ModuleType, *, inside: bool = True) -> list[Operator[..., Any]]:
+    """Return the operators that a module declares, and with `inside` those of its submodules."""
+    owners = [(each, f"{each.specification.module}.") for each in declared_operators()]
+    prefix = f"{module.__name__}."
+    return [each for each, owner in owners if owner == prefix or (inside and owner.startswith(prefix))]
 
 
 def _known(module: ModuleType, found: list[Operator[..., Any]]) -> dict[str, Operator[..., Any]]:

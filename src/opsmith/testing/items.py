@@ -187,14 +187,9 @@ class PropertyItem(pytest.Item):
         for failure in failures:
             self.add_report_section("call", failure.severity, f"{failure}\n")
         if outcome.status == "skipped":
-            if self._is_missed(report):
+            if self.name in report.missing():
                 raise PropertyFailedError(f"it could not be checked: {outcome.reason}")
             pytest.skip(outcome.reason)
-
-    def _is_missed(self, report: Report) -> bool:
-        """Return True if this property is required, and no other of its group passed."""
-        passed = {outcome.property for outcome in report.outcomes if outcome.status == "passed"}
-        return any(self.name == group[0] and not passed & {*group} for group in REQUIRED)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failure without the traceback of opsmith's own code."""

@@ -21,7 +21,7 @@ FILE = Path("folder/before.json")
 SEEDS = range(400)
 DERIVED = {"passed", "errors", "warnings", "limits", "seconds", "compile_seconds", "word"}
 """Keys that a report computes from its outcomes."""
-ADDED: dict[str, Any] = {"unverified": [], "kernels": []}
+ADDED: dict[str, Any] = {"declared": None, "unverified": [], "kernels": []}
 """Keys that were added within a version, with the value of a report, or an outcome, that lacks them."""
 
 EVIDENCE = {"got": math.nan, "index": (2, 0), "also fits": {"scale": {"factor": -1.0, "error": 3e-16}}}

@@ -25,7 +25,7 @@ REPORT: dict[str, Any] = {"$ref": "#/$defs/report", "$defs": RUN["$defs"]}
 VALIDATORS = {
     name: jsonschema.Draft202012Validator(schema) for name, schema in {"run": RUN, "report": REPORT}.items()
 }
-ADDED = {"file", "unverified", "kernels", "word"}
+ADDED = {"declared", "file", "unverified", "kernels", "word"}
 """Keys that were added within the version: opsmith writes them, and reads reports without them."""
 FAST = ("--only", "forward", "--only", "gradient")
 

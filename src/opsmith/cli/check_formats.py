@@ -1,0 +1,140 @@
+"""Formats of the results of `opsmith check`, on stdout or in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opsmith import errors
+from opsmith.checking.output.annotations import lines, workflow_commands
+from opsmith.checking.output.junit import junit
+from opsmith.checking.output.sarif import sarif
+from opsmith.cli.check_run import CheckRun
+from opsmith.cli.output import Output
+from opsmith.core.output_file import replace_file, writable_file
+
+
+def _json(run: CheckRun) -> str:
+    value = run.to_dict() if run.refusal is None else {"error": str(run.refusal)}
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _html(run: CheckRun) -> str:
+    from opsmith.checking.output.html import page  # it needs an extra
+
+    return page(run.reports, [(each.operator or each.file, each.message) for each in run.unchecked()])
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of the results.
+
+    Args:
+        kind: Noun of it in messages.
+        example: Name of a file of it.
+        render: Writes the results; None for the text, which is printed report by report.
+        whole: True if it is one document, so that nothing else may stand on stdout.
+    """
+
+    kind: str
+    example: str
+    render: Callable[[CheckRun], str] | None
+    whole: bool = True
+
+
+FORMATS = {
+    "text": Format("text", "check.txt", None, whole=False),
+    "lines": Format("list", "check.txt", lambda run: lines(run.reports, run.unchecked()), whole=False),
+    "github": Format(
+        "list", "check.txt", lambda run: workflow_commands(run.reports, run.unchecked()), whole=False
+    ),
+    "json": Format("JSON", "check.json", _json),
+    "sarif": Format("SARIF", "check.sarif", lambda run: sarif(run.reports, run.unchecked())),
+    "junit": Format("JUnit XML", "check.xml", lambda run: junit(run.reports, run.unchecked())),
+    "html": Format("page", "page.html", _html),
+}
+"""Formats by the word of `--format`."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A format, and where the results are written in it.
+
+    Args:
+        format: The format.
+        file: The file; None for stdout.
+    """
+
+    format: Format
+    file: Path | None
+
+
+def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> list[Destination]:
+    """Return the destinations of the options; the text on stdout if none is on stdout.
+
+    Args:
+        given: Values of `--format`: `FORMAT` or `FORMAT=FILE`.
+        as_json: True for `--json`, which is `--format json`.
+        html: Value of `--html`, which is `--format html=FILE`.
+
+    Raises:
+        UsageError: If there is no such format, a file cannot be written, or stdout takes a document and more.
+        MissingExtraError: If a package that a format needs is missing.
+    """
+    found = [_destination(text) for text in given]
+    found += [Destination(FORMATS["json"], None)] if as_json else []
+    found += (
+        [] if html is None else [Destination(FORMATS["html"], writable_file(html, "page.html", "--html"))]
+    )
+    if any(each.format is FORMATS["html"] for each in found):
+        import opsmith.checking.output.html  # noqa: F401  # a missing package is reported before the check
+    if all(each.file is not None for each in found):
+        found.append(Destination(FORMATS["text"], None))
+    shown = [each.format for each in found if each.file is None]
+    whole = next((each for each in shown if each.whole), None)
+    if whole is not None and len({*map(id, shown)}) > 1:
+        raise errors.UsageError(
+            f"the {whole.kind} is one document, and stdout is to take another format, too",
+            argument="--format",
+            hint=f"write it to a file: `--format {_word(whole)}={whole.example}`",
+        )
+    return found
+
+
+def _destination(text: str) -> Destination:
+    word, equals, file = text.partition("=")
+    known = FORMATS.get(word)
+    if known is None or (known.render is None and equals):
+        raise errors.UsageError(
+            f"there is no format `{word}`" if known is None else "the text is for stdout alone",
+            argument="--format",
+            expected=" or ".join([", ".join([*FORMATS][:-1]), [*FORMATS][-1]]),
+            got=text,
+            hint="write `--format github`, or `--format sarif=check.sarif` for a file",
+        )
+    return Destination(known, writable_file(file, known.example, "--format") if equals else None)
+
+
+def _word(known: Format) -> str:
+    return next(word for word, each in FORMATS.items() if each is known)
+
+
+def write_results(run: CheckRun, wanted: Iterable[Destination], output: Output) -> list[str]:
+    """Write the results, first to stdout; return a remark on each file.
+
+    Raises:
+        UsageError: If a file cannot be written.
+    """
+    remarks = []
+    for each in sorted(wanted, key=lambda one: one.file is not None):
+        if each.format.render is None:
+            continue
+        text = each.format.render(run)
+        if each.file is None:
+            output.write(text)
+        else:
+            replace_file(each.file, text.encode())
+            remarks.append(f"the {each.format.kind} is in {each.file}")
+    return remarks
