@@ -51,7 +51,7 @@ _by_triton: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
 
 
 _on_cpu: list[tuple[Any, tuple[Kernel, ...], TritonKernel, Any]] = []
-"""Operators whose kernels take CPU tensors now: what each had before, for tests of other files that use it."""
+"""Operators whose kernels take CPU tensors now, with what each had before."""
 
 
 def launcher(_source: Any, _metadata: Any) -> Any:
