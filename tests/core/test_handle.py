@@ -69,6 +69,7 @@ def registered_elsewhere(x: Tensor, n: int = 2) -> Tensor:
 
 
 registered = opsmith.adopt(torch.ops.handle.registered, reference=lambda x, n=2: x * n)
+by_torch = opsmith.adopt(Cubed, "handle::by_torch", reference=torch.mul)
 cubed = opsmith.adopt(Cubed, "handle::cubed")
 
 
@@ -94,6 +95,7 @@ HANDLES = [
     pytest.param(adds.functional, "(x: Tensor, y: Tensor) -> torch.Tensor", id="functional form"),
     pytest.param(adds, "(x: Tensor, y: Tensor) -> None", id="in place"),
     pytest.param(cubed, "(x: Tensor, n: int = 3) -> torch.Tensor", id="adopted"),
+    pytest.param(by_torch, "(x: Tensor, n: int = 3) -> torch.Tensor", id="reference of torch"),
     pytest.param(returns_it, "(x: Tensor) -> Tensor", id="returns what it writes"),
     pytest.param(registered, "(x: Tensor, n: int = 2) -> torch.Tensor", id="of torch.library"),
 ]

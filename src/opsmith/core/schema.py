@@ -224,7 +224,9 @@ class Schema:
 
     def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
         """Return the signature of a call, in the words of the reference where these are right for a call."""
-        own = inspect.signature(reference)
+        # A function of torch has neither annotations nor a signature.
+        annotated = bool(getattr(reference, "__annotations__", None))
+        own = inspect.signature(reference) if annotated else inspect.Signature()
         named = {each.name: each for each in own.parameters.values() if each.annotation is not REQUIRED}
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         parameters = [
@@ -243,7 +245,7 @@ class Schema:
             returned = Tensor
         elif len(visible) == 1:
             (returned,) = visible
-        if hints_of(reference).get("return") == returned:
+        if annotated and _return_hint(reference) == returned:
             returned = own.return_annotation
         return inspect.Signature(parameters, return_annotation=returned)
 
@@ -377,6 +379,14 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
         for parameter in signature.parameters.values()
     ]
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", REQUIRED))
+
+
+def _return_hint(function: Callable[..., Any]) -> Any:
+    """The annotation of what it returns; `REQUIRED` where there is none, or a hint cannot be resolved."""
+    try:
+        return hints_of(function).get("return", REQUIRED)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return REQUIRED
 
 
 _NO_ARGUMENTS = {
