@@ -15,8 +15,8 @@ TEXTS = Path(opsmith.rules.__file__).parent
 
 
 def texts() -> dict[str, Path]:
-    """The file of each rule's text, by the name of the rule."""
-    return {each.name: TEXTS / each.file for each in rules()}
+    """The file of each rule's text, by the rule's key."""
+    return {each.key: TEXTS / each.file for each in rules()}
 
 
 def example(rule: Rule) -> Program:

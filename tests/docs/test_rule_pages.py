@@ -15,7 +15,7 @@ from opsmith.checking.report import Failure
 from opsmith.rules import Rule, pages, rule, rules
 from opsmith.rules.rule import COMPARED, EXAMPLE, SECTIONS, sections
 
-RULES = {each.name: each for each in rules()}
+RULES = {each.key: each for each in rules()}
 
 CODE = {
     "error": [name for name in errors.__all__ if name != "OpsmithError"],
@@ -56,24 +56,29 @@ def test_no_page_is_left_over() -> None:
     assert set(TEXTS.rglob("*.md")) == {TEXTS / each.file for each in rules()}
 
 
-def test_a_name_is_that_of_one_rule() -> None:
-    assert len(RULES) == len(rules())
+def test_a_key_leads_to_its_rule() -> None:
+    assert [rule(each.key) for each in rules()] == [*rules()]
+
+
+def test_a_cause_comes_before_a_property_of_the_same_name() -> None:
+    assert rule("resources").kind == "cause"
+    assert rule("properties/resources").kind == "property"
 
 
 @pytest.mark.parametrize("each", RULES.values(), ids=RULES)
 def test_a_page_has_all_parts(each: Rule) -> None:
     found = sections(each.text)
     wanted = {*SECTIONS, *([COMPARED] if each.kind == "property" else [])}
-    assert set(found) == wanted - ({EXAMPLE} if each.name in WITHOUT_EXAMPLE else set())
+    assert set(found) == wanted - ({EXAMPLE} if each.key in WITHOUT_EXAMPLE else set())
     assert all(found.values())
     assert each.title.endswith(".")
 
 
 def _items() -> list[object]:
     return [
-        pytest.param(each, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name, each in RULES.items()
-        if name not in WITHOUT_EXAMPLE
+        pytest.param(each, id=key, marks=[pytest.mark.slow] if key in SLOW else [])
+        for key, each in RULES.items()
+        if key not in WITHOUT_EXAMPLE
     ]
 
 

@@ -31,9 +31,9 @@ def updated(text: str, running: Program) -> str:
 
 
 def main(named: list[str]) -> None:
-    names = {Path(each).name for each in named}
+    ruled = {each.key: each for each in rules()}
+    names = {each if each in ruled else Path(each).name for each in named}
     there = {page.name: page for page in pages()}
-    ruled = {each.name: each for each in rules()}
     unknown = sorted(names - there.keys() - ruled.keys())
     if unknown:
         sys.exit(f"there is no page {', '.join(unknown)}; there is: {', '.join([*there, *ruled])}")

@@ -47,7 +47,7 @@ def rule(
                 return
             rows = columns("rule", "kind", "")
             for each in listed:
-                rows.add_row(Text(each.name), Text(each.kind, style="dim"), Text(each.title))
+                rows.add_row(Text(each.key), Text(each.kind, style="dim"), Text(each.title))
             printer.console().print(rows)
             return
         found = rules.rule(name)

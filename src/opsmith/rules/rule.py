@@ -49,6 +49,8 @@ class Rule:
         name: Name of the class, value of `Failure.cause`, or name of the property.
         kind: `error`, `cause` or `property`.
         title: One sentence.
+        key: Argument of `rule` and of the command: the name, or `properties/resources` where a cause has the
+            same name.
 
     Example:
         >>> rule("sign").title
@@ -58,11 +60,12 @@ class Rule:
     name: str
     kind: Kind
     title: str
+    key: str
 
     @property
     def address(self) -> str:
-        """The last line of a message: the command that prints the page."""
-        return errors.address(self.name)
+        """The command that prints the page; messages end with it."""
+        return errors.address(self.key)
 
     @property
     def file(self) -> str:
@@ -88,29 +91,35 @@ def rules() -> tuple[Rule, ...]:
 
     The property of a kernel language that another package brings has no page here, and is no rule.
     """
-    return tuple(each for each in _named() if (_TEXTS / each.file).is_file())
+    found: dict[str, Rule] = {}
+    for kind, name, title in _named():
+        key = f"{FOLDERS[kind]}/{name}" if name in found else name
+        each = Rule(name, kind, title, key)
+        if (_TEXTS / each.file).is_file():
+            found[key] = each
+    return tuple(found.values())
 
 
-def _named() -> Iterator[Rule]:
+def _named() -> Iterator[tuple[Kind, str, str]]:
     for name in errors.__all__:
         if name != "OpsmithError":
-            yield Rule(name, "error", (getattr(errors, name).__doc__ or "").strip().partition("\n")[0])
+            yield "error", name, (getattr(errors, name).__doc__ or "").strip().partition("\n")[0]
     for cause in CAUSES.values():
-        yield Rule(cause.name, "cause", cause.meaning)
+        yield "cause", cause.name, cause.meaning
     for known in PROPERTIES.values():
-        yield Rule(known.name, "property", f"{known.title[0].upper()}{known.title[1:]}.")
+        yield "property", known.name, f"{known.title[0].upper()}{known.title[1:]}."
 
 
 def rule(name: str) -> Rule:
     """The rule of a name.
 
     Args:
-        name: As in `rules()`: `CapturedTensorError`, `missing-term`, `second_order`.
+        name: The `key` of a rule: `CapturedTensorError`, `missing-term`, `second_order`.
 
     Raises:
         UsageError: If there is no such rule; the hint has the nearest names.
     """
-    known = {each.name: each for each in rules()}
+    known = {each.key: each for each in rules()}
     if name in known:
         return known[name]
     lowered = {each.lower(): each for each in known}
