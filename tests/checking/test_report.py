@@ -81,6 +81,7 @@ def test_a_failure_in_text() -> None:
         "  replay:",
         "    first()",
         "    second()",
+        "  more: opsmith rule sign",
     ]
 
 

@@ -13,7 +13,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure
 from opsmith.rules import Rule, pages, rule, rules
-from opsmith.rules.rule import COMPARED, EXAMPLE, SECTIONS, sections
+from opsmith.rules.rule import COMPARED, SECTIONS, sections
 
 RULES = {each.key: each for each in rules()}
 
@@ -23,26 +23,17 @@ CODE = {
     "property": [*PROPERTIES],
 }
 
-WITHOUT_EXAMPLE: set[str] = set()
-"""Rules whose page has no example."""
-
 SLOW = {
-    "BenchmarkFormatError",
-    "CompileError",
-    "DynamicAxisError",
-    "ExportError",
-    "ExportMismatchError",
-    "KernelError",
-    "KernelFaultError",
-    "KernelRefusedError",
-    "KernelSignatureError",
-    "NotEmulatedError",
-    "NotPassedError",
-    "OnnxRuntimeError",
+    *("BenchmarkFormatError", "CompileError", "DynamicAxisError", "ExportError", "ExportMismatchError"),
+    *("KernelError", "KernelFaultError", "KernelRefusedError", "KernelSignatureError", "NotEmulatedError"),
+    *("NotPassedError", "OnnxRuntimeError"),
+    *("out-of-bounds", "undefined", "uninitialized", "misaligned", "divergent-barrier", "race", "endless"),
+    *("not-refused", "resources", "narrow-index"),
+    *("cuda", "triton", "compile", "export", "opcheck", "properties/resources", "sanitized"),
 }
-"""Rules whose example takes longer than a second: it builds kernels, exports or compiles."""
+"""Rules whose example takes seconds: it builds kernels, exports or compiles."""
 
-NEEDS: dict[str, str] = {}
+NEEDS = {"triton": "triton"}
 """Packages without which an example does not run."""
 
 
@@ -69,7 +60,7 @@ def test_a_cause_comes_before_a_property_of_the_same_name() -> None:
 def test_a_page_has_all_parts(each: Rule) -> None:
     found = sections(each.text)
     wanted = {*SECTIONS, *([COMPARED] if each.kind == "property" else [])}
-    assert set(found) == wanted - ({EXAMPLE} if each.key in WITHOUT_EXAMPLE else set())
+    assert set(found) == wanted
     assert all(found.values())
     assert each.title.endswith(".")
 
@@ -78,7 +69,6 @@ def _items() -> list[object]:
     return [
         pytest.param(each, id=key, marks=[pytest.mark.slow] if key in SLOW else [])
         for key, each in RULES.items()
-        if key not in WITHOUT_EXAMPLE
     ]
 
 

@@ -74,7 +74,7 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "import torch boom(first, second)",
         "effects of x: raises, which follows from gradient: fix that first",
         "transposed: Two of its dimensions are swapped. Decided by: With two dimensions swapped back it is "
-        "the right one, on every fresh input.",
+        "the right one, on every fresh input. more: opsmith rule transposed",
         "torch 2.13.0; python 3.11",
     ):
         assert words in read.text, words
@@ -172,7 +172,7 @@ def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.output.html")
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         "a page needs the package `jinja2`",
         "  got: no module named 'jinja2'",
         "  hint: pip install '.[page]' in a checkout of opsmith; or `report.to_json()`, which needs nothing",

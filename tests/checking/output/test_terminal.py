@@ -51,7 +51,7 @@ def test_a_failure_has_a_panel_with_all_of_it() -> None:
         "    scale",
         "      factor  -1",
     ]
-    assert lines[15:18] == ["", "import torch", "boom()"]
+    assert lines[15:19] == ["", "import torch", "boom()", "  more: opsmith rule sign"]
     assert lines[-1] == "effects of `x`: raises, which follows from `gradient`"
 
 
@@ -105,7 +105,7 @@ def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.output.terminal")
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         "reports in colour need the package `rich`",
         "  got: no module named 'rich'",
         "  hint: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs nothing",
