@@ -89,7 +89,6 @@ class Failure:
     severity: Severity = "error"
     accepted: str | None = None
 
-    @property
     def address(self) -> str:
         """The command that prints the page of its cause."""
         return errors.address(self.cause)
@@ -128,7 +127,7 @@ class Failure:
             lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
             lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
-        lines.append(f"  more: {self.address}")
+        lines.append(f"  more: {self.address()}")
         return printable("\n".join(lines))
 
 

@@ -178,7 +178,7 @@ def _about(given: Rule) -> str:
 
 def _builtin(name: str) -> str:
     """The built-in exception that an error class derives from."""
-    ancestors = getattr(errors, name).__mro__
+    ancestors: tuple[type, ...] = getattr(errors, name).__mro__
     return next(each.__name__ for each in ancestors if each.__module__ == "builtins")
 
 
