@@ -191,7 +191,7 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path, monkeypatch: p
     monkeypatch.setattr(cache_module.tempfile, "mkdtemp", fails)
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "a kernel cannot be built, as nothing can be written",
         "  expected: room in the cache, or in the directory for temporary files",
         "  got: in the cache: [Errno 28] No space left on device; "
@@ -240,7 +240,7 @@ def test_a_directory_that_others_can_write_into_is_refused(directory: Path, mode
     directory.chmod(mode)
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "the cache of built kernels is in a directory that is not this user's alone",
         "  expected: a directory that this user owns, and that nobody else can write into",
         f"  got: {directory}: its mode is {mode:o}, so others can write into it",

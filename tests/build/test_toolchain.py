@@ -87,7 +87,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CXX", str(path))
     with pytest.raises(errors.ToolchainError) as caught:
         find_toolchain().run(["x.cpp"], tmp_path)
-    assert str(caught.value).splitlines()[0] == "the C++ compiler does not run"
+    assert caught.value.message().splitlines()[0] == "the C++ compiler does not run"
     assert f"got: {path}: " in str(caught.value)
     assert f"hint: see that `{path} --version` works" in str(caught.value)
 
@@ -214,7 +214,7 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(runtime, "cache_on_disk", lambda: Cache(tmp_path / "cache"))
     with pytest.raises(errors.ToolchainError) as caught:
         runtime.compile_runtime()
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "the C++ compiler does not compile opsmith's own library",
         "  expected: a compiler of C++17, as g++ 9 or clang 10",
         "  got: no C++17 here",

@@ -42,7 +42,7 @@ def by_property(report: opsmith.Report) -> dict[str, Any]:
 def test_no_samples_is_an_error_with_its_hint() -> None:
     with pytest.raises(errors.MissingSamplesError) as raised:
         opsmith.check(cube)
-    assert str(raised.value).splitlines()[0] == "session::cube: there are no samples to check it on"
+    assert raised.value.message().splitlines()[0] == "session::cube: there are no samples to check it on"
     assert "write `@cube.samples` over a function of `make`" in str(raised.value)
     for none in ([], list):
         with pytest.raises(errors.MissingSamplesError):
@@ -104,7 +104,7 @@ def test_hooks_on_saved_tensors_are_no_place_for_a_check() -> None:
     for hooks in (graph.saved_tensors_hooks(lambda x: x, lambda x: x), graph.save_on_cpu()):
         with pytest.raises(errors.UsageError) as raised, hooks:
             opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST)
-        assert str(raised.value).splitlines() == [
+        assert raised.value.message().splitlines() == [
             "a check was begun among hooks on saved tensors",
             "  expected: none: torch refuses them under `vmap` and `torch.func`",
             "  got: hooks, of `saved_tensors_hooks` or `save_on_cpu`",

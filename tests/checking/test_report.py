@@ -83,6 +83,7 @@ def test_a_failure_in_text() -> None:
         "  replay:",
         "    first()",
         "    second()",
+        "  more: opsmith rule sign",
     ]
 
 

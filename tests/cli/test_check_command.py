@@ -236,7 +236,10 @@ def test_a_file_that_raises_shows_the_last_lines_of_its_traceback(opsmith: Run, 
     assert f'File "{file}", line 4, in <module>' in done.stderr
     assert "    raise ValueError('no weights')" in done.stderr
     assert "ValueError: no weights" in done.stderr
-    assert lines[-1] == "  hint: fix the file so that `python` imports it"
+    assert lines[-2:] == [
+        "  hint: fix the file so that `python` imports it",
+        "  more: opsmith rule ModuleImportError",
+    ]
     assert "importlib" not in done.stderr
 
 

@@ -200,6 +200,7 @@ def test_a_page_that_cannot_be_written_loses_no_report(opsmith: Run, write: Writ
         "  expected: a file in a folder that is there, and can be written to\n"
         "  got: No space left on device\n"
         "  hint: name another file\n"
+        "  more: opsmith rule UsageError\n"
     )
 
 

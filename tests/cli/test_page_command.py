@@ -98,6 +98,7 @@ def test_a_file_about_others_is_refused(
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
         "  hint: name the file that has it, or leave it out",
+        "  more: opsmith rule UsageError",
     ]
 
 
@@ -116,6 +117,7 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
         f"  expected: what `{command} FILE` writes",
         "  got: No such file or directory",
         f"  hint: make it first: `{command} {tmp_path}/no`",
+        "  more: opsmith rule UsageError",
     ]
 
 

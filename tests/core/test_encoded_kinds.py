@@ -238,7 +238,7 @@ def test_a_dataclass_that_changes_what_it_is_made_of(name: str) -> None:
     with pytest.raises(errors.ArgumentError) as caught:
         operator(torch.ones(2), Restless(1))
     first = inspect.getsourcelines(Restless.__post_init__)[1]
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         f"{name}: `Restless.__post_init__` makes other values of the fields that it once made",
         "  expected: size=2",
         "  got: Restless(size=3)",

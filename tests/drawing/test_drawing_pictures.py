@@ -223,7 +223,7 @@ def test_pages_and_data_need_no_graphviz(monkeypatch: pytest.MonkeyPatch, tmp_pa
         opsmith.draw(y, tmp_path / f"graph.{suffix}")
     with pytest.raises(errors.MissingExtraError) as caught:
         opsmith.draw(y, tmp_path / "graph.svg")
-    assert str(caught.value).splitlines()[-1] == (
+    assert caught.value.message().splitlines()[-1] == (
         "  hint: pip install '.[draw]' in a checkout of opsmith; or write `.html`, `.dot` or `.json`, "
         "which need nothing"
     )

@@ -164,7 +164,7 @@ def test_samples_of_make_are_of_the_seed_and_serve_adopt_as_well() -> None:
 def test_samples_of_adopt_that_do_not_fit() -> None:
     with pytest.raises(errors.SampleError) as raised:
         opsmith.adopt(Product, "sample_messages::misfit", samples=[(vector(),)])
-    assert str(raised.value).splitlines()[:2] == [
+    assert raised.value.message().splitlines()[:2] == [
         "sample_messages::misfit: sample 0 has 1 argument, and `Product.forward` takes 2 (x, y)",
         "  where: the samples given to `adopt`",
     ]

@@ -182,7 +182,7 @@ def test_a_result_that_a_kernel_does_not_count_is_an_error_before_it_runs() -> N
     x = torch.ones(1)
     with pytest.raises(errors.KernelRefusedError) as refused:
         outer(x, x)
-    assert str(refused.value).splitlines() == [
+    assert refused.value.message().splitlines() == [
         f"narrow::outer: the kernel writes no such result: `result` has {2**32} elements, and at "
         f"{refused.value.where} the index `z[i * 9]` has 32 bits: {HINT}",
         f"  where: {refused.value.where}",

@@ -59,7 +59,7 @@ def test_headers_of_the_author_s_own_are_found_beside_the_file_and_part_of_the_k
     number.write_text("inline float number() { return three; }\n")
     with pytest.raises(errors.CompileError) as caught:
         value.reload()(torch.zeros(1))
-    first, quoted, mark = str(caught.value).splitlines()[1:4]
+    first, quoted, mark = caught.value.message().splitlines()[1:4]
     assert first == f"  got: {number}:1:32: 'three' was not declared in this scope"
     assert quoted.endswith("inline float number() { return three; }")
     assert mark.strip() == "^"

@@ -54,7 +54,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list
     monkeypatch.setattr(writer, "collect_content", None)
     with pytest.raises(errors.UsageError) as raised:
         opsmith.page(*args, **options)
-    return str(raised.value).splitlines()
+    return raised.value.message().splitlines()
 
 
 def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

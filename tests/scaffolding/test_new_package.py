@@ -229,7 +229,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
     with pytest.raises(errors.UsageError) as caught:
         new_package(name, tmp_path / "a")
     expected = f"small letters and digits, single `-` or `_` between them, a letter first; at most {LONGEST}"
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         f"`{name}` is not a valid package name\n"
         f"  argument: NAME\n  expected: {expected}\n  got: {got}\n  hint: {hint}"
     )
@@ -255,7 +255,7 @@ def test_a_name_that_is_taken(tmp_path: Path, name: str, because: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
         new_package(name, tmp_path / "a")
     assert str(caught.value).startswith(f"a package cannot be named `{name}`: {because}")
-    assert str(caught.value).endswith(
+    assert caught.value.message().endswith(
         "  argument: NAME\n  expected: a name that nothing else has\n"
         f"  got: {name}\n  hint: take another one, such as `{name}-kernels`"
     )
@@ -279,7 +279,7 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(errors.UsageError) as caught:
             new_package("fast-math", folder)
-        assert str(caught.value) == (
+        assert caught.value.message() == (
             f"the package cannot be written to `{folder}`\n"
             "  argument: DIR\n  expected: a folder that is not there yet, in one that can be written to\n"
             f"  got: {got}\n  hint: {hint}"
@@ -312,7 +312,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_licence_that_differs_in_case_alone(tmp_path: Path) -> None:
     done = run("fast-math", str(tmp_path / "a"), "--licence", "mit")
-    assert done.stderr.endswith("  hint: take `MIT`\n")
+    assert done.stderr.endswith("  hint: take `MIT`\n  more: opsmith rule UsageError\n")
 
 
 def test_a_licence_that_is_none(tmp_path: Path) -> None:
@@ -322,6 +322,7 @@ def test_a_licence_that_is_none(tmp_path: Path) -> None:
         "opsmith: there is no licence `GPL` to choose\n  argument: --licence\n"
         "  expected: MIT, Apache-2.0, BSD-3-Clause, none\n  got: GPL\n"
         "  hint: take `none`, and put a licence of your own there later\n"
+        "  more: opsmith rule UsageError\n"
     )
     assert not (tmp_path / "a").exists()
 

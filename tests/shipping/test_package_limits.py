@@ -201,7 +201,7 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
     assert shipped_headers(kernel, package, given) == {"a.h": "2", "b.h": "1"}
     with pytest.raises(errors.UsageError) as caught:
         shipped_headers(kernel, package, {f"{package}/../include/c.h": "5"})
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "limits::value: a header of its kernel in C++ lies outside of the package",
         "  argument: include_dirs",
         f"  expected: headers in {package}, or installed ones",
@@ -268,7 +268,7 @@ def test_a_library_that_names_a_folder_of_this_machine(kernel: CppKernel, tmp_pa
     wrong = link(tmp_path, str(other), "-Wl,-rpath,$ORIGIN/../a:/opt/lib", name="b.so")
     with pytest.raises(errors.UsageError) as caught:
         refuse_folders(kernel, wrong.read_bytes())
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "limits::value: its built kernel in C++ names a folder of this machine, from which a process would "
         "load code",
         "  argument: flags",

@@ -66,7 +66,7 @@ def test_without_headers_of_python(own_cache: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(extension.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(errors.ToolchainError) as caught:
         extension.compile_calls()
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "calls in C++ cannot be compiled without Python's headers",
         f"  expected: the file {tmp_path / 'Python.h'}",
         "  got: no such file",

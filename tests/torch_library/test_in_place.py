@@ -437,7 +437,7 @@ def test_tensors_of_inference_mode_are_written_there() -> None:
 def refused(call: Callable[[], Any]) -> str:
     with pytest.raises(errors.MutationError) as caught:
         call()
-    return str(caught.value).splitlines()[0].partition(": ")[2]
+    return caught.value.message().splitlines()[0].partition(": ")[2]
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_written() -> None:

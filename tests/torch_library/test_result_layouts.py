@@ -76,7 +76,7 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     firsts.kernel("cpu", cpp=source)
     with pytest.raises(errors.MissingFakeError) as caught:
         firsts(torch.zeros(3), torch.tensor(1))
-    problem, where, hint = str(caught.value).splitlines()
+    problem, where, hint = caught.value.message().splitlines()
     assert problem.startswith(
         "kernel_forms::firsts: the layouts of its results are unknown before a native kernel runs: "
         "the reference needs data for them ("

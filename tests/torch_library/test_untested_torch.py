@@ -147,6 +147,7 @@ def test_without_the_dispatcher_there_is_one_error() -> None:
         "  expected: torch 2.11, 2.13, 2.14 or 2.15, which opsmith is tested with",
         "  got: AttributeError: module 'torch._C' has no attribute '_AutoDispatchBelowAutograd'",
         "  hint: pip install 'torch==2.15.*'; `opsmith doctor` lists what works here",
+        "  more: opsmith rule UnsupportedTorchError",
     ]
 
 
@@ -206,6 +207,7 @@ def test_a_strange_value_of_the_variable_is_refused() -> None:
         "  expected: 1 for on, 0 for off",
         "  got: 'yes'",
         "  hint: set OPSMITH_CONSERVATIVE=1, or unset it",
+        "  more: opsmith rule UsageError",
     ]
     assert run("import opsmith", OPSMITH_CONSERVATIVE="yes").returncode == 0, "it is not read at import"
 

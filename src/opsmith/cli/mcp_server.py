@@ -38,10 +38,7 @@ INSTRUCTIONS = (
 def server() -> MCPServer:
     """Return the server with its tools."""
     made = MCPServer("opsmith", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    tools = [check, explain, emulate]
-    if importlib.util.find_spec("opsmith.rules") is not None:
-        tools.append(rule)
-    for tool in tools:
+    for tool in (check, explain, emulate, rule):
         made.add_tool(tool)
     return made
 

@@ -110,7 +110,7 @@ def _attributed(cls: type, name: str, at: str | None, parts: Sequence[Any]) -> I
         at = f"{file}:{lines[-1].lineno}" if lines else at
         if isinstance(error, ModuleNotFoundError) and error.name:
             hint = f"install the package of the module `{error.name}`, which {_package(cls)} needs"
-        raised = _in_a_line(f"{type(error).__name__}: {error}")
+        raised = _in_a_line(f"{type(error).__name__}: {errors.message_of(error)}")
         hint = hint or _correct(cls, at) + " with the whole traceback"
         raise _error(cls, name, ("fails", f": {raised}"), at, parts, hint) from error
 

@@ -147,7 +147,7 @@ def test_the_error_names_file_place_and_hint(tmp_path: Path) -> None:
     read["outcomes"][2]["property"] = 3
     with pytest.raises(errors.ReportFormatError) as raised:
         read_reports(json.dumps(read), file)
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         f"`{file}` is not a report that this version of opsmith wrote",
         "  expected: a string: Its name, as `--only` and `--skip` take it.",
         "  got: int 3",

@@ -78,7 +78,7 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "import torch boom(first, second)",
         "effects of x: raises, which follows from gradient: fix that first",
         "The cause transposed is decided by: With two dimensions swapped back it is the right one, on every "
-        "fresh input.",
+        "fresh input. more: opsmith rule transposed",
         "torch 2.13.0; python 3.11",
     ):
         assert words in read.text, words

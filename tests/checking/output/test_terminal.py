@@ -55,10 +55,10 @@ def test_a_failure_has_a_panel_with_all_of_it() -> None:
         "    scale",
         "      factor  -1",
     ]
-    assert lines[11:14] == ["", "import torch", "boom()"]
-    assert lines[15:17] == ["effects of `x`: raises, which follows from `gradient`", "  note: guessed"]
-    assert lines[17].split(maxsplit=4) == ["forward", "passed", "0.25", "s", "bfloat16 was [left] out"]
-    assert lines[20:] == [
+    assert lines[11:15] == ["", "import torch", "boom()", "  more: opsmith rule sign"]
+    assert lines[16:18] == ["effects of `x`: raises, which follows from `gradient`", "  note: guessed"]
+    assert lines[18].split(maxsplit=4) == ["forward", "passed", "0.25", "s", "bfloat16 was [left] out"]
+    assert lines[21:] == [
         "  skipped: 2",
         "    second_order, memory: nobody needed it",
         "  1.25 s; seed 0, default effort",

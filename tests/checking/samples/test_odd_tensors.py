@@ -69,7 +69,7 @@ def test_a_sample_that_torch_does_not_compute_with_is_refused(dtype: torch.dtype
 def test_a_quantised_gradient_is_refused_by_name() -> None:
     with pytest.raises(errors.LayoutError) as raised:
         dense([None, torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)])
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         "a gradient must be a strided dense tensor",
         "  expected: torch.strided",
         "  got: a quantised tensor",

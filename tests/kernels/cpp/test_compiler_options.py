@@ -137,7 +137,7 @@ def test_headers_of_a_folder_are_in_the_key(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(errors.CompileError) as caught:
         included.reload()(torch.zeros(1))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "options::value: a folder of headers of the C++ kernel does not exist",
         "  argument: include_dirs",
         "  expected: an absolute path, or one beside the file that declares the kernel",
@@ -195,7 +195,7 @@ def test_a_library_that_the_linker_does_not_find() -> None:
     missing = kernel("1", libraries=["nowhere"])
     with pytest.raises(errors.CompileError) as caught:
         missing(torch.zeros(1))
-    lines = str(caught.value).splitlines()
+    lines = caught.value.message().splitlines()
     assert lines[:3] == [
         "options::value: the linker does not find a library of the C++ kernel",
         "  argument: libraries",

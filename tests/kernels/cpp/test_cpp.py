@@ -133,7 +133,7 @@ def test_explain_names_its_line_and_what_it_copies() -> None:
 def test_what_it_throws_is_an_error_of_python() -> None:
     with pytest.raises(opsmith.errors.KernelError) as caught:
         scaled(torch.ones(2), 7.0)
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cpp_kernels::scaled: the C++ kernel threw: `by` is 7, of all numbers",
         f"  where: {kernel_of(scaled).where}",
         "  hint: call it with what the kernel takes, or fix the kernel",

@@ -50,7 +50,7 @@ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
     with pytest.raises(errors.CompileError) as caught:
         wrong(torch.ones(2))
     first, at = line_of("template <class T>"), line_of("    y[i] = x[i] * byy;")
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cpp_messages::wrong_line: the C++ compiler refuses the kernel",
         f"  got: {HERE}:{at}:19: 'byy' was not declared in this scope; did you mean 'by'?",
         "            y[i] = x[i] * byy;",
@@ -134,7 +134,7 @@ def test_other_parameters_than_the_operator_s(
     operator = declared("parameters").kernel("cpu", entry="f", cpp=f"void f({parameters}) {{}}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cpp_messages::parameters: the parameters of the C++ kernel are not the operator's arguments and "
         "results",
         *([] if name is None else [f"  argument: {name}"]),
@@ -155,7 +155,7 @@ def test_parameters_in_another_order() -> None:
     operator = minus.kernel("cpu", cpp=text.format("y", "x", "x", "y"))
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(1), torch.zeros(1))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cpp_messages::minus: the C++ kernel has the operator's names in another order, and gets the "
         "arguments by position",
         "  expected: (x, y, result)",
@@ -222,7 +222,7 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
     )
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cpp_messages::other_result: the C++ kernel does not write the result that the reference gives",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
@@ -238,7 +238,7 @@ def test_an_argument_that_c_plus_plus_cannot_take() -> None:
     of_dtype.kernel("cpu", cpp="void of_dtype(View<const float> x, View<float> y) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         of_dtype(torch.ones(2), torch.float64)
-    assert str(caught.value).splitlines()[:5] == [
+    assert caught.value.message().splitlines()[:5] == [
         "cpp_messages::of_dtype: a C++ kernel cannot take `dtype`",
         "  argument: dtype",
         "  expected: a tensor, int, float, bool or str, or None for one; a list of any of these but str",
@@ -275,7 +275,7 @@ def test_no_function_of_that_name() -> None:
         declared("nameless").kernel(
             "cpu", cpp="// void nameless() {}\nvoid one(int a) {}\nvoid two(int a) {}"
         )
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cpp_messages::nameless: the C++ source has no function `nameless`",
         "  argument: entry",
         "  expected: `void nameless(...)`, whose parameters are the arguments and then the results",
@@ -400,7 +400,7 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     with pytest.raises(errors.KernelRefusedError) as caught:
         operator(torch.ones(1))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, and cannot be "
         "loaded or built here",
         "  expected: a built kernel in its package that fits this machine, or a compiler",
@@ -449,7 +449,7 @@ def test_strict_raises_instead() -> None:
     operator = declared("strict").kernel("cpu", entry="f", cpp=CORRECT, strict=True)
     with pytest.raises(errors.ToolchainError) as caught:
         operator(torch.ones(1))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "there is no C++ compiler",
         "  expected: the program that CXX names, `no-such-compiler -O1`",
         "  got: no `no-such-compiler` in PATH",
@@ -515,7 +515,9 @@ def test_a_brace_that_is_never_closed_is_told_first(tmp_path: Path) -> None:
     operator = declared("open").kernel("cpu", entry="f", cpp_file=file)
     with pytest.raises(errors.CompileError) as caught:
         operator(torch.ones(1))
-    assert str(caught.value).splitlines()[1] == f"  got: {file}:1:55: expected '}}' that matches this '{{'"
+    assert (
+        caught.value.message().splitlines()[1] == f"  got: {file}:1:55: expected '}}' that matches this '{{'"
+    )
 
 
 @pytest.mark.slow

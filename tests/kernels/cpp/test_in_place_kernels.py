@@ -148,7 +148,7 @@ def test_the_version_rises_once_in_each_call(context: str, through: str) -> None
 def refused(call: Callable[[], Any]) -> str:
     with pytest.raises(errors.MutationError) as caught:
         call()
-    return str(caught.value).splitlines()[0].partition(": ")[2]
+    return caught.value.message().splitlines()[0].partition(": ")[2]
 
 
 @pytest.mark.parametrize("context", ["no_grad", "inference_mode"])

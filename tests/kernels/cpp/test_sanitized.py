@@ -198,7 +198,7 @@ def test_a_compiler_without_sanitizers_is_refused_with_what_to_install(
 ) -> None:
     with pytest.raises(errors.ToolchainError) as caught:
         sanitizer.preloaded(compiler(tmp_path, text))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "the C++ compiler has no sanitizers that a sanitised check can use",
         "  expected: g++ 12 or later, with its libraries libasan.so and libubsan.so",
         f"  got: {tmp_path}/compiler: {got}",
@@ -220,7 +220,7 @@ def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pyt
     monkeypatch.setattr(sanitizer_parent, "PROGRAM", "raise SystemExit('no shadow memory')")
     with pytest.raises(errors.ToolchainError) as caught:
         outcome(FAULTS["reads_after"].operator)
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "no process runs with AddressSanitizer",
         "  expected: Python and torch with the sanitizer's library loaded before all others",
         "  got: no shadow memory",

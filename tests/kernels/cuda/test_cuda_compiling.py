@@ -325,7 +325,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
     compiler = nvrtc.Nvrtc(Failing(), nvrtc.NvrtcFile("/here/libnvrtc.so.13", "one"))
     with pytest.raises(errors.ToolchainError) as caught:
         compiler.compile("", options=[])
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
         "  expected: a complete NVRTC, of the same version as the files beside it",
         "  got: /here/libnvrtc.so.13",

@@ -155,7 +155,7 @@ def test_an_emulated_kernel_takes_no_call_either() -> None:
 def test_a_word_for_it_that_is_none() -> None:
     with pytest.raises(errors.UsageError) as caught:
         added("wrong", deterministic="no")
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cuda_determinism::wrong: `deterministic=` of a kernel is True or False",
         "  argument: deterministic",
         "  expected: True, or False if it rounds otherwise from run to run",

@@ -474,7 +474,7 @@ def test_what_a_declaration_refuses(launches: Any, lines: list[str]) -> None:
 def test_options_of_one_launch_beside_several() -> None:
     with pytest.raises(errors.UsageError) as caught:
         declared("beside", TWICE, **SCRATCH, grid=1, block=64, entry="part")
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cuda_launches::beside: a CUDA kernel with `launches=` has the options of one launch",
         "  argument: launches",
         "  expected: each in its `opsmith.Launch(...)`",
@@ -488,7 +488,7 @@ def test_a_kernel_that_takes_something_else() -> None:
     operator = declared("other", TWICE, text=text, **SCRATCH)
     with pytest.raises(errors.KernelSignatureError) as caught:
         opsmith.emulate(operator, torch.ones(3))
-    assert str(caught.value).splitlines()[:3] == [
+    assert caught.value.message().splitlines()[:3] == [
         "cuda_launches::other: the parameters of the CUDA kernel are not what the launch "
         "`folded(sums, again)` gives it",
         "  expected: (View<T> sums, View<T> again)",
@@ -501,7 +501,7 @@ def test_two_kernels_that_take_a_tensor_in_ways_that_exclude_one_another() -> No
     operator = declared("excluding", TWICE, text=text, **SCRATCH, dtypes=[torch.float64])
     with pytest.raises(errors.KernelSignatureError) as caught:
         opsmith.emulate(operator, torch.ones(3, dtype=torch.float64))
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cuda_launches::excluding: two launches of the CUDA kernel take `sums` as different tensors",
         "  argument: sums",
         "  expected: `Contiguous<float64, 1>` in each, or `View<...>` in one of them",

@@ -60,7 +60,7 @@ __global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
     with pytest.raises(errors.CompileError) as caught:
         wrong(torch.ones(2))
     at = line_of("\tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;")
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "cuda_messages::wrong_line: NVRTC refuses the kernel",
         f'  got: {HERE}:{at}:43: identifier "bye" is undefined',
         "        \tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;",
@@ -85,7 +85,7 @@ def test_other_parameters_than_the_operator_s() -> None:
     wrong = given("parameters", "__global__ void twice(View<const float> x, int by, View<float> y) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::parameters: the parameters of the CUDA kernel are not the operator's arguments and "
         "results",
         "  argument: by",
@@ -127,7 +127,7 @@ def test_a_result_of_another_dtype() -> None:
     wrong = given("dtype", "__global__ void twice(View<const float> x, double by, View<double, 2> y) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::dtype: the CUDA kernel does not write the result that the reference gives",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
@@ -144,7 +144,7 @@ def test_arguments_that_no_kernel_takes() -> None:
     on_cpu(cast)
     with pytest.raises(errors.KernelSignatureError) as caught:
         cast(torch.ones(2), torch.float32)
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::cast: a CUDA kernel cannot take `dtype`",
         "  argument: dtype",
         "  expected: a tensor, int, float or bool, or None for one; a list of any of these",
@@ -332,7 +332,7 @@ def test_what_the_driver_refuses_is_an_error_of_python(status: int, said: str) -
     with pytest.raises(errors.KernelError) as caught:
         operator(torch.ones(2))
     at = line_of("__global__ void twice(Contiguous<const T> x, double by")
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         f"cuda_messages::refused: the CUDA kernel is not launched: cuLaunchKernel returns {said}",
         "  got: grid (1, 1, 1), block (256, 1, 1), 0 bytes of shared memory, on sm_90",
         f"  where: {HERE}:{at}",
@@ -352,7 +352,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
     assert record().loads == len(kernel.functions.loaded) == 1
     with pytest.raises(errors.LaunchError) as caught:
         operator(torch.ones(228))
-    assert str(caught.value).splitlines()[:4] == [
+    assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::shared: a block of the CUDA kernel needs more shared memory than the GPU has for one",
         "  argument: shared",
         f"  expected: at most {227 * 1024} bytes on sm_90, static and dynamic together",

@@ -52,7 +52,7 @@ def test_a_system_that_forks_no_process(operator: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(launch.os, "fork", refuse)
     with pytest.raises(errors.ToolchainError) as caught:
         opsmith.emulate(operator, *CASE.arguments)
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         f"{operator.name}: no process can be forked for a CUDA kernel on the CPU",
         "  got: Resource temporarily unavailable",
         f"  where: {caught.value.where}",

@@ -362,7 +362,7 @@ def test_python_refuses_a_launch_in_its_own_words(case: str, monkeypatch: pytest
     assert kernel.cached_plans == 1
     with pytest.raises(errors.LaunchError) as caught:
         kernel.direct(torch.randn(rows, 2))
-    assert str(caught.value) == expected
+    assert caught.value.message() == expected
 
 
 def test_another_number_of_the_template_is_another_instance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,7 +339,7 @@ def test_what_a_launch_raises_is_told(recorded: tuple[Any, Recorder, list[Any]])
     recorder.raises = OutOfResources(300_000, 232_448, "shared memory")
     with pytest.raises(opsmith.errors.KernelError) as caught:
         kernel(torch.ones(3), 2.0)
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "triton_kernels::recorded: the Triton kernel needs more shared memory than the GPU has",
         "  expected: at most 232448",
         "  got: 300000",

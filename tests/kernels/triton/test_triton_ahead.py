@@ -205,7 +205,7 @@ def test_an_unknown_architecture_is_refused() -> None:
     for name in ("sm_70", "90", "gfx942", "sm_"):
         with pytest.raises(errors.UsageError) as caught:
             list(triton_usage(kernel_of(softmax), [name]))
-        assert str(caught.value).splitlines() == [
+        assert caught.value.message().splitlines() == [
             "Triton does not compile for this architecture",
             "  argument: architecture",
             "  expected: one from sm_80 on, as `sm_90`",
@@ -238,7 +238,7 @@ def test_samples_that_the_kernel_does_not_take_are_refused() -> None:
     operator.samples(lambda: [(torch.ones(8, dtype=torch.complex64),)])
     with pytest.raises(errors.MissingSamplesError) as caught:
         list(triton_usage(kernel_of(operator), ["sm_80"]))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "triton_ahead::untaken: its Triton kernel takes none of the samples, so that nothing is compiled",
         "  got: `x` is complex64, and it takes bfloat16 or float16",
         f"  where: {kernel_of(operator).where}",
@@ -256,7 +256,7 @@ def test_a_compile_error_shows_the_author_s_line_and_column() -> None:
     with pytest.raises(errors.CompileError) as caught:
         list(triton_usage(kernel_of(operator), ["sm_90"]))
     first = wrong_kernel.__code__.co_firstlineno
-    lines = str(caught.value).splitlines()
+    lines = caught.value.message().splitlines()
     assert lines[0] == "triton_ahead::wrong: Triton's compiler refuses the kernel"
     assert lines[1] == f"  got: {__file__}:{first + 2}:31: NameError('undefined is not defined')"
     assert lines[2].endswith("tl.store(result + at, undefined + tl.load(x + at))  # noqa: F821")

@@ -65,7 +65,7 @@ def test_words_that_do_not_fit_one_another(name: str, words: dict[str, Any], pro
 def test_what_is_no_kernel_in_triton(given: Any) -> None:
     with pytest.raises(errors.KernelSourceError) as caught:
         declared("none").kernel("cuda", triton=given, grid=1)
-    lines = str(caught.value).splitlines()
+    lines = caught.value.message().splitlines()
     assert lines[:2] == [
         "triton_messages::none: `triton=` is given something that is not a kernel in Triton",
         "  argument: triton",
@@ -102,7 +102,7 @@ def test_a_dtype_that_triton_has_no_pointer_to() -> None:
 def test_a_parameter_that_nothing_fills() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         declared("unfilled").kernel("cuda", triton=plain_kernel, grid=1)
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "triton_messages::unfilled: the parameter `N` of the Triton kernel is not bound to anything",
         "  argument: N",
         "  expected: the name of an argument or result (`x`, `by`, `names`, `result`), that of a tensor with "
@@ -191,7 +191,7 @@ def test_a_grid_that_leaves_results_unwritten() -> None:
     )
     with pytest.raises(errors.LaunchError) as caught:
         kernel_of(operator).interpreted(torch.ones(3))
-    assert str(caught.value).splitlines() == [
+    assert caught.value.message().splitlines() == [
         "triton_messages::unwritten: the grid of the Triton kernel has no programs, and nothing writes "
         "`result`",
         "  argument: result",
@@ -247,7 +247,7 @@ def test_without_triton_a_strict_kernel_is_an_error() -> None:
     operator = declared("strict").kernel("cuda", triton=plain_kernel, grid=1, constants={"N": 1}, strict=True)
     with pytest.raises(errors.ToolchainError) as caught:
         kernel_of(operator).refusal([torch.ones(3), 2.0, None])
-    lines = str(caught.value).splitlines()
+    lines = caught.value.message().splitlines()
     assert lines[0] == "Triton is not installed"
     assert lines[1] == "  expected: the package `triton`, which torch for CUDA brings along"
     assert lines[2] == f"  got: none on {sys.platform}"
