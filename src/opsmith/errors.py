@@ -29,6 +29,16 @@ def printable(text: str) -> str:
     return text.translate(_PICTURES)
 
 
+def address(rule: str) -> str:
+    """Return the command that prints the page of an error class, a cause or a property.
+
+    Example:
+        >>> address("missing-term")
+        'opsmith rule missing-term'
+    """
+    return f"opsmith rule {rule}"
+
+
 class OpsmithError(Exception):
     """Base of all errors of this package.
 
@@ -65,8 +75,15 @@ class OpsmithError(Exception):
         self.hint = hint
         self.args = (self.message(),)  # not by `super`, which torch.compile cannot trace
 
+    def __str__(self) -> str:
+        """The message, and in its last line the command that prints the page of the error."""
+        # A class of another module, such as a user's, has the page of the class that it derives from.
+        named = next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
+        page = "" if named == OpsmithError.__name__ else f"\n  more: {address(named)}"
+        return f"{self.message()}{page}"
+
     def message(self) -> str:
-        """Return the text of the error."""
+        """Return the text of the error, without the address of its page, as a part of another text."""
         lines = [f"{self.operator}: {self.problem}" if self.operator else self.problem]
         for label in ("argument", "expected", "got", "where", "hint"):
             text = getattr(self, label)
@@ -79,6 +96,11 @@ class OpsmithError(Exception):
             self.operator, self.where, self.hint = operator, self.where or where, self.hint or hint
             self.args = (self.message(),)
         return self
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an exception as a part of another message, which has an address of its own."""
+    return error.message() if isinstance(error, OpsmithError) else str(error)
 
 
 @contextmanager

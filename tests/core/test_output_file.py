@@ -51,14 +51,14 @@ def test_what_the_system_refuses(
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(errors.UsageError) as caught:
         writable_file(path, "a")
-    assert str(caught.value) == REFUSED.format(path=path, got="Permission denied", hint="name another file")
+    assert caught.value.message() == REFUSED.format(path=path, got="Permission denied", hint="name another file")
 
 
 def test_a_name_that_no_system_takes(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 300)
     with pytest.raises(errors.UsageError) as caught:
         writable_file(path, "a")
-    assert str(caught.value) == REFUSED.format(path=path, got="File name too long", hint="name another file")
+    assert caught.value.message() == REFUSED.format(path=path, got="File name too long", hint="name another file")
 
 
 def draw(run: Callable[..., Any]) -> None:

@@ -6,11 +6,14 @@ import io
 import linecache
 import re
 import sys
+import traceback
 import types
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from opsmith import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("python", "text", "sh", "toml", "")
@@ -116,10 +119,15 @@ class Program:
     """A page, run: its blocks share one module, and each runs once, after those above it.
 
     Messages name a page's Python as `PAGE.py`, with lines that count from the top of the block.
+
+    Args:
+        page: The page; its name names the module.
+        text: Its text, if it is not that of the file.
+        shows_errors: An error of opsmith that leaves a block is printed, as Python prints it.
     """
 
-    def __init__(self, page: Path, text: str | None = None) -> None:
-        self.page = page
+    def __init__(self, page: Path, text: str | None = None, *, shows_errors: bool = False) -> None:
+        self.page, self.shows_errors = page, shows_errors
         self.blocks = python_blocks(page.read_text(encoding="utf-8") if text is None else text)
         self._printed: list[str] = []
         self._module = types.ModuleType(f"page_{re.sub(r'[^0-9a-z]', '_', page.stem.lower())}")
@@ -147,8 +155,10 @@ class Program:
             with redirect_stdout(out):
                 exec(compile(source, file, "exec", dont_inherit=True), vars(self._module))
         except Exception as error:
-            error.add_note(f"in the block at line {block.code.start} of {self.page.name}")
-            raise
+            if not self.shows_errors or not isinstance(error, errors.OpsmithError):
+                error.add_note(f"in the block at line {block.code.start} of {self.page.name}")
+                raise
+            out.writelines(traceback.format_exception_only(error))
         self._stopped = None
         self._printed.append("".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines()))
 

@@ -19,7 +19,6 @@ SLOW = {
     "benchmarking.md",
     "capabilities.md",
     "cuda-kernels.md",
-    "errors.md",
     "from-autograd-function.md",
     "from-raw-kernel.md",
     "from-triton-op.md",

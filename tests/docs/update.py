@@ -1,4 +1,4 @@
-"""Write into every page what its Python prints now: `python tests/docs/update.py [PAGE ...]`.
+"""Write into every page what its Python prints now: `python tests/docs/update.py [PAGE|RULE ...]`.
 
 Read the difference before you commit it: the pages show what users see.
 """
@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from doc_pages import Program, pages, same
-from errors_table import ERRORS_PAGE, with_table
 from readme_examples import README, with_examples
+from rule_pages import INDEX, example, texts, with_index
+
+from opsmith.rules import rules
 
 
-def updated(page: Path) -> str:
-    """The page's text with the output of each block as it is now."""
-    text = page.read_text(encoding="utf-8")
-    running = Program(page)
+def updated(text: str, running: Program) -> str:
+    """A page's text with the output of each block as it is now."""
     lines = text.splitlines()
     outputs = [running.printed(position) for position in range(len(running.blocks))]
     for block, printed in reversed(list(zip(running.blocks, outputs, strict=True))):
@@ -31,15 +31,22 @@ def updated(page: Path) -> str:
 
 
 def main(named: list[str]) -> None:
-    names = {Path(each).name for each in named}
+    ruled = {each.key: each for each in rules()}
+    names = {each if each in ruled else Path(each).name for each in named}
     there = {page.name: page for page in pages()}
-    if names - there.keys():
-        sys.exit(f"there is no page {', '.join(sorted(names - there.keys()))}; there is: {', '.join(there)}")
-    for page in [there[name] for name in names] or there.values():
-        text = with_examples(page.read_text(encoding="utf-8")) if page == README else updated(page)
-        if page == ERRORS_PAGE:
-            text = with_table(text)
-        if text != page.read_text(encoding="utf-8"):
+    unknown = sorted(names - there.keys() - ruled.keys())
+    if unknown:
+        sys.exit(f"there is no page {', '.join(unknown)}; there is: {', '.join([*there, *ruled])}")
+    for name in sorted(names) or [*there, *ruled]:
+        page = there[name] if name in there else texts()[name]
+        before = page.read_text(encoding="utf-8")
+        if page == README:
+            text = with_examples(before)
+        elif page == INDEX:
+            text = with_index(before)
+        else:
+            text = updated(before, example(ruled[name]) if name in ruled else Program(page))
+        if text != before:
             page.write_text(text, encoding="utf-8")
             sys.stdout.write(f"updated {page.name}\n")
 

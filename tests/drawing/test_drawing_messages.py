@@ -229,7 +229,7 @@ def test_a_message_in_full(case: str, tmp_path: Path) -> None:
     given = subject()
     with pytest.raises(errors.OpsmithError) as caught:
         opsmith.draw(given, tmp_path / "graph.svg", **options)
-    assert str(caught.value) == message
+    assert caught.value.message() == message
     assert type(caught.value) is kind
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +275,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = tmp_path / "a.json"
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, path)
-    assert str(caught.value) == UNWRITABLE.format(
+    assert caught.value.message() == UNWRITABLE.format(
         path=path, got="No space left on device", hint="name another file"
     )
 
@@ -284,7 +284,7 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_format_that_is_none(name: str, hint: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
         opsmith.draw(leaf() * 2, name)
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         "a graph is not drawn in this format\n"
         "  argument: path\n"
         "  expected: a name that ends in .svg, .png, .pdf, .dot, .gv, .html, .htm, .json\n"

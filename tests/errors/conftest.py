@@ -40,7 +40,7 @@ def says() -> Says:
     def region(kind: type[errors.OpsmithError], message: str) -> Iterator[None]:
         with pytest.raises(errors.OpsmithError) as caught:
             yield
-        assert str(caught.value) == textwrap.dedent(message).strip()
+        assert caught.value.message() == textwrap.dedent(message).strip()
         assert type(caught.value) is kind
 
     return region

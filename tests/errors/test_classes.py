@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from collections import Counter
 from pathlib import Path
@@ -91,5 +92,23 @@ def test_form_of_a_message() -> None:
 
 
 def test_lines_that_say_nothing_are_left_out() -> None:
-    assert str(errors.UsageError("it is wrong")) == "it is wrong"
-    assert str(errors.UsageError("it is wrong", hint="write a")) == "it is wrong\n  hint: write a"
+    assert errors.UsageError("it is wrong").message() == "it is wrong"
+    assert errors.UsageError("it is wrong", hint="write a").message() == "it is wrong\n  hint: write a"
+
+
+def test_the_last_line_is_the_address_of_the_page() -> None:
+    error = errors.UsageError("it is wrong", hint="write a")
+    assert str(error) == "it is wrong\n  hint: write a\n  more: opsmith rule UsageError"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_class_of_others_has_the_page_of_the_class_that_it_derives_from() -> None:
+    class TheirError(errors.UsageError):
+        pass
+
+    assert str(TheirError("it is wrong")) == "it is wrong\n  more: opsmith rule UsageError"
+
+
+def test_a_message_in_another_one_has_no_address() -> None:
+    assert errors.message_of(errors.UsageError("it is wrong")) == "it is wrong"
+    assert errors.message_of(ValueError("it is wrong")) == "it is wrong"

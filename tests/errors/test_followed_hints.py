@@ -20,10 +20,10 @@ from opsmith import errors
 ONES = torch.ones(2, 3)
 
 
-def refused(kind: type[Exception], run: Any) -> str:
+def refused(kind: type[errors.OpsmithError], run: Any) -> str:
     with pytest.raises(kind) as caught:
         run()
-    return str(caught.value)
+    return caught.value.message()
 
 
 def test_out_is_an_attribute_and_no_argument(name: str) -> None:

@@ -378,7 +378,7 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     if "{here}" in expected:
         assert caught.value.where is not None
         expected = expected.replace("{here}", caught.value.where)
-    assert str(caught.value) == expected
+    assert caught.value.message() == expected
     assert type(caught.value) is kind
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     assert file.read_bytes() == b"what was there"
@@ -416,7 +416,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = sys.modules["opsmith.exporting.packages"]
     with pytest.raises(errors.MissingExtraError) as caught:
         importlib.reload(packages)
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         "ONNX needs the packages `onnx`, `onnx_ir` and `onnxscript`\n"
         "  got: no module named 'onnxscript'\n"
         "  hint: pip install '.[onnx]' in a checkout of opsmith"

@@ -62,7 +62,7 @@ X = torch.ones(2, 6)
 def test_calls_that_do_not_fit(folder: Path, args: Any, kwargs: Any, problem: str, got: str) -> None:
     with pytest.raises(errors.OnnxRuntimeError) as caught:
         opsmith.onnx.load(folder / "mul.onnx")(*args, **kwargs)
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         f"`mul.onnx` cannot be called with these inputs: {problem}\n"
         "  expected: x: torch.float32 [n, 6], y: torch.float32 [n, 6]\n"
         f"  got: {got}\n"

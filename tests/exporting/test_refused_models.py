@@ -74,7 +74,7 @@ def test_sizes_that_follow_from_values_have_a_node(export: Callable[..., Any]) -
 def test_paths_that_cannot_be_written(path: str, got: str, hint: str, tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError) as caught:
         opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
         "  expected: a file in a folder that is there, and can be written to\n"
         f"  got: {got.format(folder=tmp_path)}\n  hint: {hint}"

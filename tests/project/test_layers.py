@@ -35,7 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     FEATURE_PACKAGES,
     ("onnx",),
     ("pages",),
-    ("surveying", "testing", "tour"),
+    ("rules", "surveying", "testing", "tour"),
     ("cli",),
     ("__main__",),
 ]

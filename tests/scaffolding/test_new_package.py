@@ -234,7 +234,7 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
     with pytest.raises(errors.UsageError) as caught:
         new_package(name, tmp_path / "a")
     expected = f"small letters and digits, single `-` or `_` between them, a letter first; at most {LONGEST}"
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         f"`{name}` is not a valid package name\n"
         f"  argument: NAME\n  expected: {expected}\n  got: {got}\n  hint: {hint}"
     )
@@ -284,7 +284,7 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(errors.UsageError) as caught:
             new_package("fast-math", folder)
-        assert str(caught.value) == (
+        assert caught.value.message() == (
             f"the package cannot be written to `{folder}`\n"
             "  argument: DIR\n  expected: a folder that is not there yet, in one that can be written to\n"
             f"  got: {got}\n  hint: {hint}"

@@ -81,7 +81,7 @@ def test_a_missing_package_is_named_before_anything_runs(
     )
     with pytest.raises(errors.MissingExtraError) as caught:
         run_tour(context(tmp_path))
-    assert str(caught.value) == (
+    assert caught.value.message() == (
         "the tour's stage `digits` needs the package `sklearn`\n"
         "  got: no module named 'sklearn'\n"
         "  hint: pip install '.[tour]' in a checkout of opsmith"

@@ -168,7 +168,7 @@ def raised_at(
     lacks = _lacks(error, named.cause)
     if lacks:
         evidence[MISSING_HERE] = lacks
-    lines = [line for line in str(error).splitlines() if not line.startswith("  where: ")]
+    lines = [line for line in errors.message_of(error).splitlines() if not line.startswith("  where: ")]
     text = "\n".join(lines) or "without a message"
     end = "" if isinstance(error, Exception) else END
     if isinstance(error, torch.AcceleratorError):

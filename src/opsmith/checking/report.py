@@ -89,6 +89,11 @@ class Failure:
     severity: Severity = "error"
     accepted: str | None = None
 
+    @property
+    def address(self) -> str:
+        """The command that prints the page of its cause."""
+        return errors.address(self.cause)
+
     def is_error(self) -> bool:
         """True if it is an error that nobody accepted."""
         return self.severity == "error" and self.accepted is None
@@ -123,6 +128,7 @@ class Failure:
             lines += _indented(f"{name}: {value}".rstrip(), "  " * (depth + 1))
         if self.replay:
             lines += ["  replay:", *_indented(folded(self.replay, WIDTH - 4), "    ")]
+        lines.append(f"  more: {self.address}")
         return printable("\n".join(lines))
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "opsmith.cli.export",
     "new": "opsmith.cli.new",
     "page": "opsmith.cli.page",
+    "rule": "opsmith.cli.rule",
     "tour": "opsmith.cli.tour",
 }
 """Module of each command; its function has the command's name, and its `EPILOG`, if any, ends the help."""

@@ -111,8 +111,9 @@ def _failed(
     at = f"{own[-1].filename}:{own[-1].lineno}" if own else _place(function)
     operator, language = _named(parts)
     package, lacks = _package(cls), isinstance(error, ModuleNotFoundError) and error.name
+    raised = _in_a_line(f"{type(error).__name__}: {errors.message_of(error)}")
     return errors.LanguageError(
-        f"{language} fails in `{cls.__qualname__}.{name}`: {_in_a_line(f'{type(error).__name__}: {error}')}",
+        f"{language} fails in `{cls.__qualname__}.{name}`: {raised}",
         operator=operator,
         where=at,
         hint=f"install the package of the module `{lacks}`, which {package} needs"

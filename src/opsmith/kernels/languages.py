@@ -320,7 +320,7 @@ def _of_a_package(key: str) -> Language | None:
             f"the package of the kernel language `{key}` cannot be imported",
             argument=key,
             expected=f"`{points[0].value}`, by its entry point in the group `{GROUP}`",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {errors.message_of(error)}",
             hint=f"import `{points[0].module}` in Python for the whole traceback; reinstall or update "
             f"{packages[0].partition(' (')[0]}",
         ) from error

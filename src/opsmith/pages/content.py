@@ -92,7 +92,7 @@ def attempted(make: Callable[[], T]) -> T | AbsentSection:
     except errors.OpsmithError as error:
         return AbsentSection(str(error))
     except Exception as error:
-        return AbsentSection(f"{type(error).__name__}: {error}".rstrip(": "))
+        return AbsentSection(f"{type(error).__name__}: {errors.message_of(error)}".rstrip(": "))
 
 
 Step = Callable[[str], None]

@@ -62,7 +62,7 @@ def survey(
             return _survey(function_class, seed, seconds, known)
         # One class must not keep the report on the others from its author.
         except (Exception, SystemExit) as error:
-            reason = f"looking at it ended in {type(error).__name__}: {error}"
+            reason = f"looking at it ended in {type(error).__name__}: {errors.message_of(error)}"
             return Finding(known, _where(function_class), "needs a declaration", (reason, UNFINISHED))
 
 

@@ -95,6 +95,7 @@ def _panel(failure: Failure) -> RenderableType:
         rich.rule.Rule(Text(failure.heading(), style=f"bold {tone}"), align="left", style=tone),
         Padding(Group(*parts), (0, 0, 0, 2)),
         *code,
+        Padding(Text(f"more: {failure.address}", style="cyan"), (0, 0, 0, 2)),
         rich.rule.Rule(style=tone),
     )
 

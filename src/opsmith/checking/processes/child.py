@@ -169,7 +169,7 @@ def packed(answer: Outcome | Report | None = None, error: BaseException | None =
 
 def _as_text(error: BaseException) -> RuntimeError:
     """Return an exception that every process can unpickle, with the words of another."""
-    plain_error = RuntimeError(f"{type(error).__name__}: {error}")
+    plain_error = RuntimeError(f"{type(error).__name__}: {errors.message_of(error)}")
     plain_error.__notes__ = getattr(error, "__notes__", [])
     return plain_error
 

@@ -297,7 +297,7 @@ def _interpreter_limit(
         "Triton's interpreter cannot run the kernel",
         operator=operator,
         expected="a kernel whose functions the interpreter has",
-        got=f"{type(innermost).__name__}: {innermost}",
+        got=f"{type(innermost).__name__}: {errors.message_of(innermost)}",
         where=_location(error, source),
         hint="check the kernel on a GPU",
     )

@@ -345,7 +345,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                     self._functions[key] = function
             return driver.opened, context, self._functions[key]
         except (DriverError, errors.ToolchainError) as error:  # Triton's launcher says what is wrong
-            raise NoPlanError(str(error)) from None
+            raise NoPlanError(errors.message_of(error)) from None
 
     def programs(self, values: Sequence[Any]) -> int:
         """Return the number of programs that the interpreter runs for these argument values."""

@@ -52,7 +52,7 @@ def _check(gradients: SecondOrderGradients, together: SecondOrderGradients | Non
         else:
             yield from _against_all(gradients, together)
     except errors.GraphCutError as error:
-        yield gradients.failure(error.argument, "second-order", str(error), error.where)
+        yield gradients.failure(error.argument, "second-order", error.message(), error.where)
 
 
 def _against_differences(gradients: SecondOrderGradients) -> Findings:

@@ -65,7 +65,7 @@ def _tests(run: Run) -> Findings:
             yield Note(f"{test} {reason}")
         elif error is not None:
             cause, input = _cause(test, error)
-            message = f"opcheck's {test} fails ({promise}): {error}"
+            message = f"opcheck's {test} fails ({promise}): {errors.message_of(error)}"
             evidence = {**of_exception(error, str(run)), "test": test}
             yield run.failure(input, cause, message, evidence=evidence)
 

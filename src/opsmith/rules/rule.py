@@ -1,0 +1,202 @@
+"""Rules: what the code says of each, and the text beside it.
+
+The code gives the name and one sentence: the docstring of an error class, the meaning of a cause, the promise
+of a property. A file `errors/NAME.md`, `causes/NAME.md` or `properties/NAME.md` beside this module gives the
+rest, in sections.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from opsmith import errors
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.properties import PROPERTIES
+
+Kind = Literal["error", "cause", "property"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_TEXTS = Path(__file__).parent
+
+FOLDERS: dict[Kind, str] = {"error": "errors", "cause": "causes", "property": "properties"}
+"""Folder of the texts of each kind."""
+
+WHY, EXAMPLE, FIX, ACCEPT = "Why it matters", "Example", "How to fix it", "How to accept it"
+
+SECTIONS = (WHY, EXAMPLE, FIX, ACCEPT)
+"""Headings of every page; that of a property also has `COMPARED`."""
+
+COMPARED = "What is compared"
+
+_HEADINGS: dict[Kind, str] = {
+    "error": "Errors",
+    "cause": "Causes of failures",
+    "property": "Properties",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An error class, a cause of a failure, or a property.
+
+    Args:
+        name: Name of the class, value of `Failure.cause`, or name of the property.
+        kind: `error`, `cause` or `property`.
+        title: One sentence.
+        key: Argument of `rule` and of the command: the name, or `properties/resources` where a cause has the
+            same name.
+
+    Example:
+        >>> rule("sign").title
+        'It is the right one with the other sign.'
+    """
+
+    name: str
+    kind: Kind
+    title: str
+    key: str
+
+    @property
+    def address(self) -> str:
+        """The command that prints the page; messages end with it."""
+        return errors.address(self.key)
+
+    @property
+    def file(self) -> str:
+        """The name of the page's file, such as `causes/sign.md`."""
+        return f"{FOLDERS[self.kind]}/{self.name}.md"
+
+    @property
+    def text(self) -> str:
+        """The page, in Markdown."""
+        text = (_TEXTS / self.file).read_text(encoding="utf-8").strip()
+        parts = [f"# {self.name}", self.title, _about(self), text]
+        if ACCEPT not in sections(text):
+            parts.append(f"## {ACCEPT}\n\n{_accepting(self)}")
+        return "\n\n".join(parts) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule without its page, in JSON's types."""
+        return {"name": self.name, "kind": self.kind, "title": self.title, "address": self.address}
+
+
+def rules() -> tuple[Rule, ...]:
+    """Every rule: error classes by name, causes in the order of precedence, properties in that of reports.
+
+    The property of a kernel language that another package brings has no page here, and is no rule.
+    """
+    found: dict[str, Rule] = {}
+    for kind, name, title in _named():
+        key = f"{FOLDERS[kind]}/{name}" if name in found else name
+        each = Rule(name, kind, title, key)
+        if (_TEXTS / each.file).is_file():
+            found[key] = each
+    return tuple(found.values())
+
+
+def _named() -> Iterator[tuple[Kind, str, str]]:
+    for name in errors.__all__:
+        if name != "OpsmithError":
+            yield "error", name, (getattr(errors, name).__doc__ or "").strip().partition("\n")[0]
+    for cause in CAUSES.values():
+        yield "cause", cause.name, cause.meaning
+    for known in PROPERTIES.values():
+        yield "property", known.name, f"{known.title[0].upper()}{known.title[1:]}."
+
+
+def rule(name: str) -> Rule:
+    """The rule of a name.
+
+    Args:
+        name: The `key` of a rule: `CapturedTensorError`, `missing-term`, `second_order`.
+
+    Raises:
+        UsageError: If there is no such rule; the hint has the nearest names.
+    """
+    known = {each.key: each for each in rules()}
+    if name in known:
+        return known[name]
+    lowered = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), lowered, n=3)
+    raise errors.UsageError(
+        f"there is no rule `{name}`",
+        argument="name",
+        expected="the name of an error class, of a cause or of a property",
+        hint=f"write {' or '.join(f'`{lowered[each]}`' for each in close)}"
+        if close
+        else "`opsmith rule` lists every name",
+    )
+
+
+def pages() -> dict[str, str]:
+    """Every page in Markdown, by the name of its file; `index.md` links to all others."""
+    return {"index.md": index(), **{each.file: each.text for each in rules()}}
+
+
+def index(folder: str = "") -> str:
+    """A page that lists every rule, in Markdown.
+
+    Args:
+        folder: Address of the folder of the pages, as seen from the index; empty, or with a `/` at its end.
+    """
+    parts = ["# Rules"]
+    for kind, heading in _HEADINGS.items():
+        rows = [
+            f"| [`{each.name}`]({folder}{each.file}) | {each.title.replace('|', chr(92) + '|')} |"
+            for each in rules()
+            if each.kind == kind
+        ]
+        parts += [f"## {heading}", "\n".join(["| name | |", "|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of a page, by their headings.
+
+    Example:
+        >>> sections("## Example\\n\\n1 + 1\\n\\n## Other")
+        {'Example': '1 + 1', 'Other': ''}
+    """
+    parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+    return {heading: body.strip() for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def _about(given: Rule) -> str:
+    """The kind of a rule, and what the code has beside its sentence."""
+    if given.kind == "error":
+        return f"Error class `opsmith.errors.{given.name}`, a subclass of `{_builtin(given.name)}`."
+    if given.kind == "cause":
+        return f"Cause of a failure of `opsmith.check`. Evidence: {CAUSES[given.name].decided_by}"
+    return "Property that `opsmith.check` tests."
+
+
+def _builtin(name: str) -> str:
+    """The built-in exception that an error class derives from."""
+    ancestors = getattr(errors, name).__mro__
+    return next(each.__name__ for each in ancestors if each.__module__ == "builtins")
+
+
+def _accepting(given: Rule) -> str:
+    if given.kind == "error":
+        caught = f"`except opsmith.errors.{given.name}`, or `except {_builtin(given.name)}`"
+        return (
+            "An error is not accepted: the call or the declaration has no result. A program that has"
+            f" another way catches it: {caught}."
+        )
+    key = f'"PROPERTY", "{given.name}"' if given.kind == "cause" else f'"{given.name}", "CAUSE"'
+    accept = (
+        f'`@opsmith.operator(..., accept={{({key}): "the reason"}})`. `opsmith.check` and `opsmith.adopt`'
+        " take `accept=` as well. The failure stays in the report, with the reason, and does not count."
+    )
+    if given.kind == "cause":
+        return f"Give the property that failed, this cause and your reason: {accept}"
+    return (
+        f'Leave the property out of a check: `opsmith.check(op, skip="{given.name}")`, or'
+        f" `--skip {given.name}` in a shell. Accept one of its failures by its cause: {accept}"
+    )

@@ -1,0 +1,142 @@
+"""Each error class, cause and property has a page, whose example shows it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from doc_pages import same
+from rule_pages import INDEX, TEXTS, example, with_index
+
+from opsmith import errors
+from opsmith.checking.causes import CAUSES
+from opsmith.checking.properties import PROPERTIES
+from opsmith.checking.report import Failure
+from opsmith.rules import Rule, pages, rule, rules
+from opsmith.rules.rule import COMPARED, EXAMPLE, SECTIONS, sections
+
+RULES = {each.key: each for each in rules()}
+
+CODE = {
+    "error": [name for name in errors.__all__ if name != "OpsmithError"],
+    "cause": [*CAUSES],
+    "property": [*PROPERTIES],
+}
+
+WITHOUT_EXAMPLE: set[str] = set()
+"""Rules whose page has no example."""
+
+SLOW = {
+    "BenchmarkFormatError",
+    "CompileError",
+    "DynamicAxisError",
+    "ExportError",
+    "ExportMismatchError",
+    "KernelError",
+    "KernelFaultError",
+    "KernelRefusedError",
+    "KernelSignatureError",
+    "NotEmulatedError",
+    "NotPassedError",
+    "OnnxRuntimeError",
+}
+"""Rules whose example takes longer than a second: it builds kernels, exports or compiles."""
+
+NEEDS: dict[str, str] = {}
+"""Packages without which an example does not run."""
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_everything_has_a_page(kind: str) -> None:
+    missing = {*CODE[kind]} - {each.name for each in rules() if each.kind == kind}
+    assert missing == set(), f"src/opsmith/rules has no page for the {kind} {', '.join(sorted(missing))}"
+
+
+def test_no_page_is_left_over() -> None:
+    assert set(TEXTS.rglob("*.md")) == {TEXTS / each.file for each in rules()}
+
+
+def test_a_key_leads_to_its_rule() -> None:
+    assert [rule(each.key) for each in rules()] == [*rules()]
+
+
+def test_a_cause_comes_before_a_property_of_the_same_name() -> None:
+    assert rule("resources").kind == "cause"
+    assert rule("properties/resources").kind == "property"
+
+
+@pytest.mark.parametrize("each", RULES.values(), ids=RULES)
+def test_a_page_has_all_parts(each: Rule) -> None:
+    found = sections(each.text)
+    wanted = {*SECTIONS, *([COMPARED] if each.kind == "property" else [])}
+    assert set(found) == wanted - ({EXAMPLE} if each.key in WITHOUT_EXAMPLE else set())
+    assert all(found.values())
+    assert each.title.endswith(".")
+
+
+def _items() -> list[object]:
+    return [
+        pytest.param(each, id=key, marks=[pytest.mark.slow] if key in SLOW else [])
+        for key, each in RULES.items()
+        if key not in WITHOUT_EXAMPLE
+    ]
+
+
+@pytest.mark.parametrize("each", _items())
+def test_an_example_prints_what_stands_below_it(each: Rule) -> None:
+    if each.name in NEEDS:
+        pytest.importorskip(NEEDS[each.name])
+    running = example(each)
+    for position, block in enumerate(running.blocks):
+        printed = running.printed(position)
+        if not same(printed, block.expected):
+            assert printed == block.expected  # which shows the difference
+
+
+@pytest.mark.parametrize("each", _items())
+def test_an_example_shows_the_rule(each: Rule) -> None:
+    shown = "".join(block.expected for block in example(each).blocks)
+    if each.kind == "error":
+        assert re.match(rf"(opsmith\.errors\.)?{each.name}: ", shown)
+        assert re.search(r"^  hint: ", shown, re.MULTILINE)
+        assert shown.endswith(f"  more: {each.address}\n")
+    elif each.kind == "cause":
+        assert re.match(rf"(warning: |limit: )?\w+( of `[^`]+`)?: {each.name}\n", shown)
+    else:
+        assert re.search(rf"^{each.name}: passed$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", CODE["error"])
+def test_the_last_line_of_an_error_leads_to_its_page(name: str) -> None:
+    last = str(getattr(errors, name)("it is wrong", hint="write it")).splitlines()[-1]
+    assert last == f"  more: {rule(name).address}"
+
+
+@pytest.mark.parametrize("name", CODE["cause"])
+def test_the_last_line_of_a_failure_leads_to_the_page_of_its_cause(name: str) -> None:
+    last = str(Failure("gradient", "x", name, "it is wrong")).splitlines()[-1]
+    assert last == f"  more: {rule(name).address}"
+
+
+def test_the_index_has_every_rule() -> None:
+    page = INDEX.read_text(encoding="utf-8")
+    assert with_index(page) == page, "run `python tests/docs/update.py rules.md`, and read the difference"
+    assert list(pages()) == ["index.md", *(each.file for each in rules())]
+    assert all(f"]({each.file})" in pages()["index.md"] for each in rules())
+
+
+def test_an_unknown_name_gets_near_names() -> None:
+    with pytest.raises(errors.UsageError) as caught:
+        rule("captured-tensor")
+    assert str(caught.value) == (
+        "there is no rule `captured-tensor`\n"
+        "  argument: name\n"
+        "  expected: the name of an error class, of a cause or of a property\n"
+        "  hint: write `CapturedTensorError`\n"
+        "  more: opsmith rule UsageError"
+    )
+
+
+def test_a_name_that_resembles_none_gets_the_way_to_all() -> None:
+    with pytest.raises(errors.UsageError, match="`opsmith rule` lists every name"):
+        rule("qqqq")
