@@ -1,11 +1,12 @@
 """Build the site of the documentation into out/site: `make docs`.
 
 Zensical renders the pages of one folder. So all are gathered in out/pages first: those of docs/, and what they
-link to elsewhere in the repository. Beside the site stand texts for language models (https://llmstxt.org).
+link to in the repository. Beside the site stand texts for language models (https://llmstxt.org).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,14 +25,33 @@ DOCS, PAGES, SITE = ROOT / "docs", ROOT / "out" / "pages", ROOT / "out" / "site"
 SETTINGS = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
 LANGUAGES = {".py": "python", ".cpp": "cpp", ".cu": "cuda", ".cuh": "cuda", ".toml": "toml"}
 
+RULES = ROOT / "src" / "opsmith" / "rules"
+READ_RULES = "import json; from opsmith.rules import pages; print(json.dumps(pages()))"
+
 _LINK = re.compile(r"`[^`]*`|(?<=\]\()([^)\s#:]+)(?=[#)])")
 _API = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+@cache
+def rules() -> dict[Path, str]:
+    """Return the page of each rule by its file. The `python` that is first on PATH imports opsmith."""
+    done = subprocess.run(["python", "-c", READ_RULES], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{done.stderr}docs: `python` must be able to import opsmith: run `make docs`")
+    return {RULES / name: text for name, text in json.loads(done.stdout).items()}
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file, or of the page that opsmith makes of it."""
+    return rules().get(path) or path.read_text(encoding="utf-8")
 
 
 def place(path: Path) -> str:
     """Return where a file of the repository stands in the site, as the path of its source."""
     if path == ROOT / "README.md":
         return "index.md"
+    if path in rules():
+        return path.relative_to(RULES.parent).as_posix()
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
@@ -51,14 +71,14 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 
 def linked(page: Path) -> list[Path]:
     """The files that a page links to."""
-    found = [name for _, line in prose(page.read_text(encoding="utf-8")) for name in _LINK.findall(line)]
+    found = [name for _, line in prose(text_of(page)) for name in _LINK.findall(line)]
     targets = [(page.parent / name).resolve() for name in found if name]
     return [path for path in targets if path.is_file() and path.is_relative_to(ROOT)]
 
 
 def moved(page: Path) -> str:
     """Return a page whose links lead to the places that files have in the site."""
-    lines = page.read_text(encoding="utf-8").split("\n")
+    lines = text_of(page).split("\n")
 
     def link(found: re.Match[str]) -> str:
         target = (page.parent / found[1]).resolve() if found[1] else ROOT

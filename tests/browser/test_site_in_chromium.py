@@ -66,7 +66,8 @@ def test_a_block_of_code_has_a_button_that_copies_it(browser: Any, site: Path) -
     browser.execute_cdp_cmd("Browser.grantPermissions", granted)
     code = browser.find_element("css selector", "pre code").text
     button = wait(browser, lambda: browser.find_element("css selector", "pre ~ * button, pre button"))
-    browser.execute_script("arguments[0].click()", button)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    button.click()
     read = "navigator.clipboard.readText().then(arguments[0], error => arguments[0]('refused: ' + error))"
     assert wait(browser, lambda: browser.execute_async_script(read).strip() == code.strip())
 
@@ -78,6 +79,13 @@ def wait(browser: Any, condition: Any) -> Any:
     waiting = WebDriverWait(browser, 60, 0.05, ignored_exceptions=[NoSuchElementException])
     return waiting.until(lambda _: condition())
 
+
+OPEN = """
+return [...document.querySelectorAll("*")].some(each => each.shadowRoot?.querySelector("[role=status]"))
+"""
+    "return [...document.querySelectorAll('*')].some(each => each.shadowRoot?.querySelector('[role=status]'))"
+)
+"""True once the field of the search is there."""
 
 HITS = """
 for (const element of document.querySelectorAll("*")) {
@@ -97,7 +105,7 @@ def hits(browser: Any, site: Path, term: str) -> list[str]:
 
     opened(browser, (site / "index.html").as_uri())
     wait(browser, lambda: browser.find_element("css selector", ".md-search__button")).click()
-    wait(browser, lambda: browser.execute_script(HITS, "") is not None)
+    wait(browser, lambda: browser.execute_script(OPEN))
     ActionChains(browser).send_keys(term).perform()
     found = wait(browser, lambda: browser.execute_script(HITS, term))
     pages = [file_of(address).relative_to(site).with_suffix(".md").as_posix() for address in found]
