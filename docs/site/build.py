@@ -1,7 +1,7 @@
 """Build the site of the documentation into out/site: `make docs`.
 
-Zensical renders the pages of one folder. So all are gathered in out/pages first: those of docs/, and what they
-link to in the repository. Beside the site stand texts for language models (https://llmstxt.org).
+Zensical renders the pages of one folder. So all are gathered in out/pages first: those of docs/, and what
+they link to in the repository. Beside the site stand texts for language models (https://llmstxt.org).
 """
 
 from __future__ import annotations

@@ -83,8 +83,6 @@ def wait(browser: Any, condition: Any) -> Any:
 OPEN = """
 return [...document.querySelectorAll("*")].some(each => each.shadowRoot?.querySelector("[role=status]"))
 """
-    "return [...document.querySelectorAll('*')].some(each => each.shadowRoot?.querySelector('[role=status]'))"
-)
 """True once the field of the search is there."""
 
 HITS = """
