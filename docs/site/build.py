@@ -169,7 +169,8 @@ def summary(text: str) -> str:
 def write_texts() -> None:
     """Write llms.txt, llms-full.txt, and the Markdown of each page beside it."""
     index, full, before = [f"# {SETTINGS['site_name']}", "", f"> {SETTINGS['site_description']}"], [], None
-    for part, title, path in navigation(SETTINGS["nav"]):
+    pages = [("Rules", path.stem, place(path)) for path in rules() if path.stem != "index"]
+    for part, title, path in [*navigation(SETTINGS["nav"]), *pages]:
         text = (PAGES / path).read_text(encoding="utf-8")
         text = _API.sub(lambda found: "\n\n".join(described(found[1])), text).strip() + "\n"
         (SITE / path).write_text(text, encoding="utf-8")
@@ -190,9 +191,10 @@ def main() -> None:
     zensical = Path(sys.executable).with_name("zensical")
     command = [zensical, "build", "--clean", "--strict"]
     done = subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True)
-    sys.stdout.write(done.stdout)
-    if done.returncode or "griffe: " in done.stdout + done.stderr:
-        sys.exit(f"{done.stderr}docs: a warning ends the build; it names the page, or the docstring")
+    said = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)  # Zensical colours each letter
+    sys.stdout.write(said)
+    if done.returncode or "griffe: " in said:
+        sys.exit("docs: a warning ends the build; it names the page, or the docstring")
     write_texts()
     print(f"The site is in {SITE.relative_to(ROOT)}: open index.html in a browser, from disk.")
 
