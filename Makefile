@@ -15,7 +15,7 @@ BUILT := $(VENV)/.built
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup tour test test-all test-browser lint bench bench-compare gpu-test dist dist-check release clean
+.PHONY: help setup tour test test-all test-browser docs lint bench bench-compare gpu-test dist dist-check release clean
 
 help:  ## what you are reading
 	@echo "opsmith: a PyTorch operator, declared once."
@@ -47,10 +47,13 @@ test-torch-%: .venv-torch-%/.set-up
 	.venv-torch-$*/bin/python ci/run_parts.py test-all --only torch-$*
 
 # Nothing is installed for it but Python packages: a browser is the machine's.
-test-browser: $(SET_UP)  ## the pages of a check and of a graph in headless Chromium (a minute)
+test-browser: $(SET_UP) .venv-docs/.set-up  ## the pages of a check and of a graph, and the site, in headless Chromium (two minutes)
 	@for program in chromium chromedriver; do command -v $$program >/dev/null || { \
 	  echo "test-browser: there is no $$program: sudo apt-get install chromium chromium-driver" >&2; exit 1; }; done
 	$(RUN_PARTS) test-browser
+
+docs: $(BUILT) .venv-docs/.set-up  ## the programs of the documentation, and its site in out/site
+	$(RUN_PARTS) docs
 
 lint: $(SET_UP)  ## ruff, the layers and mypy alone
 	$(RUN_PARTS) test --only lint types
@@ -108,9 +111,9 @@ $(BUILT): $(SET_UP) $(KERNELS)
 	$(VENV)/bin/python -c 'from opsmith.tour.operators import build_kernels; build_kernels()'
 	@touch $@
 
-.venv-dist/.set-up: requirements/dist.txt
-	test -x .venv-dist/bin/python || $(BASE_PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python -m pip install --quiet --requirement $<
+.venv-dist/.set-up .venv-docs/.set-up: .venv-%/.set-up: requirements/%.txt
+	test -x .venv-$*/bin/python || $(BASE_PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 .venv-torch-%/.set-up: requirements/torch-%.txt requirements/tests.txt pyproject.toml src/opsmith/__init__.py $(CALLS)

@@ -118,9 +118,10 @@ def operator(
             first, and the only one written.
 
     Raises:
-        NameFormatError, NameTakenError, NotAFunctionError, MissingAnnotationError, UnsupportedTypeError,
-        ParameterKindError, ReservedNameError, DefaultError, ResultNameError, ShapePatternError, UsageError,
-        UnknownInputError: As their names say.
+        NameFormatError, NameTakenError: If the operator's name is invalid, or another module's.
+        NotAFunctionError, MissingAnnotationError, UnsupportedTypeError: If the reference is invalid.
+        ParameterKindError, ReservedNameError, DefaultError: If one of its parameters is.
+        ResultNameError, ShapePatternError, UsageError, UnknownInputError: If a word of the declaration is.
 
     Example:
         >>> import torch, opsmith

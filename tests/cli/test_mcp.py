@@ -1,7 +1,6 @@
 """`opsmith mcp`, driven by the client of the package `mcp` over stdin and stdout."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -59,8 +58,7 @@ def conversation(steps: Callable[[Call], Awaitable[None]], folder: Path) -> None
         )
         async with Client(command) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
-            known = {"rule"} if importlib.util.find_spec("opsmith.rules") else set()
-            assert names == {"check", "explain", "emulate"} | known
+            assert names == {"check", "explain", "emulate", "rule"}
 
             async def call(tool: str, **arguments: Any) -> dict[str, Any]:
                 answer = await client.call_tool(tool, arguments)

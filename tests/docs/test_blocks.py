@@ -12,7 +12,7 @@ import pytest
 import torch
 from doc_pages import Program, fenced_blocks, pages, program, programs, python_blocks, same
 
-COMPILING = {"tutorial.md", "from-autograd-function.md"}
+COMPILING = {"tutorial.md", "from-autograd-function.md", "from-custom-op.md"}
 """Pages that compile: they run in the process in which other tests have loaded torch's compiler."""
 
 SLOW = {
@@ -20,6 +20,9 @@ SLOW = {
     "capabilities.md",
     "cuda-kernels.md",
     "from-autograd-function.md",
+    "from-raw-kernel.md",
+    "from-triton-op.md",
+    "gallery.md",
     "native-kernels.md",
     "onnx.md",
     "pages.md",

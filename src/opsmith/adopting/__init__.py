@@ -99,9 +99,9 @@ def adopt(
             nothing.
 
     Raises:
-        NameFormatError, NameTakenError, UsageError, ParameterKindError, MissingAnnotationError,
-        UnknownInputError, UnsupportedTypeError, NotAFunctionError, SignatureMismatchError,
-        CapturedTensorError: If the class or an argument is invalid.
+        NameFormatError, NameTakenError, UsageError, UnknownInputError: If an argument is invalid.
+        ParameterKindError, MissingAnnotationError, UnsupportedTypeError, NotAFunctionError: If the class is.
+        SignatureMismatchError, CapturedTensorError: If the reference is.
 
     Example:
         >>> import torch, opsmith

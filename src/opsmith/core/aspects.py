@@ -69,8 +69,9 @@ class Aspects:
             The operator; with input names, a decorator.
 
         Raises:
-            UnknownInputError, NotDifferentiableError, FormulaError, FormulaParameterError,
-            GradientConflictError: As their names say.
+            UnknownInputError, NotDifferentiableError: If a gradient is of no input that is a tensor.
+            FormulaError, FormulaParameterError: If a formula, or a parameter of one, is invalid.
+            GradientConflictError: If the operator has surrogate gradients.
 
         Example:
             >>> @opsmith.operator("demo::reciprocal")

@@ -75,7 +75,8 @@ def export_onnx(
             runtime needs a kernel for.
         dynamic: Names of axes that may have any size, by input and position: `{"x": {0: "batch"}}`.
         opset: Version of ONNX's operators; by default 20.
-        input_names, output_names: By default the names of the parameters, and of an operator's results.
+        input_names: Names of the inputs; by default those of the parameters.
+        output_names: Names of the outputs; by default those of an operator's results.
         verify: Compare the file with PyTorch: on the given inputs and two others, of which one is unlike
             them, and at two other sizes of every dynamic axis.
         library: Path of a library of the operators' C++ kernels, which ONNX Runtime uses instead of the

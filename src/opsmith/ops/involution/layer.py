@@ -26,7 +26,8 @@ class Involution2d(nn.Module):
         groups: G, kernels of a pixel; C/G channels share one. Alternatively give `channels_per_group`.
         channels_per_group: C/G, by default 16.
         reduction: Ratio of C to the channels between the two convolutions.
-        device, dtype: Device and dtype of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Raises:
         ValueError: If a number is invalid, or the groups or the reduction do not divide C.
