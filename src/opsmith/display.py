@@ -35,12 +35,9 @@ def short_repr(value: Any) -> str:
     A class takes it as `__repr__ = short_repr`.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Squares:
-        ...     __repr__ = short_repr
-        ...     unit: str
-        ...     values: tuple[int, ...]
+        >>> from dataclasses import make_dataclass
+        >>> shown = {"__repr__": short_repr}
+        >>> Squares = make_dataclass("Squares", ["unit", "values"], repr=False, namespace=shown)
         >>> Squares("m", tuple(n * n for n in range(100)))
         Squares(unit='m', values=(0, 1, 4, ...))
     """

@@ -93,8 +93,8 @@ class OpsmithError(Exception):
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
-        text = shortened(str(self.args[0]), LONGEST // 2)
-        return shortened(f"{type(self).__name__}({text!r})")
+        name = type(self).__name__
+        return shortened(f"{name}({shortened(str(self.args[0]), LONGEST - len(name) - len('()') - 2)!r})")
 
     def of(self, operator: str, where: str | None = None, hint: str | None = None) -> Self:
         """Name operator, location and hint in an error that names no operator yet; return the error."""
@@ -120,6 +120,7 @@ def about(operator: str, where: str | None = None) -> Iterator[None]:
         opsmith.errors.UsageError: demo::linear: `inline` has an invalid value
           got: 3
           where: demo.py:7
+          more: opsmith rule UsageError
     """
     try:
         yield

@@ -36,14 +36,22 @@ def file_of(address: str) -> Path:
     return Path(unquote(parts.path)) if parts.scheme == "file" else Path(address)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_opens_without_an_error_or_a_request_beyond_the_site(
-    browser: Any, site: Path, width: int
-) -> None:
+def pages_of(site: Path, *, every: bool) -> list[Path]:
+    """All pages, or one of each folder: the pages of a folder are made alike."""
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 60
+    return pages if every else [*{page.parent: page for page in pages}.values()]
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(True, id="all", marks=pytest.mark.slow), pytest.param(False, id="of each folder")]
+)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_open_without_an_error_or_a_request_beyond_the_site(
+    browser: Any, site: Path, width: int, every: bool
+) -> None:
     found: dict[str, object] = {}
-    for page in pages:
+    for page in pages_of(site, every=every):
         opened(browser, page.as_uri(), width)
         beyond = [each for each in requests(browser) if not file_of(each).is_relative_to(site)]
         sideways = browser.execute_script("return document.documentElement.scrollWidth") > width

@@ -67,7 +67,10 @@ KIND = r'(?:"kind": |KIND = |kind=|part=|_parts\(|\.obtain\()"([a-z ]+)"'
 def test_whatever_is_built_has_a_name() -> None:
     texts = [path.read_text() for path in Path(command.__file__).parents[1].glob("kernels/**/*.py")]
     kinds = {kind for text in texts for kind in re.findall(KIND, text)}
-    assert kinds == {*command.KINDS}
+    programs = {name for text in texts for name in re.findall(r'program="(.+)"', text)}
+    assert len(programs) == 2
+    linked = {f"{kind} for {program}" for kind in ("library", "library part") for program in programs}
+    assert kinds | linked == {*command.KINDS}
 
 
 def test_a_directory_that_others_can_write_into(disk: Cache) -> None:

@@ -100,7 +100,8 @@ def test_an_error_in_one_of_several_targets_has_status_1(
     opsmith: Run, write: Write, space: str, folder: Path
 ) -> None:
     wrong = write(
-        named("wrong").replace("\none.samples", '\none.kernel("cpu")(lambda x: x)\none.samples'), "wrong.py"
+        named("wrong").replace("\none.samples", '\none.kernel("cpu")(lambda x: x)\none.samples'),
+        f"{space}_wrong.py",
     )
     done = opsmith("check", "kernels/deeper/", str(wrong), f"kernels/deeper/{space}_ops.py:one", *FAST)
     assert done.exit_code == 1, done.output

@@ -34,7 +34,7 @@ X = [(torch.ones(3),)]
 
 
 def test_in_errors_and_reports() -> None:
-    assert str(errors.UsageError("no", got=WORDS)) == f"no\n  got: {SHOWN}"
+    assert errors.UsageError("no", got=WORDS).message() == f"no\n  got: {SHOWN}"
     failure = Failure("forward", None, "raises", WORDS, evidence={"stderr": WORDS})
     report = Report("demo::op", (Outcome("forward", "failed", failures=(failure,)),), seed=0)
     assert str(report).count(SHOWN) == str(failure).count(SHOWN) == 2

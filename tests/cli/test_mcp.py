@@ -71,6 +71,7 @@ def conversation(steps: Callable[[Call], Awaitable[None]], folder: Path) -> None
     asyncio.run(run())
 
 
+@pytest.mark.slow  # several processes import torch
 def test_a_client_checks_explains_and_emulates(write: Write, space: str, tmp_path: Path) -> None:
     faulty = write(TEXT, "faulty.py")
     write("import torch, opsmith\n\nx = 1 +\n", "broken.py")

@@ -117,8 +117,9 @@ def test_the_last_line_of_a_failure_leads_to_the_page_of_its_cause(name: str) ->
 def test_the_index_has_every_rule() -> None:
     page = INDEX.read_text(encoding="utf-8")
     assert with_index(page) == page, "run `python tests/docs/update.py rules.md`, and read the difference"
-    assert list(pages()) == ["index.md", *(each.file for each in rules())]
-    assert all(f"]({each.file})" in pages()["index.md"] for each in rules())
+    every = pages()
+    assert list(every) == ["index.md", *(each.file for each in rules())]
+    assert all(f"]({each.file})" in every["index.md"] for each in rules())
 
 
 def test_an_unknown_name_gets_near_names() -> None:

@@ -252,7 +252,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     def said(path: Any) -> str:
         with pytest.raises(errors.UsageError) as caught:
             opsmith.draw(leaf() * 2, path)
-        return str(caught.value)
+        return caught.value.message()
 
     there = tmp_path / "there.svg"
     there.mkdir()

@@ -22,7 +22,13 @@ SHOWN = {
 """The titles of the frames in each notebook."""
 
 
-@pytest.mark.parametrize("path", notebooks.paths(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(each, id=each.stem, marks=[pytest.mark.slow] * (each.stem != "find_a_wrong_gradient"))
+        for each in notebooks.paths()
+    ],
+)
 def test_a_notebook_runs_and_prints_what_it_holds(path: Path, tmp_path: Path) -> None:
     held = json.loads(path.read_text(encoding="utf-8"))["cells"]
     run = notebooks.executed(path, tmp_path).cells

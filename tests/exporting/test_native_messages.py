@@ -43,7 +43,7 @@ def fails(tmp_path: Path) -> Fails:
             opsmith.export_onnx(model, args, tmp_path / "model.onnx", **options)
         assert type(caught.value) is error
         assert not list(tmp_path.iterdir())
-        return str(caught.value)
+        return caught.value.message()
 
     return fails
 

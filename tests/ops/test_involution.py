@@ -149,7 +149,7 @@ def test_refused(
         if known:  # the kernel tells sizes of calls of this kind now, and not the reference
             involution(torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3))
             involution(torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3), stride=2, padding=1)
-        with pytest.raises(ValueError, match=rf"^{re.escape(message)}\n"):
+        with pytest.raises(ValueError, match=rf"^{re.escape(message)}(\n  more: .*)?$"):
             involution(torch.ones(input), torch.ones(weight), **steps)
 
 
@@ -174,7 +174,7 @@ def test_tensors_of_two_kinds_are_refused(
         f"got torch.float32 on cpu and {other.dtype} on {other.device}; "
         f"convert one of them: `{names[1]}.to({names[0]})`"
     )
-    with pytest.raises(ValueError, match=rf"^{re.escape(message)}\n"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(message)}(\n  more: .*)?$"):
         operator(one, other, *more)
 
 
@@ -187,7 +187,7 @@ def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
     with pytest.raises(ValueError, match="`B G Kh Kw Ho Wo` with Ho = 5\n  got: \\[2, 2, 3, 3, 3, 3\\]"):
         involution_input_gradient(cotangent, weight, (5, 5))
-    with pytest.raises(ValueError, match=rf"^{re.escape(message)}\n"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(message)}(\n  more: .*)?$"):
         involution_weight_gradient(cotangent, input, 2, (3, 3))
 
 

@@ -23,6 +23,7 @@ CRASH = "the line of a crash in a process: other languages for the CPU have none
 STILL = {
     "__init__.py": PUBLIC,
     "checking/processes/fork.py": CRASH,
+    "cli/mcp_worker.py": PUBLIC,
     "checking/processes/sanitizer_child.py": PUBLIC,
     "checking/processes/sanitizer_parent.py": PUBLIC,
     "checking/properties/kernels/sanitized.py": PUBLIC,

@@ -251,7 +251,7 @@ def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
     computed = "#define STRING(name) #name\n#include STRING(product.h)"
     with pytest.raises(errors.UsageError) as caught:
         shipped_cuda_headers(cuda_kernel(computed), here)
-    assert re.sub(r"where: .*", "where: ...", str(caught.value)).splitlines() == [
+    assert re.sub(r"where: .*", "where: ...", caught.value.message()).splitlines() == [
         "limits::on_gpu: its kernel in CUDA includes a header whose name a macro makes",
         "  expected: the name of each header in its directive, or in the definition of a macro",
         "  got: #include STRING(product.h)",

@@ -26,11 +26,11 @@ KINDS = {
     "cuda emulation runtime": "library that runs kernels in CUDA C++ on the CPU",
     "cuda ptx": "kernel in CUDA C++, for later GPUs",
     "kernel object": "kernel in C++, for a library without Python",
-    "onnx library": "library of ONNX Runtime",
-    "onnx registering": "registration of kernels with ONNX Runtime",
+    "library for ONNX Runtime": "library of kernels for ONNX Runtime",
+    "library for torch": "library that serves operators without Python",
+    "library part for ONNX Runtime": "registration of kernels with ONNX Runtime",
+    "library part for torch": "registration and calls of operators that are served without Python",
     "runtime": "opsmith's own library",
-    "torch library": "library that serves operators without Python",
-    "torch library part": "registration and calls of operators that are served without Python",
     "trace": "library that finds the line of a crash",
 }
 

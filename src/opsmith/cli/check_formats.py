@@ -129,8 +129,8 @@ def write_results(run: CheckRun, wanted: Iterable[Destination], output: Output) 
     """
     remarks = []
     for each in sorted(wanted, key=lambda one: one.file is not None):
-        if each.format.render is None:
-            continue
+        if each.format.render is None or (run.refusal is not None and each.format is FORMATS["html"]):
+            continue  # a page of nothing would replace that of an earlier check
         text = each.format.render(run)
         if each.file is None:
             output.write(text)

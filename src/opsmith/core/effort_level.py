@@ -26,6 +26,7 @@ def no_such_level(name: object, call: str) -> errors.UsageError:
           expected: `quick`, `default`, `thorough`
           got: str 'lazy'
           hint: take one of them, as in `opsmith.check(operator, effort="thorough")`
+          more: opsmith rule UsageError
     """
     return errors.UsageError(
         "there is no such level of effort",

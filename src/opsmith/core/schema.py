@@ -224,9 +224,11 @@ class Schema:
 
     def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
         """Return the signature of a call, in the words of the reference where these are right for a call."""
-        # A function of torch has neither annotations nor a signature.
         annotated = bool(getattr(reference, "__annotations__", None))
-        own = inspect.signature(reference) if annotated else inspect.Signature()
+        try:
+            own = inspect.signature(reference) if annotated else inspect.Signature()
+        except ValueError:  # a function of torch, which another one has given annotations
+            own = inspect.Signature()
         named = {each.name: each for each in own.parameters.values() if each.annotation is not REQUIRED}
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         parameters = [

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
+from opsmith.display import short_repr
 
 Kind = Literal["error", "cause", "property"]
 
@@ -61,6 +62,8 @@ class Rule:
     kind: Kind
     title: str
     key: str
+
+    __repr__ = short_repr
 
     @property
     def address(self) -> str:

@@ -188,7 +188,7 @@ def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.output.html")
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         "a page needs the package `jinja2`",
         "  got: no module named 'jinja2'",
         "  hint: pip install '.[page]' in a checkout of opsmith; or `report.to_json()`, which needs nothing",

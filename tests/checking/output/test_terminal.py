@@ -134,7 +134,7 @@ def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(errors.MissingExtraError) as raised:
         __import__("opsmith.checking.output.terminal")
-    assert str(raised.value).splitlines() == [
+    assert raised.value.message().splitlines() == [
         "reports in colour need the package `rich`",
         "  got: no module named 'rich'",
         "  hint: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs nothing",

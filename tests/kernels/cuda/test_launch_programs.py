@@ -356,7 +356,7 @@ def test_python_refuses_a_launch_in_its_own_words(case: str, monkeypatch: pytest
     monkeypatch.setattr(kernel, "machine", OnCpu())
     with pytest.raises(errors.LaunchError) as caught:
         kernel.direct(torch.randn(rows, 2))
-    expected = str(caught.value)
+    expected = caught.value.message()
     kernel.direct(torch.randn(8, 2))
     kernel.direct(torch.randn(8, 3))
     assert kernel.cached_plans == 1

@@ -81,7 +81,7 @@ class LinkedLibrary:
             self._make(toolchain, [*ANY_PROCESSOR, "-c", self.source.name], directory, OBJECT)
 
         parts = {
-            "kind": f"code of {self.name}",
+            "kind": f"library part for {self.program}",
             "text": _texts((self.source, *self.headers)),
             **build_parts(toolchain, ANY_PROCESSOR),
         }
@@ -130,7 +130,7 @@ class LinkedLibrary:
             self._make(toolchain, [*flags, *objects, *given, *self.stubs, "-ldl"], directory, self.name)
 
         parts = {
-            "kind": self.name,
+            "kind": f"library for {self.program}",
             "operator": ", ".join(operators),
             "text": tables,
             "glue": _texts(self.headers),
