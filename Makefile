@@ -37,7 +37,7 @@ setup: $(BUILT)  ## create .venv with opsmith and everything that development us
 tour: $(BUILT)  ## see what opsmith does, on real input, start to end
 	$(VENV)/bin/opsmith tour
 
-test: $(BUILT)  ## lint, types, tests, examples and documentation: what must pass before a push (six to eight minutes on two quiet cores)
+test: $(BUILT)  ## lint, types, tests, examples and documentation: what must pass before a push (a quarter of an hour on two cores where all kernels are built first)
 	$(RUN_PARTS) test
 
 test-all: $(BUILT) $(patsubst %,.venv-%/.set-up,$(filter-out $(WITHOUT),$(OTHER_TORCHES)))  ## all of that, the slow tests, and the other versions of torch
