@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import griffe
 
@@ -55,6 +56,8 @@ def place(path: Path) -> str:
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
+    if path.suffix == ".ipynb":
+        return name.replace(".ipynb", ".md")
     return name if path.suffix == ".md" else f"source/{name}.md"
 
 
@@ -92,10 +95,26 @@ def moved(page: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return a page that shows a file of code."""
-    language = LANGUAGES.get(path.suffix, "text")
+    """Return a page that shows a file of code, or a notebook."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        return notebook(path, json.loads(text)["cells"])
+    language = LANGUAGES.get(path.suffix, "text")
     return f"---\nsearch:\n  exclude: true\n---\n\n# {path.name}\n\n````{language}\n{text}````\n"
+
+
+def notebook(path: Path, cells: list[dict[str, Any]]) -> str:
+    """Return the page of a notebook, with a button for Colab where the settings have `repo_url`."""
+    shown = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        shown.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+    if repository := SETTINGS.get("repo_url"):
+        file = f"{urlsplit(repository).path.strip('/')}/blob/main/{path.relative_to(ROOT).as_posix()}"
+        button = f"[Open in Colab](https://colab.research.google.com/github/{file}){{ .md-button }}"
+        install = f"%pip install 'opsmith[all] @ git+{repository}'"
+        shown.insert(1, f"{button}\n\nRun this cell first there:\n\n```python\n{install}\n```")
+    return "\n\n".join(shown) + "\n"
 
 
 def gather() -> None:

@@ -136,6 +136,11 @@ def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
     died = apart(f"{file}:Crashing", "--samples", "X", "--only", "gradient", "--quick")
     assert died.returncode == -signal.SIGSEGV
     assert f'File "{file}", line {line_of(FUNCTIONS, "ctypes.string_at")} in backward' in died.stderr
+    assert died.stderr.endswith(
+        "opsmith: the process ended while `Crashing` ran, and nothing more is reported; if a kernel in C++ "
+        "writes out of bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the "
+        "rest is checked\n"
+    )
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)
     assert (dropped.returncode, dropped.stdout) == (2, "")
     assert dropped.stderr == (

@@ -500,6 +500,7 @@ TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
         pytest.param(list[Tensor] | None, "list[Tensor] | None", TENSORS, id="optional-list"),
         pytest.param(list[Tensor | None], "list[Tensor | None]", TENSORS, id="list-of-optionals"),
         pytest.param(tuple[Tensor, ...], "tuple[Tensor, ...]", VARIES, id="any-number-of-tensors"),
+        pytest.param(tuple[Tensor], "tuple[Tensor]", TENSORS, id="tuple-of-one"),
         pytest.param(tuple[Tensor, int], "tuple[Tensor, int]", TENSORS, id="tensor-and-int"),
         pytest.param(dict[str, Tensor], "dict[str, Tensor]", TENSORS, id="dict"),
     ],
@@ -514,7 +515,7 @@ def test_unsupported_return_type(
     with says(
         errors.UnsupportedTypeError,
         f"""
-        {name}: an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these
+        {name}: an operator returns a tensor, a list of tensors, or a tuple of two or more of these
           argument: return
           got: {shown}
           where: {place(reference)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import traceback as tracebacks
 from collections.abc import Iterator
@@ -103,25 +104,29 @@ def fatal_ends_reported(checked: str = "what was checked") -> Iterator[None]:
     enabled = faulthandler.is_enabled()
     if stderr is not None and not enabled:
         faulthandler.enable(stderr)
+    watcher = _watcher(_ENDED.format(checked=checked), stderr)
     try:
-        with exit_reported(checked):
+        with exit_reported(checked, watcher):
             yield
     finally:
+        _dismiss(watcher)
         if not enabled:
             faulthandler.disable()
 
 
 @contextmanager
-def exit_reported(checked: str) -> Iterator[None]:
+def exit_reported(checked: str, watcher: subprocess.Popen[bytes] | None = None) -> Iterator[None]:
     """Report `os._exit` of this process on stderr; its status 0 becomes 2, since there is no report yet.
 
     Args:
         checked: What is checked in the region, for the message.
+        watcher: The process that reports all other ends.
     """
     leave, own = os._exit, os.getpid()
 
     def leave_with_message(status: int) -> NoReturn:
         if os.getpid() == own:
+            _dismiss(watcher)
             typer.echo(f"opsmith: {_OS_EXIT.format(checked=checked, status=status)}", err=True)
             leave(status or UNUSABLE)
         leave(status)
@@ -132,6 +137,26 @@ def exit_reported(checked: str) -> Iterator[None]:
     finally:
         os._exit = leave
 
+
+def _watcher(message: str, stderr: int | None) -> subprocess.Popen[bytes] | None:
+    """Start a process that prints a message when this process has ended: a killed process prints nothing."""
+    if stderr is None:
+        return None
+    program = "import sys; sys.stdin.read(); print(sys.argv[1], file=sys.stderr)"
+    command = [sys.executable, "-ISc", program, f"opsmith: {message}"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True)
+
+
+def _dismiss(watcher: subprocess.Popen[bytes] | None) -> None:
+    if watcher is not None:
+        watcher.kill()
+        watcher.communicate()
+
+
+_ENDED = (
+    "the process ended while {checked} ran, and nothing more is reported; if a kernel in C++ writes out of "
+    "bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the rest is checked"
+)
 
 _OS_EXIT = (
     "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a "

@@ -87,7 +87,8 @@ def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], b
     if forms is not None:
         return [forms], True
     items = typing.get_args(annotation)
-    if typing.get_origin(annotation) is tuple and items and all(item in _RESULT_FORMS for item in items):
+    is_tuple = typing.get_origin(annotation) is tuple and len(items) > 1
+    if is_tuple and all(item in _RESULT_FORMS for item in items):
         return [_RESULT_FORMS[item] for item in items], False
     hints = {
         None: NOTHING,
@@ -97,7 +98,7 @@ def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], b
         bool: "return a tensor without dimensions, `torch.tensor(value)`",
     }
     raise errors.UnsupportedTypeError(
-        "an operator returns a tensor, a list of tensors, or a tuple of a fixed number of these",
+        "an operator returns a tensor, a list of tensors, or a tuple of two or more of these",
         argument="return",
         got=shown_annotation(annotation),
         hint="write `-> list[Tensor]` where their number varies"

@@ -1,4 +1,4 @@
-"""The build of the site fails where a page or a docstring is wrong, and names it."""
+"""The build of the site: a wrong page or docstring fails it and is named; notebooks become pages."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ def test_a_dead_link_is_named(copy: Path, link: str) -> None:
     said = refused(copy)
     assert "why.md" in said
     assert link in said
+
+
+def test_a_notebook_has_a_button_for_colab_where_the_repository_is_known() -> None:
+    program = """
+import build
+path = build.ROOT / "examples/notebooks/adopt_a_file.ipynb"
+print("Colab" in build.shown(path))
+build.SETTINGS["repo_url"] = "https://github.com/someone/opsmith"
+print(build.shown(path))
+"""
+    folder = ROOT / "docs" / "site"
+    done = subprocess.run([PYTHON, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    without, title, *lines = done.stdout.split("\n")
+    assert (without, title) == ("False", "# Adopt a file")
+    notebook = "github/someone/opsmith/blob/main/examples/notebooks/adopt_a_file.ipynb"
+    assert f"[Open in Colab](https://colab.research.google.com/{notebook}){{ .md-button }}" in lines
+    assert "%pip install 'opsmith[all] @ git+https://github.com/someone/opsmith'" in lines
