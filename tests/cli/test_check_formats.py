@@ -113,16 +113,21 @@ def test_workflow_commands_escape_what_ends_them(reports: tuple[Path, list[Repor
     text = workflow_commands(reports[1], [])
     assert text.splitlines()[0] == (
         f"::error file={reports[0]},line=12,title={space}%3A%3Asquare%3A gradient of `x`%3A sign"
-        "::it is 1%25,%0Aand not: 2"
+        "::it is 1%25,%0Aand not: 2%0Amore: opsmith rule sign"
     )
-    assert commands(text)[0][2:] == (f"{space}::square: gradient of `x`: sign", "it is 1%,\nand not: 2")
+    title, message = commands(text)[0][2:]
+    assert title == f"{space}::square: gradient of `x`: sign"
+    assert message == "it is 1%,\nand not: 2\nmore: opsmith rule sign"
 
 
 def test_lines_are_one_for_each_finding(reports: tuple[Path, list[Report]]) -> None:
     file, found = reports
     text = lines(found, [])
     assert len(text.splitlines()) == 3
-    assert text.startswith(f"{file}:12: error: {found[0].operator}: gradient of `x`: sign: it is 1%, and not")
+    assert text.splitlines()[0] == (
+        f"{file}:12: error: {found[0].operator}: gradient of `x`: sign: it is 1%, and not: 2; "
+        "more: opsmith rule sign"
+    )
 
 
 @pytest.mark.parametrize(

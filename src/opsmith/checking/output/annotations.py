@@ -54,6 +54,10 @@ class Annotation:
     line: SourceLine | None
     failure: Failure | None = None
 
+    def message_with_address(self, separator: str) -> str:
+        """Return the message, and the command that prints the page of the cause."""
+        return self.message if self.failure is None else f"{self.message}{separator}{self.failure.address()}"
+
 
 def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iterator[Annotation]:
     """Yield the failures that no other explains, and everything that could not be checked.
@@ -123,7 +127,8 @@ def workflow_commands(reports: Sequence[Report], unchecked: Sequence[Unchecked])
         properties = {} if each.line is None else {"file": each.line[0], "line": str(each.line[1])}
         properties["title"] = f"{each.subject}: {each.title}"
         given = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
-        rows.append(f"::{NOTICES[each.severity]} {given}::{_escaped(each.message)}\n")
+        message = _escaped(each.message_with_address("\nmore: "))
+        rows.append(f"::{NOTICES[each.severity]} {given}::{message}\n")
     return "".join(rows)
 
 
@@ -143,7 +148,7 @@ def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
     for each in counted(annotated(reports, unchecked)):
         place = "opsmith" if each.line is None else f"{_near(each.line[0])}:{each.line[1]}"
         level = "note" if each.severity == "limit" else each.severity
-        text = " ".join(each.message.split())
+        text = " ".join(each.message_with_address("; more: ").split())
         rows.append(f"{place}: {level}: {each.subject}: {each.title}: {text}\n")
     return "".join(rows)
 
