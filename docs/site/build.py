@@ -44,7 +44,11 @@ def rules() -> dict[Path, str]:
 
 def text_of(path: Path) -> str:
     """Return the text of a file, or of the page that opsmith makes of it."""
-    return rules().get(path) or path.read_text(encoding="utf-8")
+    text = rules().get(path) or path.read_text(encoding="utf-8")
+    if path == DOCS / "rules.md":  # the site lists all rules in place of the sections
+        tables = rules()[RULES / "index.md"].partition("\n\n")[2].replace("](", "](../src/opsmith/rules/")
+        return f"{text.partition('## ')[0]}{tables}"
+    return text
 
 
 def place(path: Path) -> str:

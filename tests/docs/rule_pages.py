@@ -1,16 +1,14 @@
-"""Examples of the rules' pages, and the index in docs/rules.md."""
+"""Examples of the rules' pages."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from doc_pages import ROOT, Program
+from doc_pages import Program
 
 import opsmith.rules
-from opsmith.rules import Rule, index, rules
+from opsmith.rules import Rule, rules
 
-INDEX = ROOT / "docs" / "rules.md"
-BEGIN = "<!-- The tables are generated: python tests/docs/update.py rules.md -->"
 TEXTS = Path(opsmith.rules.__file__).parent
 
 
@@ -23,9 +21,3 @@ def example(rule: Rule) -> Program:
     """The example of a rule; all are called `example.py`, so that one may declare what others declare."""
     text = (TEXTS / rule.file).read_text(encoding="utf-8")
     return Program(Path("example.md"), text, shows_errors=True)
-
-
-def with_index(text: str) -> str:
-    """docs/rules.md with its tables as they are now."""
-    tables = index("../src/opsmith/rules/").partition("\n\n")[2]
-    return f"{text.partition(BEGIN)[0]}{BEGIN}\n\n{tables}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from doc_pages import Program, pages, same
 from readme_examples import README, with_examples
-from rule_pages import INDEX, example, texts, with_index
+from rule_pages import example, texts
 
 from opsmith.rules import rules
 
@@ -40,12 +40,8 @@ def main(named: list[str]) -> None:
     for name in sorted(names) or [*there, *ruled]:
         page = there[name] if name in there else texts()[name]
         before = page.read_text(encoding="utf-8")
-        if page == README:
-            text = with_examples(before)
-        elif page == INDEX:
-            text = with_index(before)
-        else:
-            text = updated(before, example(ruled[name]) if name in ruled else Program(page))
+        running = example(ruled[name]) if name in ruled else Program(page)
+        text = with_examples(before) if page == README else updated(before, running)
         if text != before:
             page.write_text(text, encoding="utf-8")
             sys.stdout.write(f"updated {page.name}\n")

@@ -142,16 +142,12 @@ def pages() -> dict[str, str]:
     return {"index.md": index(), **{each.file: each.text for each in rules()}}
 
 
-def index(folder: str = "") -> str:
-    """A page that lists every rule, in Markdown.
-
-    Args:
-        folder: Address of the folder of the pages, as seen from the index; empty, or with a `/` at its end.
-    """
+def index() -> str:
+    """A page that lists every rule, in Markdown."""
     parts = ["# Rules"]
     for kind, heading in _HEADINGS.items():
         rows = [
-            f"| [`{each.name}`]({folder}{each.file}) | {each.title.replace('|', chr(92) + '|')} |"
+            f"| [`{each.name}`]({each.file}) | {each.title.replace('|', chr(92) + '|')} |"
             for each in rules()
             if each.kind == kind
         ]
