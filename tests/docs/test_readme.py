@@ -13,7 +13,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-from doc_pages import python_blocks, same
+from doc_pages import fenced_blocks, pages, python_blocks, same
 from readme_examples import EXAMPLES, FOLDER, README, printed, without_folder
 
 BLOCKS = [
@@ -102,3 +102,12 @@ def test_the_operator_without_opsmith_works_and_lacks_what_is_said(
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_documentation_can_be_read() -> None:
+    """README and docs/ have at most 40,000 words outside of their fences."""
+    words = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        words += len(text.split()) - sum(len(" ".join(each.lines).split()) for each in fenced_blocks(text))
+    assert words <= 40_000
