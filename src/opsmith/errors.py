@@ -55,7 +55,7 @@ class OpsmithError(Exception):
     """
 
     fault = ""
-    """The cause that `check` names for it; empty where it asks for none."""
+    """The cause that `check` gives to this error; empty if the class of the error decides."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def about(operator: str, where: str | None = None) -> Iterator[None]:
-    """Context in which errors that name no operator name this one, and a location if they have none.
+    """Context that adds an operator's name, and a location, to errors that name no operator.
 
     Example:
         >>> with about("demo::linear", "demo.py:7"):
@@ -390,7 +390,7 @@ class LanguageError(OpsmithError, RuntimeError):
 
 
 class KernelSourceError(OpsmithError, ValueError):
-    """The source of a kernel cannot be read, or has no such function."""
+    """The source of a kernel cannot be read, or has no function of the kernel's name."""
 
 
 class KernelSignatureError(OpsmithError, TypeError):

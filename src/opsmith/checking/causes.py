@@ -99,7 +99,7 @@ _WORDS = {
         "The version counter before and after the call; a node that saved the argument before the call.",
     ),
     "half-written": (
-        "A call that raises an exception has written into an argument before.",
+        "A call that raises an exception has already written into an argument.",
         "Calls with one size changed, which the reference refuses before it writes.",
     ),
     "mutates-grad-output": (
@@ -111,7 +111,7 @@ _WORDS = {
         "The bits of every saved tensor before and after, and a second backward through the same graph.",
     ),
     "aliases-input": (
-        "A result shares memory with an argument, and does not declare it.",
+        "A result shares memory with an argument, and this is not declared.",
         "The addresses of the storages.",
     ),
     "nondeterministic": (
@@ -159,7 +159,7 @@ _WORDS = {
     ),
     "nonlinear-grad": (
         "The gradient is not linear in grad_output.",
-        "The gradient for a u + b v beside a times that for u plus b times that for v.",
+        "The gradient for a u + b v beside the same sum of the gradients for u and v.",
     ),
     "input-needs-grad": (
         "The gradient is wrong for some choices of the inputs that require one, and right for others.",
@@ -223,7 +223,7 @@ _WORDS = {
         "A call that both take, and then the same call with one size changed.",
     ),
     "leak": (
-        "The operator keeps tensors alive for ever that nothing needs any more.",
+        "The operator never frees tensors that nothing needs any more.",
         "Weak references after the backward and the cycle collector.",
     ),
     "held": (
@@ -240,7 +240,7 @@ _WORDS = {
     ),
     "not-exercised": (
         "A formula, kernel or claim never ran: no sample reaches it, or time ran out.",
-        "No sample reaches it, or the inputs that were left out.",
+        "The samples do not reach it, or inputs were left out.",
     ),
     "frozen-size": (
         "A line makes a number of a size without need, so that code is compiled for each size.",

@@ -575,7 +575,7 @@ def _leading(specification: Specification, sample: Sample) -> Iterator[tuple[int
 
 VMAP = Property(
     NAME,
-    "`torch.func.vmap` gives what a loop over the batch gives, for every dimension of the batch",
+    "a batch under torch.func.vmap gives what a loop gives, for every batch dimension",
     run,
     inputs="few",
     traits=("transforms", "reruns"),
@@ -584,7 +584,7 @@ VMAP = Property(
 
 BATCHED_GRADIENTS = Property(
     GRADIENTS,
-    "one backward for several grad_outputs gives what one for each gives",
+    "one backward for several grad_outputs gives what one backward for each gives",
     partial(covered_runs, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
     traits=("transforms", "reruns"),
     given=of_tools,
