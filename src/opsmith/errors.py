@@ -1,7 +1,7 @@
 """Every error that opsmith raises: one class per failure, one form for the message.
 
-A message states the operator and the problem, and then, line by line, the argument, the expected value, the
-value that was found, the location of the operator or formula, and the hint.
+A message states the operator and the problem. Its lines give the argument, the expected value, the value that
+was found, the location, the hint, and the command that prints the page of the class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpsmithError(Exception):
     """
 
     fault = ""
-    """The cause that `check` names for it; empty where it asks for none."""
+    """The cause that `check` gives to this error; empty if the class of the error decides."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def about(operator: str, where: str | None = None) -> Iterator[None]:
-    """Context in which errors that name no operator name this one, and a location if they have none.
+    """Context that adds an operator's name, and a location, to errors that name no operator.
 
     Example:
         >>> with about("demo::linear", "demo.py:7"):
@@ -171,7 +171,7 @@ class ParameterKindError(OpsmithError, TypeError):
 
 
 class ReservedNameError(OpsmithError, ValueError):
-    """A name begins with `grad` or `result`, which are reserved for formulas, or is that of a part."""
+    """A name begins with `grad` or `result`, which formulas use, or is the name of an argument's part."""
 
 
 class DefaultError(OpsmithError, ValueError):
@@ -191,11 +191,11 @@ class SignatureMismatchError(OpsmithError, TypeError):
 
 
 class UnknownInputError(OpsmithError, ValueError):
-    """A gradient is given for something that is not an input."""
+    """A gradient is given for a name that is not an input."""
 
 
 class UnknownResultError(OpsmithError, ValueError):
-    """A tangent is given for something that is not a result."""
+    """A tangent is given for a name that is not a result."""
 
 
 class NotDifferentiableError(OpsmithError, TypeError):
@@ -203,7 +203,7 @@ class NotDifferentiableError(OpsmithError, TypeError):
 
 
 class FormulaError(OpsmithError, TypeError):
-    """A formula is not a function of named parameters, nor one of the three values that replace one."""
+    """A formula is neither a function of named parameters nor one of the values that replace a function."""
 
 
 class FormulaParameterError(OpsmithError, ValueError):
@@ -215,7 +215,7 @@ class GradientConflictError(OpsmithError, ValueError):
 
 
 class DeviceNameError(OpsmithError, ValueError):
-    """A device is not given as a device type that torch knows."""
+    """A device is not one of the device types that torch knows."""
 
 
 class KernelDtypeError(OpsmithError, TypeError):
@@ -223,7 +223,7 @@ class KernelDtypeError(OpsmithError, TypeError):
 
 
 class MissingSamplesError(OpsmithError, LookupError):
-    """The operator has no samples, and they are needed."""
+    """The operator has no samples to run on."""
 
 
 class SampleError(OpsmithError, ValueError):
@@ -251,7 +251,7 @@ class InitializerError(OpsmithError, TypeError):
 
 
 class ModulePicklingError(OpsmithError, TypeError):
-    """A module is pickled, and its class cannot be found by name."""
+    """A module cannot be pickled, since its class is not found by name."""
 
 
 class UnsupportedTorchError(OpsmithError, RuntimeError):
@@ -287,18 +287,18 @@ class AliasError(OpsmithError, RuntimeError):
 
 
 class MutationError(OpsmithError, RuntimeError):
-    """An argument is written that is not declared as such, or that cannot be written."""
+    """An operator writes into an argument that it does not declare, or that cannot be written."""
 
 
 class MetadataError(MutationError):
-    """A reference or kernel gave an argument that it writes another shape, other strides or other memory."""
+    """A reference or kernel changed the shape, the strides or the memory of an argument that it writes."""
 
     moved = False
     """True for other memory, in the same shape and strides."""
 
 
 class NondeterministicError(OpsmithError, RuntimeError):
-    """An operator that is declared nondeterministic was called while torch must be deterministic."""
+    """A nondeterministic operator was called under `torch.use_deterministic_algorithms(True)`."""
 
 
 class ResultCountError(OpsmithError, RuntimeError):
@@ -308,7 +308,7 @@ class ResultCountError(OpsmithError, RuntimeError):
 
 
 class ResultTypeError(OpsmithError, TypeError):
-    """A reference or kernel returned a value that is not a tensor, or one of another dtype or device."""
+    """A reference or kernel returned a value that is not a tensor, or a tensor of another dtype or device."""
 
     observed: Any = None  # as that of `ResultCountError`
 
@@ -354,7 +354,7 @@ class SavedTensorModifiedError(OpsmithError, RuntimeError):
 
 
 class GraphCutError(OpsmithError, RuntimeError):
-    """A derivative goes through a computation that torch did not see, so that it would be silently wrong."""
+    """Autograd did not record a part of the computation, so that a derivative would be silently wrong."""
 
 
 class HiddenResultError(OpsmithError, RuntimeError):
@@ -366,7 +366,7 @@ class ForwardModeError(OpsmithError, NotImplementedError):
 
 
 class PlacementError(OpsmithError, NotImplementedError):
-    """DTensors have placements for which the operator's result cannot be derived."""
+    """The placement of the result cannot be derived from the placements of the DTensors."""
 
 
 class TransformError(OpsmithError, NotImplementedError):
@@ -374,7 +374,7 @@ class TransformError(OpsmithError, NotImplementedError):
 
 
 class CacheError(OpsmithError, RuntimeError):
-    """Built kernels cannot be stored, or other users could change them there."""
+    """Built kernels cannot be stored, or other users could change the stored kernels."""
 
 
 class CompileError(OpsmithError, RuntimeError):
@@ -382,15 +382,15 @@ class CompileError(OpsmithError, RuntimeError):
 
 
 class ToolchainError(OpsmithError, RuntimeError):
-    """No compiler is found for a kernel's source, or it does not run."""
+    """No compiler is found for a kernel's source, or the compiler does not run."""
 
 
 class LanguageError(OpsmithError, RuntimeError):
-    """A kernel language that another package brings raises an exception, or gives what opsmith cannot use."""
+    """A kernel language of another package raises an exception, or returns what opsmith cannot use."""
 
 
 class KernelSourceError(OpsmithError, ValueError):
-    """The source of a kernel cannot be read, or has no such function."""
+    """The source of a kernel cannot be read, or has no function of the kernel's name."""
 
 
 class KernelSignatureError(OpsmithError, TypeError):
@@ -402,7 +402,7 @@ class LaunchError(OpsmithError, ValueError):
 
 
 class KernelRefusedError(OpsmithError, RuntimeError):
-    """A kernel with `strict=True` does not take a call on its device, or an index of 32 bits a result."""
+    """A kernel with `strict=True` does not take a call, or a result is too large for a kernel's indices."""
 
 
 class KernelError(OpsmithError, RuntimeError):
@@ -410,11 +410,11 @@ class KernelError(OpsmithError, RuntimeError):
 
 
 class KernelFaultError(OpsmithError, RuntimeError):
-    """A CUDA kernel, run on the CPU, does what it must not: a race, an access out of bounds and others."""
+    """A CUDA kernel, run on the CPU, shows a fault: a race, an access out of bounds or another one."""
 
 
 class NotEmulatedError(OpsmithError, NotImplementedError):
-    """A CUDA kernel holds what cannot be run on the CPU."""
+    """A CUDA kernel has code that cannot be run on the CPU."""
 
 
 class ExportError(OpsmithError, RuntimeError):
@@ -422,11 +422,11 @@ class ExportError(OpsmithError, RuntimeError):
 
 
 class DynamicAxisError(OpsmithError, ValueError):
-    """A dynamic axis is fixed by the code, or has several sizes or none."""
+    """The code fixes a dynamic axis to one size, or the axis has several sizes or none."""
 
 
 class ExportMismatchError(OpsmithError, RuntimeError):
-    """An exported file computes other results than PyTorch."""
+    """An exported file computes other results than PyTorch does."""
 
 
 class OnnxRuntimeError(OpsmithError, RuntimeError):
@@ -438,7 +438,7 @@ class ServingError(OpsmithError, RuntimeError):
 
 
 class ReportFormatError(OpsmithError, ValueError):
-    """A file is not a report of a check that this version of opsmith reads."""
+    """A file is not a report that this version of opsmith reads."""
 
 
 class NotPassedError(OpsmithError, RuntimeError):

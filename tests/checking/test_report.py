@@ -75,7 +75,7 @@ def test_a_failure_in_text() -> None:
         "  the gradient of `x` is wrong:",
         "  second line",
         "  where: file.py:3",
-        "  cause: It is the right one with the other sign.",
+        "  cause: The gradient has the wrong sign.",
         "  fix: Negate the formula, or swap the two operands of its subtraction.",
         "  index: [2, 0]",
         "  got: 1.25",

@@ -50,33 +50,32 @@ class Cause:
 
 
 _WORDS = {
-    "raises": ("It raises, or the process dies.", "An exception of it, or the signal."),
+    "raises": ("The call raises an exception, or the process dies.", "The exception, or the signal."),
     "out-of-bounds": (
-        "It reads or writes memory that is not its own: beyond a tensor or an array, or that is gone.",
-        "The same call with other numbers in memory before and after each tensor that it is given; "
-        "AddressSanitizer, with each argument between fences; of a kernel in Triton each pointer that the "
-        "interpreter uses; of one in CUDA C++ each access, on the CPU; of a call in place the bits of the "
-        "memory around its arguments.",
+        "The operator reads or writes memory outside of its tensors and arrays, or memory that was freed.",
+        "A call with other numbers in the memory around each tensor; AddressSanitizer, with guards around "
+        "each argument; for Triton each pointer in its interpreter; for CUDA C++ each access, on the CPU; "
+        "for a call in place the bits around its arguments.",
     ),
     "undefined": (
-        "It does what C++ gives no meaning: a signed overflow, a null or misaligned pointer.",
+        "C++ does not define what the kernel does: a signed overflow, a null or misaligned pointer.",
         "UndefinedBehaviorSanitizer.",
     ),
     "uninitialized": (
-        "A result depends on what was in memory before anything was written to it.",
-        "The same call with other bytes in variables and in the memory of the results; of a kernel in CUDA "
-        "C++ each read of shared memory and of results.",
+        "A result depends on memory that was read before anything was written to it.",
+        "The same call with other bytes in variables and in the memory of the results; for CUDA C++ each "
+        "read of shared memory and of results.",
     ),
     "misaligned": (
         "A kernel in CUDA C++ uses a wide type at an address that is not a multiple of its size.",
         "The address of each access, on the CPU.",
     ),
     "divergent-barrier": (
-        "Threads of a block, or lanes of a warp, wait where others of them do not come.",
+        "Some threads of a block, or lanes of a warp, wait at a barrier that the others do not reach.",
         "The barrier at which each thread waits, on the CPU; the masks of shuffles.",
     ),
     "race": (
-        "Two threads access the same memory, one of them writes, and nothing orders the two.",
+        "Two threads access the same memory, one of them writes, and nothing orders the two accesses.",
         "Barriers, fences and atomics between each pair of accesses to an element, on the CPU.",
     ),
     "endless": (
@@ -84,134 +83,131 @@ _WORDS = {
         "The number of steps of a thread, on the CPU; a round in which all threads only wait.",
     ),
     "mutates-input": (
-        "It writes into an argument, and has not declared it.",
+        "The operator writes into an argument, and does not declare it.",
         "The bits of every argument before and after the call and the backward.",
     ),
     "not-written": (
-        "It leaves elements of an argument as they were that it should write, or lays other memory under it.",
+        "The operator leaves elements of an argument unwritten, or gives the argument other memory.",
         "The bits of each element before and after the call, and after the reference.",
     ),
     "overwritten": (
-        "It writes into elements of an argument that the reference leaves as they are.",
+        "The operator writes into elements of an argument that the reference leaves as they are.",
         "The bits of each element before and after the call, and after the reference.",
     ),
     "version": (
-        "It writes into an argument in secret: a backward takes the new value for the old one.",
-        "The version counter before and after the call; a node that saved the argument before it.",
+        "The operator writes into an argument without raising its version: a backward uses the new value.",
+        "The version counter before and after the call; a node that saved the argument before the call.",
     ),
     "half-written": (
-        "A call that raises has written into an argument before.",
+        "A call that raises an exception has already written into an argument.",
         "Calls with one size changed, which the reference refuses before it writes.",
     ),
     "mutates-grad-output": (
-        "Its backward writes into grad_output.",
+        "The backward writes into grad_output.",
         "The bits of every grad_output before and after the backward.",
     ),
     "mutates-saved": (
-        "Its backward writes into what was saved for it.",
+        "The backward writes into a saved tensor.",
         "The bits of every saved tensor before and after, and a second backward through the same graph.",
     ),
     "aliases-input": (
-        "A result shares memory with an argument without declaring it.",
+        "A result shares memory with an argument, and this is not declared.",
         "The addresses of the storages.",
     ),
     "nondeterministic": (
-        "Two runs on the same bits differ, beyond the order of a sum.",
-        "Two runs, from the same random state; whether it draws from a state that it does not declare.",
+        "Two runs on the same bits differ by more than the order of a sum explains.",
+        "Two runs from the same random state; a random state that changes and is not declared.",
     ),
     "stale-state": (
-        "What it gives depends on earlier calls, or on other threads.",
-        "The same call alone, and after or between calls with other arguments, also in the same tensors; the"
-        " memory of two results.",
+        "The results depend on earlier calls, or on other threads.",
+        "The same call alone, and after or between calls with other arguments, also in the same tensors; "
+        "the memory of two results.",
     ),
     "looks-at-caller": (
-        "What it gives depends on who calls: on frames, modules, `sys.argv` or the environment.",
+        "The results depend on the caller: on frames, modules, `sys.argv` or the environment.",
         "The same call from a script's thread, without a frame or a module that shows a check.",
     ),
     "side-effect": (
-        "It changes something else: `.grad` of a tensor, a global, a default.",
-        "The state outside before and after the call and the backward.",
+        "The operator changes something else: `.grad` of a tensor, a global, a default of torch.",
+        "The state outside of the operator before and after the call and the backward.",
     ),
     "gradient-count": (
-        "The backward returns another number of gradients than there are inputs.",
-        "The number of gradients that it returned, or an error of torch's engine.",
+        "The backward returns more or fewer gradients than there are inputs.",
+        "The number of gradients that the backward returned, or an error of torch's engine.",
     ),
     "shape": ("A result or gradient has the wrong shape.", "Its shape beside the right one."),
     "dtype": ("A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
     "missing-gradient": (
-        "There is no gradient, or zeros, where there is one.",
+        "The gradient is None or zero, and the right one is not.",
         "None or zeros, and finite differences that are not zero.",
     ),
     "nan": (
-        "It is nan or infinite where the right one is finite; or a result is finite where that is not.",
+        "A value is nan or infinite where the right one is finite, or finite where the right one is not.",
         "The places of such elements.",
     ),
     "empty": (
-        "It is right but for tensors without elements.",
+        "The operator is wrong for tensors without elements, and right for others.",
         "The same call on samples with and without elements.",
     ),
     "layout": (
-        "It is right for contiguous tensors and wrong for the same numbers in another layout.",
-        "The same numbers, contiguous and in that layout.",
+        "The operator is right for contiguous tensors, and wrong for the same numbers in another layout.",
+        "The same numbers, contiguous and in the other layout.",
     ),
     "ignores-grad-output": (
         "The gradient does not depend on grad_output.",
-        "It is the same for other grad_outputs, and right for ones.",
+        "The gradient is the same for other grad_outputs, and right for ones.",
     ),
     "nonlinear-grad": (
         "The gradient is not linear in grad_output.",
-        "That of a u + b v beside a times that of u plus b times that of v.",
+        "The gradient for a u + b v beside the same sum of the gradients for u and v.",
     ),
     "input-needs-grad": (
-        "It is wrong for some choices of the inputs that require a gradient, and right for others.",
+        "The gradient is wrong for some choices of the inputs that require one, and right for others.",
         "Every choice, one after the other.",
     ),
     "precision": (
-        "It is computed in a narrower dtype than its arguments have.",
-        "Its error beside that dtype's rounding, on inputs that need more digits.",
+        "A value is computed in a narrower dtype than the arguments have.",
+        "The error beside the rounding of the narrower dtype, on inputs that need more digits.",
     ),
-    "sign": (
-        "It is the right one with the other sign.",
-        "Minus what came is the right one, on every fresh input.",
-    ),
+    "sign": ("The gradient has the wrong sign.", "The negated gradient is right, on every fresh input."),
     "scale": (
-        "It is the right one times a factor.",
+        "The gradient is wrong by a factor.",
         "The same factor, or the same function of the sizes, on every fresh input.",
     ),
     "unreduced-broadcast": (
-        "A gradient is not summed over what was broadcast.",
-        "Summing it over the broadcast dimensions gives the right one; or it is one part of that sum.",
+        "The gradient is not summed over the broadcast dimensions.",
+        "The sum over these dimensions is right; or the gradient is one part of that sum.",
     ),
     "swapped-inputs": (
-        "It is the gradient of another input.",
-        "What came for each is the right one of the other, on every fresh input.",
+        "The gradient is that of another input.",
+        "The gradient of each input is right for the other one, on every fresh input.",
     ),
     "transposed": (
-        "Two of its dimensions are swapped.",
-        "With two dimensions swapped back it is the right one, on every fresh input.",
+        "Two dimensions of the gradient are swapped.",
+        "With the two dimensions swapped back the gradient is right, on every fresh input.",
     ),
     "shifted": (
-        "Its elements stand some places further.",
-        "Rolled or padded back by that many places it is the right one, on every fresh input.",
+        "The elements of the gradient are shifted by some places.",
+        "Rolled or padded back by that many places the gradient is right, on every fresh input.",
     ),
     "region": (
-        "It is right but for some indices, or where a condition holds.",
+        "The gradient or result is wrong at some indices, or where a condition holds, and right elsewhere.",
         "The wrong elements of every fresh input are those of the condition.",
     ),
     "approximate": (
-        "It is off by at most a thousandth of its largest element, in every sample.",
-        "The largest error beside the largest element of the right one.",
+        "The gradient is off by at most a thousandth of its largest element, in every sample.",
+        "The largest error beside the largest right element.",
     ),
     "missing-term": (
-        "A term of it is missing.",
-        "It is what autograd gives if one path through the reference is cut, on every fresh input.",
+        "A term of the gradient is missing.",
+        "The gradient is what autograd gives if one path through the reference is cut, on every fresh input.",
     ),
     "second-order": (
-        "The gradient is right, and its own derivatives are not.",
+        "The gradient is right, and its own derivatives are wrong.",
         "Derivatives of the gradient beside finite differences of it.",
     ),
     "forward-mode": (
-        "The gradient is right, and the tangent is not.",
+        "The gradient is right, and the tangent is wrong.",
         "The tangent beside finite differences, and its product with the gradient.",
     ),
     "fake-mismatch": (
@@ -219,100 +215,102 @@ _WORDS = {
         "Shapes, dtypes, strides and devices of both.",
     ),
     "kernel-mismatch": (
-        "A kernel, or a rule for batches, gives other numbers than the reference, if only in some mode.",
-        "Its results beside the reference's in float64, in rounding units.",
+        "A kernel, or a rule for batches, gives other numbers than the reference, perhaps in one mode alone.",
+        "Its results beside those of the reference in float64, in rounding units.",
     ),
     "not-refused": (
         "A kernel takes sizes that the reference refuses.",
-        "A call that both take, and then the same with one size changed.",
+        "A call that both take, and then the same call with one size changed.",
     ),
     "leak": (
-        "It keeps tensors alive for ever that nothing needs any more.",
+        "The operator never frees tensors that nothing needs any more.",
         "Weak references after the backward and the cycle collector.",
     ),
     "held": (
-        "It keeps tensors alive longer than they are needed: in a circle of references, or on the context.",
+        "The operator keeps tensors longer than they are needed: in a reference cycle, or on the context.",
         "Weak references after the backward, before the cycle collector; the attributes of the context.",
     ),
     "resources": (
-        "A kernel takes more of a GPU than its author allows, or than there is.",
+        "A kernel uses more registers, spills or shared memory than its author allows, or than a GPU has.",
         "Registers, spills and shared memory, as the assembler reports them, beside the limits.",
     ),
     "narrow-index": (
-        "An index of a kernel in C++ or CUDA C++ has 32 bits: larger tensors are refused.",
+        "An index of a kernel in C++ or CUDA C++ has 32 bits, so that larger tensors are refused.",
         "The types of the indices, which the compiler names.",
     ),
     "not-exercised": (
-        "A formula, kernel or claim was never run: no sample reaches it. Or inputs were left out for lack of "
-        "time.",
-        "None of the samples does.",
+        "A formula, kernel or claim never ran: no sample reaches it, or time ran out.",
+        "The samples do not reach it, or inputs were left out.",
     ),
     "frozen-size": (
-        "A line makes a number of a size where another expression would not: code is compiled for each size.",
-        "A run on symbolic sizes; the line at which one is fixed.",
+        "A line makes a number of a size without need, so that code is compiled for each size.",
+        "A run on symbolic sizes; the line at which a size is fixed.",
     ),
     "recompiles": (
-        "Compiled code serves one size alone, and is compiled anew for each other.",
-        "A run on symbolic sizes, which fixes one or raises; the guard that compiled code fails.",
+        "Compiled code serves one size alone, and is compiled anew for each other size.",
+        "A run on symbolic sizes, which fixes a size or raises; the guard that compiled code fails.",
     ),
-    UNKNOWN: ("It is wrong, and no word above is borne out.", "None of the evidence above."),
+    UNKNOWN: (
+        "The values are wrong, and the evidence fits no other cause.",
+        "None of the evidence for the other causes.",
+    ),
 }
 """Meaning and evidence of each cause, in the order of precedence."""
 
 _FIXES = {
     "raises": "Run the replay, and correct the line at which the traceback ends.",
     "out-of-bounds": "Compare each index with the size before the access: `if (i < n)`.",
-    "undefined": "Compute in a wider type, and test pointers and shifts before they are used.",
+    "undefined": "Compute in a wider type, and test pointers and shifts before you use them.",
     "uninitialized": "Write each element before it is read; give each variable a first value.",
     "misaligned": "Use the wide type only where the address is a multiple of its size.",
     "divergent-barrier": "Move the barrier out of the branch, so that every thread reaches it.",
     "race": "Put a barrier between the two accesses, or make the write atomic.",
-    "endless": "Make every thread change the condition of its loop.",
+    "endless": "Let every thread change the condition of its loop.",
     "mutates-input": "Write into a copy (`x.clone()`), or declare the write: `mutates=`.",
     "not-written": "Write every element that the reference writes, into the memory that was given.",
     "overwritten": "Write only into the elements that the reference writes.",
-    "version": "Write by torch's in-place functions, not through `.data`, NumPy or a pointer.",
-    "half-written": "Test all arguments before the first write.",
+    "version": "Write with in-place functions of torch, not through `.data`, NumPy or a pointer.",
+    "half-written": "Test all sizes, dtypes and devices before the first write.",
     "mutates-grad-output": "Compute a new tensor (`grad * 2`), not in place (`grad.mul_(2)`).",
     "mutates-saved": "Write into a copy of the saved tensor.",
     "aliases-input": "Return a copy: `x.clone()`.",
     "nondeterministic": "Declare `random=True` or `deterministic=False`, or make the runs equal.",
     "stale-state": "Keep nothing between calls: no module-level buffer, no cache by `id` or by shape alone.",
-    "looks-at-caller": "Take what it needs as an argument.",
-    "side-effect": "Return the value, or restore what was there before.",
+    "looks-at-caller": "Take what the operator needs as an argument.",
+    "side-effect": "Return the value, or restore the old state in the same call.",
     "gradient-count": "Return one gradient for each argument of forward, None for those without one.",
-    "shape": "Compare the shape of each step with the right one; the last reduction or broadcast decides it.",
+    "shape": "Compare the shape of each step with the right one, the last reduction or broadcast first.",
     "dtype": "Convert the result to the dtype that the reference returns.",
     "missing-gradient": "Write the formula; if there is no gradient, declare `opsmith.non_differentiable`.",
-    "nan": "Look for a division by zero, a logarithm or a root at the index that is named.",
+    "nan": "Look for a division by zero, a logarithm or a root at the index in the message.",
     "empty": "Return early where a size is 0, or let the reductions begin at their neutral element.",
     "layout": "Use the strides of the tensor, or make it contiguous first.",
     "ignores-grad-output": "Multiply by grad_output.",
     "nonlinear-grad": "Use grad_output once in each term, as a factor.",
-    "input-needs-grad": "Compute each gradient alike, whichever others are needed.",
-    "precision": "Compute in the dtype of the arguments: no buffer, constant or cast of fewer digits.",
+    "input-needs-grad": "Test each flag of `ctx.needs_input_grad` for its own input alone.",
+    "precision": "Compute in the dtype of the arguments; use no buffer, constant or cast with fewer digits.",
     "sign": "Negate the formula, or swap the two operands of its subtraction.",
-    "scale": "Divide by the factor that is named; a mean, a square or a symmetric term often leaves it.",
+    "scale": "Divide by the factor in the message; often a 2 is forgotten, or a mean replaces a sum.",
     "unreduced-broadcast": "Sum over the broadcast dimensions: `grad.sum_to_size(x.shape)`.",
     "swapped-inputs": "Exchange the two gradients.",
     "transposed": "Transpose the result (`.mT`), or swap the two factors of the product.",
-    "shifted": "Correct the index, the offset or the padding by the number that is named.",
-    "region": "Look at the branch or the loop bound that treats these indices apart.",
-    "approximate": "Replace the approximation, or compare its constants with the exact ones.",
-    "missing-term": "Add the term that is named.",
+    "shifted": "Correct the index, the offset or the padding by the number of places in the message.",
+    "region": "Look at the branch or loop bound that treats the indices in the message differently.",
+    "approximate": "Use the exact formula, and constants with all digits.",
+    "missing-term": "Add the term that the message names.",
     "second-order": "Write the gradient with differentiable operations: no `.detach()`, no `.item()`.",
     "forward-mode": "Correct the tangent: it is the derivative along a direction, not the gradient.",
     "fake-mismatch": "Give the fake kernel the shapes, dtypes and strides of the real results.",
-    "kernel-mismatch": "Run the replay, and compare kernel and reference at the index that is named.",
-    "not-refused": "Test the sizes in the kernel as the reference does, and raise.",
+    "kernel-mismatch": "Run the replay, and compare kernel and reference at the index in the message.",
+    "not-refused": "Test the sizes in the kernel as the reference does, and raise an error.",
     "leak": "Save tensors by `save_for_backward` alone; keep none in a global or a closure.",
     "held": "Save tensors by `save_for_backward`, not as attributes of the context.",
     "resources": "Use fewer registers or less shared memory, or allow more.",
     "narrow-index": "Use `int64_t` for indices.",
-    "not-exercised": "Add a sample that reaches it.",
+    "not-exercised": "Add a sample that reaches it, or raise the effort: `--thorough`.",
     "frozen-size": "Use an expression that stays symbolic: no `int()`, `range()` or `if` on a size.",
     "recompiles": "Remove the line that makes a number of a size.",
-    UNKNOWN: "Compare the formula with its derivation at the index that is named, one term after the other.",
+    UNKNOWN: "Compare the formula with its derivation at the index in the message, term by term.",
 }
 """The usual repair of each cause: what to do first, in one sentence."""
 

@@ -1,8 +1,8 @@
-"""Rules: what the code says of each, and the text beside it.
+"""Rules: the page of each, from the code and from the text beside this module.
 
 The code gives the name and one sentence: the docstring of an error class, the meaning of a cause, the promise
-of a property. A file `errors/NAME.md`, `causes/NAME.md` or `properties/NAME.md` beside this module gives the
-rest, in sections.
+of a property. It also gives what holds for a whole kind, and the fix of a cause. A file `errors/NAME.md`,
+`causes/NAME.md` or `properties/NAME.md` gives the rest, in sections.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TEXTS = Path(__file__).parent
 FOLDERS: dict[Kind, str] = {"error": "errors", "cause": "causes", "property": "properties"}
 """Folder of the texts of each kind."""
 
-WHY, EXAMPLE, FIX, ACCEPT = "Why it matters", "Example", "How to fix it", "How to accept it"
+WHY, COMPARED, EXAMPLE = "Why it matters", "What is compared", "Example"
 
-SECTIONS = (WHY, EXAMPLE, FIX, ACCEPT)
-"""Headings of every page; that of a property also has `COMPARED`."""
+FIX, ACCEPT = "How to fix it", "How to accept it"
 
-COMPARED = "What is compared"
+SECTIONS = (WHY, COMPARED, EXAMPLE, FIX, ACCEPT)
+"""Headings of a page, in order; only that of a property has `COMPARED`."""
 
 _HEADINGS: dict[Kind, str] = {
     "error": "Errors",
@@ -55,7 +55,7 @@ class Rule:
 
     Example:
         >>> rule("sign").title
-        'It is the right one with the other sign.'
+        'The gradient has the wrong sign.'
     """
 
     name: str
@@ -78,11 +78,11 @@ class Rule:
     @property
     def text(self) -> str:
         """The page, in Markdown."""
-        text = (_TEXTS / self.file).read_text(encoding="utf-8").strip()
-        parts = [f"# {self.name}", self.title, _about(self), text]
-        if ACCEPT not in sections(text):
-            parts.append(f"## {ACCEPT}\n\n{_accepting(self)}")
-        return "\n\n".join(parts) + "\n"
+        given = sections((_TEXTS / self.file).read_text(encoding="utf-8"))
+        about, fix, given[ACCEPT] = _of_kind(self)
+        given[FIX] = f"{fix} {given.get(FIX, '')}".strip()
+        parts = [f"## {each}\n\n{given[each]}" for each in SECTIONS if each in given]
+        return "\n\n".join([f"# {self.name}", self.title, about, *parts]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """The rule without its page, in JSON's types."""
@@ -166,27 +166,16 @@ def sections(text: str) -> dict[str, str]:
     return {heading: body.strip() for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _about(given: Rule) -> str:
-    """The kind of a rule, and what the code has beside its sentence."""
+def _of_kind(given: Rule) -> tuple[str, str, str]:
+    """The introduction of a rule, its fix and how to accept it, as the code knows them."""
     if given.kind == "error":
-        return f"Error class `opsmith.errors.{given.name}`, a subclass of `{_builtin(given.name)}`."
-    if given.kind == "cause":
-        return f"Cause of a failure of `opsmith.check`. Evidence: {CAUSES[given.name].decided_by}"
-    return "Property that `opsmith.check` tests."
-
-
-def _builtin(name: str) -> str:
-    """The built-in exception that an error class derives from."""
-    ancestors: tuple[type, ...] = getattr(errors, name).__mro__
-    return next(each.__name__ for each in ancestors if each.__module__ == "builtins")
-
-
-def _accepting(given: Rule) -> str:
-    if given.kind == "error":
-        caught = f"`except opsmith.errors.{given.name}`, or `except {_builtin(given.name)}`"
+        ancestors: tuple[type, ...] = getattr(errors, given.name).__mro__
+        builtin = next(each.__name__ for each in ancestors if each.__module__ == "builtins")
         return (
-            "An error is not accepted: the call or the declaration has no result. A program that has"
-            f" another way catches it: {caught}."
+            f"Error class `opsmith.errors.{given.name}`, a subclass of `{builtin}`.",
+            "Follow the hint of the message.",
+            "An error cannot be accepted. A program that has another way catches it:"
+            f" `except opsmith.errors.{given.name}`, or `except {builtin}`.",
         )
     key = f'"PROPERTY", "{given.name}"' if given.kind == "cause" else f'"{given.name}", "CAUSE"'
     accept = (
@@ -194,8 +183,15 @@ def _accepting(given: Rule) -> str:
         " take `accept=` as well. The failure stays in the report, with the reason, and does not count."
     )
     if given.kind == "cause":
-        return f"Give the property that failed, this cause and your reason: {accept}"
+        cause = CAUSES[given.name]
+        return (
+            f"Cause of a failure of `opsmith.check`. Evidence: {cause.decided_by}",
+            cause.fix,
+            f"Give the property that failed, this cause and your reason: {accept}",
+        )
     return (
+        "Property that `opsmith.check` tests.",
+        "Read the page of the failure's cause. `failure.replay` shows the failure in a few lines.",
         f'Leave the property out of a check: `opsmith.check(op, skip="{given.name}")`, or'
-        f" `--skip {given.name}` in a shell. Accept one of its failures by its cause: {accept}"
+        f" `--skip {given.name}` in a shell. Accept one of its failures by its cause: {accept}",
     )

@@ -47,7 +47,7 @@ def test_a_failure_has_a_panel_with_all_of_it() -> None:
     assert lines[2:11] == [
         "  the gradient of `x` is wrong",
         "  where: file.py:3",
-        "  cause: It is the right one with the other sign.",
+        "  cause: The gradient has the wrong sign.",
         "  fix: Negate the formula, or swap the two operands of its subtraction.",
         "",
         "  spread      0.333333",
@@ -79,7 +79,7 @@ def test_the_first_screen_shows_the_first_error_its_line_its_cause_and_its_fix(t
     report = Report("demo::op", outcomes, 0, remarks=("a note",) * 30)
     for whole in (text(report, 80), str(report), Reader(page([report])).text):
         screen = whole[:900] if whole.startswith(" ") else "\n".join(whole.splitlines()[:24])
-        for words in ("the gradient of `x` is wrong", "two = 2", "the other sign.", "Negate the formula"):
+        for words in ("the gradient of `x` is wrong", "two = 2", "the wrong sign.", "Negate the formula"):
             assert words in screen or words.replace("`", "") in screen, words
         assert whole.index("Negate the formula") < whole.index("it raises") < whole.index("reason 0")
 

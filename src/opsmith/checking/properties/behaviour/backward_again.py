@@ -161,7 +161,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
 
 BACKWARD_AGAIN = Property(
     NAME,
-    "every method of computing the gradients gives the same",
+    "every way to compute the gradients gives the same gradients",
     partial(covered_runs, NAME, _check, "there is nothing to differentiate"),
     inputs="few",
     traits=("sends-gradients", "reruns"),
@@ -169,7 +169,7 @@ BACKWARD_AGAIN = Property(
 
 SAVED_HOOKS = Property(
     SAVED,
-    "the gradients are the same where hooks pack the saved tensors",
+    "the gradients are the same where hooks replace the saved tensors",
     partial(covered_runs, SAVED, _check, "there is nothing to differentiate"),
     inputs="few",
     traits=("sends-gradients",),

@@ -201,7 +201,7 @@ def _spread(results: Sequence[Tensor]) -> float:
 
 DETERMINISM = Property(
     NAME,
-    "running it twice gives the same, whatever memory held before",
+    "two runs give the same results, whatever the memory held before",
     partial(each_run, NAME, _check, devices=True),
     inputs="few",
     traits=("first", "compares-no-runs", "about-results", "sends-gradients"),

@@ -487,7 +487,7 @@ def _settings(observed: EffectsRun) -> Findings:
 
 EFFECTS = Property(
     NAME,
-    "no argument, saved tensor or setting is changed, and no memory is shared",
+    "no argument, saved tensor or setting is changed, and results share no memory with arguments",
     run,
     inputs="every",
     traits=("first", "compares-no-runs"),

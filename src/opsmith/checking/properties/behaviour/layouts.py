@@ -350,7 +350,7 @@ def is_stated(error: Exception) -> bool:
 
 LAYOUTS = Property(
     NAME,
-    "results and gradients are the same, wherever inputs and gradients lie in memory",
+    "results and gradients do not depend on the memory layout of inputs and grad_outputs",
     run,
     inputs="every",
     traits=("sends-gradients",),

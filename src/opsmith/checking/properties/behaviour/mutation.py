@@ -154,7 +154,7 @@ def _half_written_by(
 
 MUTATION = Property(
     NAME,
-    "a call in place writes what the functional form returns, and nothing else, wherever its arguments lie",
+    "a call in place writes what the functional form returns, and nothing else, in every layout",
     run,
     inputs="every",
     traits=("about-results", "sends-gradients"),

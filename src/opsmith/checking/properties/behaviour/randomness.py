@@ -107,7 +107,7 @@ def _of_a_class(run: Run) -> Failure | Note:
 
 RANDOMNESS = Property(
     NAME,
-    "randomness is declared, and what is declared random draws",
+    "an operator draws random numbers if it declares so, and only then",
     run,
     traits=("first", "compares-no-runs", "about-results"),
 )

@@ -153,7 +153,7 @@ def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:
 
 SERIALIZATION = Property(
     NAME,
-    "it and its results can be copied, pickled and saved",
+    "the operator and its results can be copied, pickled and saved",
     run,
     traits=("integration", "transforms"),
     given=of_tools,

@@ -64,4 +64,4 @@ def _failure(beyond: Sequence[KernelUsage], language: str) -> Failure:
     return Failure(NAME, None, "resources", message, beyond[0].where, evidence)
 
 
-RESOURCES = Property(NAME, "its CUDA kernels compile, and take no more of a GPU than they may", run)
+RESOURCES = Property(NAME, "CUDA kernels compile, and use no more registers and memory than allowed", run)

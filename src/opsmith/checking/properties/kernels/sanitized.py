@@ -135,7 +135,7 @@ def _plainly(subject: Subject, sample: Sample, flat: list[Any]) -> list[Tensor]:
 
 
 SANITIZED = Property(
-    NAME, "kernels in C++ keep to their memory, and to what C++ defines", run, traits=("on-request",)
+    NAME, "kernels in C++ use no other memory, and do only what C++ defines", run, traits=("on-request",)
 )
 
 

@@ -226,7 +226,7 @@ def _replay(case: Case, position: int) -> str | None:
 
 FORWARD = Property(
     NAME,
-    "the results are those of the reference, in every dtype, from every kernel",
+    "every kernel gives the results of the reference, in every dtype",
     run,
     inputs="every",
     traits=("about-results",),

@@ -633,7 +633,7 @@ def _needing(sample: Sample, choices: Sequence[tuple[int, ...]]) -> str:
 
 GRADIENT = Property(
     NAME,
-    "the gradient of every input is right, whatever inputs require one",
+    "the gradient of every input is right, for every choice of inputs that require one",
     run,
     inputs="every",
     traits=("differences", "explains-gradients", "sends-gradients"),

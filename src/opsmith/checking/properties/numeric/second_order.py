@@ -153,7 +153,7 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
 
 SECOND_ORDER = Property(
     NAME,
-    "the gradients can be differentiated again, and are right",
+    "the gradients can be differentiated again, and their derivatives are right",
     run,
     inputs="few",
     traits=("differences", "sends-gradients", "reruns"),

@@ -125,4 +125,4 @@ def _failure(run: Run, argnum: int, cause: str, what: str, evidence: dict[str, A
     return run.failure(argnum, cause, message, evidence=evidence, given=given)
 
 
-SURROGATE = Property(NAME, "surrogate gradients are linear, and those of their stand-in", run)
+SURROGATE = Property(NAME, "surrogate gradients are linear in grad_output, and fit their stand-in", run)

@@ -247,7 +247,7 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: st
 
 AUTOCAST = Property(
     NAME,
-    "under autocast, dtypes are as promised, and forward and backward fit",
+    "under autocast, results have the promised dtypes, and the backward runs",
     partial(covered_runs, NAME, _casts, "no sample has a floating tensor, which autocast casts"),
     inputs="few",
     traits=("integration", "transforms"),

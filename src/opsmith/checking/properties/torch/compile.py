@@ -522,7 +522,7 @@ COMPILE = Property(
 
 EXPORT = Property(
     EXPORTING,
-    "an exported program calls it, and gives what it gives",
+    "an exported program calls the operator, and gives the same results",
     exported,
     inputs="every",
     traits=("compiles", "integration", "transforms"),

@@ -575,7 +575,7 @@ def _leading(specification: Specification, sample: Sample) -> Iterator[tuple[int
 
 VMAP = Property(
     NAME,
-    "a batch under torch.func.vmap gives what a loop gives, wherever it lies",
+    "a batch under torch.func.vmap gives what a loop gives, for every batch dimension",
     run,
     inputs="few",
     traits=("transforms", "reruns"),
@@ -584,10 +584,10 @@ VMAP = Property(
 
 BATCHED_GRADIENTS = Property(
     GRADIENTS,
-    "several grad_outputs at once give what each gives alone",
+    "one backward for several grad_outputs gives what one backward for each gives",
     partial(covered_runs, GRADIENTS, _batched_gradients, "there is nothing to differentiate"),
     traits=("transforms", "reruns"),
     given=of_tools,
 )
 
-BATCHING = Property(BATCHED, "one call for a batch gives what each example gives alone", _declared)
+BATCHING = Property(BATCHED, "one call for a batch gives what one call for each example gives", _declared)
