@@ -290,14 +290,3 @@ def test_a_refusal_is_written_in_the_format(opsmith: Run, word: str, tmp_path: P
     assert "there is no file" in done.stderr
     if word == "json":
         assert json.loads(done.stdout).keys() == {"error"}
-
-
-@pytest.mark.slow
-def test_json_is_the_format_json(opsmith: Run, write: Write) -> None:
-    target = (str(write(TEXT)), "--quick", "--only", "forward")
-    by_option, by_format = (opsmith("check", *target, *more) for more in (("--json",), ("--format", "json")))
-    names = [
-        [each["operator"] for each in json.loads(done.stdout)["reports"]] for done in (by_option, by_format)
-    ]
-    assert names[0] == names[1]
-    assert len(names[0]) == 3

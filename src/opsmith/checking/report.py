@@ -18,7 +18,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.core.json_documents import DocumentFormat, from_json
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import line_at
-from opsmith.display import framed, short_repr, text_block, titled_repr
+from opsmith.display import framed, short_repr, titled_repr
 from opsmith.errors import printable
 
 SCHEMA = 4
@@ -123,10 +123,8 @@ class Failure:
     __repr__ = titled_repr(heading)
 
     def _repr_html_(self) -> str:
-        try:
-            from opsmith.checking.output.html import failure_page
-        except errors.MissingExtraError:
-            return text_block(str(self))
+        from opsmith.checking.output.html import failure_page
+
         return framed(failure_page(self), 480, f"failure: {self.heading()}")
 
     def guidance(self) -> list[tuple[str, str]]:
@@ -408,10 +406,8 @@ class Report:
     __repr__ = titled_repr(verdict)
 
     def _repr_html_(self) -> str:
-        try:
-            from opsmith.checking.output.html import page
-        except errors.MissingExtraError:
-            return text_block(str(self))
+        from opsmith.checking.output.html import page
+
         return framed(page([self]), 560, f"check of {self.operator}")
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ def _json(run: CheckRun) -> str:
 
 
 def _html(run: CheckRun) -> str:
-    from opsmith.checking.output.html import page  # it needs an extra
+    from opsmith.checking.output.html import page
 
     return page(run.reports, [(each.operator or each.file, each.message) for each in run.unchecked()])
 
@@ -81,15 +81,12 @@ def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> l
 
     Raises:
         UsageError: If there is no such format, a file cannot be written, or stdout takes a document and more.
-        MissingExtraError: If a package that a format needs is missing.
     """
     found = [_destination(text) for text in given]
     found += [Destination(FORMATS["json"], None)] if as_json else []
     found += (
         [] if html is None else [Destination(FORMATS["html"], writable_file(html, "page.html", "--html"))]
     )
-    if any(each.format is FORMATS["html"] for each in found):
-        import opsmith.checking.output.html  # noqa: F401  # a missing package is reported before the check
     if all(each.file is not None for each in found):
         found.append(Destination(FORMATS["text"], None))
     shown = [each.format for each in found if each.file is None]
