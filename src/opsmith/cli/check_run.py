@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from opsmith import errors
@@ -67,10 +67,7 @@ class CheckRun:
             "schema": SCHEMA,
             "passed": self.status == 0,
             "reports": [report.to_dict() for report in self.reports],
-            "unchecked": [
-                {"operator": each.operator, "file": each.file, "message": each.message}
-                for each in self.unchecked()
-            ],
+            "unchecked": [asdict(each) for each in self.unchecked()],
             "interrupted": bool(self.interrupted),
         }
 
