@@ -124,7 +124,7 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
     reasons += _missing_abilities(operator, report)
-    found, mends = abilities(function_class, operator, report, declaration.guess, declaration.names)
+    found, mends = abilities(declaration, report)
     finding = _finding(declaration, verdict, reasons, operator, report)
     return replace(finding, abilities=found, mends=tuple(mends))
 
