@@ -139,7 +139,7 @@ def test_a_second_order_that_is_mended_has_a_line(opsmith: Run, write: Write) ->
     assert done.exit_code == 0, done.output
     assert "gains jvp, vmap; mends second order; keeps torch.compile" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "- mends second order: by `apply` a derivative of the gradient by `x` is " in words
+    assert "- mends second order: by `apply`, the second order by `x` is wrong: it lacks " in words
     (read,) = json.loads(opsmith("adopt", str(file), "--json").stdout)["functions"]
     assert read["abilities"]["second order"] == "mended"
     assert read["mends"][0] in words

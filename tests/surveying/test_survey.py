@@ -334,8 +334,8 @@ def test_it_says_which_second_orders_it_mends() -> None:
     assert found.reasons == ()
     assert found.abilities["second order"] == "mended"
     (line,) = found.mends
-    assert line.startswith("mends second order: by `apply` a derivative of the gradient by `x` is -")
-    assert line.endswith("and nothing says so: torch takes what forward has computed and kept for a constant")
+    assert line.startswith("mends second order: by `apply`, the second order by `x` is wrong: it lacks ")
+    assert "a value that the forward computed and kept, on `ctx` or by `save_for_backward`" in line
     assert found.to_dict()["mends"] == [line]
 
 

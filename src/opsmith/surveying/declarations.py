@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from opsmith.adopting.function_class import adopt_function
 from opsmith.adopting.signature import value_names
 from opsmith.checking import check
+from opsmith.checking.diagnosis.diagnose import CONSTANT
 from opsmith.checking.effort import EFFORTS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.subject_kinds import throwaway_name
@@ -19,10 +20,8 @@ from opsmith.core.call_arguments import CallArguments
 from opsmith.core.operator import Operator
 from opsmith.core.origins.function_class import class_of
 from opsmith.core.tensors import map_tensors, nested_tensors
-from opsmith.judging.answer import Combination
-from opsmith.judging.judge import judge
 from opsmith.surveying.guesses import ClassSource, Guess
-from opsmith.surveying.trials import fresh_inputs, right_answers, run, seeded
+from opsmith.surveying.trials import fresh_inputs, run, seeded
 
 NAMESPACE = "surveyed"
 
@@ -102,66 +101,22 @@ class Declaration:
         return replace(report, outcomes=outcomes)
 
 
-STEP = 1e-7
-
-Class = type[torch.autograd.Function]
-
-
-def is_piecewise_constant(function_class: Class, guess: Guess, index: int, seed: int) -> bool:
-    """Return True if a small step of one argument changes no result."""
-    moved = list(guess.values)
-    moved[index] = moved[index] * (1 + STEP)
-    pairs = zip(
-        _results(function_class, guess.values, seed),
-        _results(function_class, tuple(moved), seed),
-        strict=True,
-    )
-    return all(torch.equal(one, other) for one, other in pairs)
-
-
-def is_identity(function_class: Class, guess: Guess, index: int, seed: int) -> bool:
+def is_identity(declaration: Declaration, index: int) -> bool:
     """Return True if the forward returns this argument unchanged."""
-    results = _results(function_class, guess.values, seed)
-    return any(torch.equal(each, guess.values[index]) for each in results)
+    return any(torch.equal(each, declaration.guess.values[index]) for each in _results(declaration))
 
 
-def is_nonlinear(function_class: Class, guess: Guess, seed: int) -> bool:
-    """Return True if twice, or minus, the grad_output does not give that multiple of the gradient."""
-
-    def gradients(given: Sequence[Tensor], factor: float = 1.0) -> list[Tensor]:
-        return _gradients(function_class, guess.with_floating(given), seed, factor)
-
-    inputs = [each for each in guess.values if isinstance(each, Tensor) and each.is_floating_point()]
-    once = right_answers(gradients, inputs)
-    return any(
-        judge(found, Combination(((factor, right),), right)).wrong
-        for factor in (2.0, -1.0)
-        for right, found in zip(once, gradients(inputs, factor), strict=True)
-    )
-
-
-def returns_float32(function_class: Class, guess: Guess, seed: int) -> bool:
+def returns_float32(declaration: Declaration) -> bool:
     """Return True if a class returns float32 for float64."""
-    wide = any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in guess.values)
-    return wide and any(
-        result.dtype == torch.float32 for result in _results(function_class, guess.values, seed)
-    )
+    values = declaration.guess.values
+    wide = any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in values)
+    return wide and any(result.dtype == torch.float32 for result in _results(declaration))
 
 
-def _results(function_class: Class, values: tuple[Any, ...], seed: int) -> list[Tensor]:
-    apply: Callable[..., Any] = function_class.apply
-    with seeded(seed), torch.no_grad():
-        return list(nested_tensors(apply(*fresh_inputs(values)[1])))
-
-
-def _gradients(function_class: Class, guess: Guess, seed: int, factor: float) -> list[Tensor]:
-    apply: Callable[..., Any] = function_class.apply
-    with seeded(seed):
-        inputs, given = fresh_inputs(guess.values)
-        results = [each for each in nested_tensors(apply(*given)) if each.requires_grad]
-        grads = [factor * torch.randn_like(result) for result in results]
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(results, inputs, grads, allow_unused=True)
-    return [each for each in found if each is not None]
+def _results(declaration: Declaration) -> list[Tensor]:
+    apply: Callable[..., Any] = declaration.source.function_class.apply
+    with seeded(declaration.seed), torch.no_grad():
+        return list(nested_tensors(apply(*fresh_inputs(declaration.guess.values)[1])))
 
 
 OTHER = ("layout", "raises", "nondeterministic", "not-exercised")
@@ -191,10 +146,9 @@ def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
 
 
 def _low_precision(declaration: Declaration, failures: list[Failure]) -> str | None:
-    source = declaration.source.function_class
     if "float32" in declaration.kinds or not failures:
         return None
-    returns = returns_float32(source, declaration.guess, declaration.seed)
+    returns = returns_float32(declaration)
     if not returns and not any(failure.cause == "precision" for failure in failures):
         return None
     declaration.kinds.append("float32")
@@ -206,26 +160,23 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
     """Declare a gradient that differs from the derivative, if there is evidence that it is intended."""
     if set(declaration.kinds) & {"surrogate", "nonlinear", "approximate"}:
         return None
+    if any(failure.cause == "nonlinear-grad" for failure in failures):
+        declaration.kinds.append("nonlinear")
+        return (
+            "a multiple of the grad_output does not give that of the gradient, as when one clips "
+            'gradients: if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
+        )
     for failure in failures:
-        derivative = failure.property in ("gradient", "linearity") and failure.cause not in OTHER
-        if not derivative or failure.input not in declaration.names:
+        if failure.property != "gradient" or failure.cause in OTHER or failure.input not in declaration.names:
             continue
-        index = declaration.names.index(failure.input)
-        function_class = declaration.source.function_class
-        if is_nonlinear(function_class, declaration.guess, declaration.seed):
-            declaration.kinds.append("nonlinear")
-            return (
-                "a multiple of the grad_output does not give that of the gradient, as when one clips "
-                'gradients: if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
-            )
-        if is_piecewise_constant(function_class, declaration.guess, index, declaration.seed):
+        if CONSTANT in failure.message:
             declaration.kinds.append("surrogate")
             return (
                 f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
                 "is zero, and its backward gives something else: if that is meant (a straight-through "
                 'estimator), declare `kind="surrogate"`; otherwise its backward is wrong'
             )
-        if is_identity(function_class, declaration.guess, index, declaration.seed):
+        if is_identity(declaration, declaration.names.index(failure.input)):
             declaration.kinds.append("surrogate")
             return (
                 f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "

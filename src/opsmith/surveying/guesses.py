@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -170,11 +170,6 @@ class Guess:
         """Return a copy with numbers from 0.5 up in its floating tensors."""
         values = [value.abs() + 0.5 if _is_floating(value) else value for value in self.values]
         return Guess(tuple(values), positive=True)
-
-    def with_floating(self, tensors: Sequence[torch.Tensor]) -> Guess:
-        """Return a copy with these floating tensors in the places of its own."""
-        given = iter(tensors)
-        return replace(self, values=tuple(next(given) if _is_floating(v) else v for v in self.values))
 
     def with_other_indices(self) -> list[Guess]:
         """Return copies with the same index everywhere, and with one index after the other."""

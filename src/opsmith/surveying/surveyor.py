@@ -23,9 +23,6 @@ from opsmith.surveying.finding import Finding, Verdict, adopting_line
 from opsmith.surveying.guesses import ClassSource, placeholder_code, unguessable
 from opsmith.surveying.trials import SECONDS, Trials, has_backward, run_guesses
 
-FLOAT32 = 1e-4
-"""Relative distance of two numbers that float32 has rounded; absolute below 1."""
-
 ROUNDS = 4
 """Most declarations that are tried for one class, one after the other."""
 
@@ -113,10 +110,6 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     faults = _faults(report)
     if faults and all(map(_is_cut, report.errors)):
         reasons.append(CUT)
-    elif faults and "float32" in declaration.kinds and all(map(_is_rounding, report.errors)):
-        reasons.append(
-            "its gradients are right as far as float32 goes, and `opsmith.check` compares in float64"
-        )
     elif faults:
         return _finding(declaration, "wrong", faults, None, report)
     reasons += _written(operator)
@@ -124,7 +117,7 @@ def _check_and_declare(declaration: Declaration) -> Finding:
     if not has_backward(function_class):
         reasons.append("it has no backward: its gradient is the derivative of its forward")
     reasons += _missing_abilities(operator, report)
-    found, mends = abilities(function_class, operator, report, declaration.guess, declaration.names)
+    found, mends = abilities(declaration, report)
     finding = _finding(declaration, verdict, reasons, operator, report)
     return replace(finding, abilities=found, mends=tuple(mends))
 
@@ -292,16 +285,6 @@ def _is_cut(failure: Failure) -> bool:
         or failure.cause in ("second-order", "forward-mode")
         or failure.evidence.get("exception") == "GraphCutError"
     )
-
-
-def _is_rounding(failure: Failure) -> bool:
-    """Return True if a wrong number is right to the precision of float32."""
-    got, expected = failure.evidence.get("got"), failure.evidence.get("expected")
-    if failure.follows is not None:
-        return True
-    if not isinstance(got, float) or not isinstance(expected, float):
-        return False
-    return abs(got - expected) <= FLOAT32 * max(1.0, abs(expected))
 
 
 def _fault(report: Report, group: list[Failure]) -> str:

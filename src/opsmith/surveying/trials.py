@@ -21,7 +21,6 @@ from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.core.location import where
 from opsmith.core.origins.function_class import overrides
 from opsmith.core.tensors import nested_tensors
-from opsmith.judging.answer import Answer, Computation
 from opsmith.surveying.guesses import ClassSource, Guess, guesses, unguessable
 
 SECONDS = 10.0
@@ -224,24 +223,6 @@ def seeded(seed: int) -> Iterator[None]:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         yield
-
-
-Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
-def right_answers(function: Function, inputs: Sequence[Tensor]) -> Sequence[Answer]:
-    """Return the results of a function as right ones: in float64, or as they are if it takes no float64."""
-
-    def run(given: Sequence[Tensor]) -> Sequence[Tensor]:
-        with seeded(0):
-            return function(given)
-
-    dtype = inputs[0].dtype
-    try:
-        return Computation.of(run, inputs, torch.Generator().manual_seed(0)).at(inputs, dtype)
-    except Exception:  # code of others, which may raise anything
-        size = max(each.numel() for each in inputs)
-        return [Answer(each.double(), each, dtype, None, summands=size) for each in run(inputs)]
 
 
 @dataclass(frozen=True)
