@@ -188,7 +188,7 @@ class Hidden(Function):
 
 def test_an_output_that_the_source_does_not_show() -> None:
     with pytest.raises(
-        errors.UsageError, match=r"the output of `Hidden\.forward` that is `x` is not known"
+        errors.UsageError, match=r"it is not known which output of `Hidden\.forward` is `x`"
     ) as raised:
         opsmith.adopt(Hidden, "dirty::hidden", mutates="x")
     assert "`return x`, at the top of what forward returns" in str(raised.value)

@@ -84,7 +84,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "state": (
         lambda: opsmith.adopt(WithState, "refused::state"),
         errors.UsageError,
-        ["`WithState` has an `__init__`", "to `forward` as arguments"],
+        ["`WithState` has an `__init__`", "of `__init__` to `forward`"],
     ),
     "unknown kind": (
         lambda: opsmith.adopt(Square, "refused::kind", kind="wrong"),
@@ -120,7 +120,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: opsmith.check(Sparse, samples=[(torch.ones(2),)]),
         errors.LayoutError,
         [
-            "Sparse: `Sparse.forward` returns no strided dense tensor",
+            "Sparse: `Sparse.forward` returns a tensor that is not strided and dense",
             "got: torch.sparse_coo",
             "`result.to_dense()`",
         ],

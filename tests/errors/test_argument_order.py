@@ -202,7 +202,7 @@ def test_the_reference_of_an_operator_of_a_library(
           expected: other_order::minus(Tensor x, Tensor y) -> Tensor
           got: swapped(y: Tensor, x: Tensor) -> Tensor
           where: {place(swapped)}
-          hint: take the arguments in the operator's order, or give the parameters names of their own
+          hint: take the arguments in the operator's order, or give the parameters different names
         """,
     ):
         opsmith.adopt(torch.ops.other_order.minus, reference=swapped)

@@ -555,7 +555,7 @@ def test_operator_of_a_module_that_is_not_there(says: Any) -> None:
         messages::nobody: the module that declared this operator cannot be found
           expected: a module `no_such_package.operators`
           got: No module named 'no_such_package'
-          hint: install what holds `no_such_package.operators`, or put it where Python looks for modules
+          hint: install the package of `no_such_package.operators`, or put it where Python looks for modules
         """,
     ):
         opsmith.find_operator("messages::nobody", "no_such_package.operators")

@@ -72,10 +72,10 @@ def test_a_word_with_another_use_is_named(bad: str, word: str, says: Any) -> Non
     with says(
         errors.NameFormatError,
         f"""
-        `{word}` is no part of an operator's name: torch or Python has another use for it
+        `{word}` cannot be part of an operator's name: torch or Python uses it otherwise
           expected: two identifiers with `::` between them, which torch does not use for itself
           got: {bad!r}
-          hint: take another word than `{word}`
+          hint: replace `{word}` by another word
         """,
     ):
         opsmith.operator(bad)
@@ -95,12 +95,12 @@ def test_no_operator_is_declared_in_a_namespace_of_torch() -> None:
     spaces = found.stdout.split()
     assert {"aten", "prims", "c10d", "quantized"} <= {*spaces}
     for space in spaces:
-        with pytest.raises(errors.NameFormatError, match=f"`{space}` is no part of an operator's name"):
+        with pytest.raises(errors.NameFormatError, match=f"`{space}` cannot be part of an operator's name"):
             opsmith.operator(f"{space}::opsmith_twice")
 
 
 def test_the_hint_for_a_namespace_of_torch_works() -> None:
-    with pytest.raises(errors.NameFormatError, match="take another word than `aten`"):
+    with pytest.raises(errors.NameFormatError, match="replace `aten` by another word"):
         opsmith.operator("aten::opsmith_twice")
     operator = opsmith.operator("not_aten::opsmith_twice")(identity)
     assert operator(torch.ones(2)).tolist() == identity(torch.ones(2)).tolist()
@@ -142,7 +142,7 @@ def test_name_taken_by_another_module(name: str, place: Place, says: Any) -> Non
         {name}: the name is taken by `{__name__}.identity`
           got: elsewhere.other, elsewhere.py:1
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(elsewhere["other"])
@@ -175,7 +175,7 @@ def test_two_versions_of_a_package(name: str, says: Any) -> None:
         {name}: the name is taken by `scales.ops.scale`, which looks like another copy of the same package
           got: app.vendored.scales.ops.scale, app.vendored.scales.ops.py:5
           where: scales.ops.py:5
-          hint: import one of the two; a copy that stays beside another has a namespace of its own: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`
+          hint: import only one of the two copies; if you need both, give this one its own namespace: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`
         """,  # noqa: E501
     ):
         imported("app.vendored.scales.ops", 3, repr(name))
@@ -197,7 +197,7 @@ def test_name_taken_by_another_function_of_the_module(name: str, place: Place, s
         {name}: the name is taken by `{__name__}.identity`
           got: {__name__}.{other.__qualname__}, {place(other)}
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(other)
@@ -211,7 +211,7 @@ def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
         f"""
         {name}: torch already has an operator `{name}`, which opsmith did not declare
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(identity)
@@ -225,7 +225,7 @@ def test_name_of_an_operator_of_another_library(name: str, place: Place, says: A
         f"""
         {name}: torch already has an operator `{name}`, which opsmith did not declare
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(identity)
@@ -242,7 +242,7 @@ def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, 
         f"""
         {name}: torch already has an operator `{name}_and_hidden`, which opsmith did not declare
           where: {place(halves)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name, hidden=("other",))(halves)
@@ -267,11 +267,11 @@ def test_written_arguments_that_are_no_names(given: Any, name: str, says: Any) -
     with says(
         errors.UsageError,
         f"""
-        {name}: it must be told by name what it writes into
+        {name}: `mutates` must contain names of arguments
           argument: mutates
           expected: names of arguments
           got: {given!r}
-          hint: write `mutates=("x",)`, or leave it out where it writes into nothing
+          hint: write `mutates=("x",)`, or leave it out if the operator writes into no argument
         """,
     ):
         opsmith.operator(name, mutates=given)
