@@ -163,7 +163,7 @@ def test_a_second_order_costs_a_copy_only_where_the_class_keeps_what_it_computed
     keeps, saves = opsmith.adopt(Squares, "dirty::keeps"), opsmith.adopt(Sigmoid, "dirty::saves")
     for operator in (keeps, saves):
         operator(numbers(3).requires_grad_() * 1)
-    copied = "`x` is copied where a gradient is needed: a second order needs it"
+    copied = "`x` is copied where a gradient is needed: a second-order gradient needs it"
     assert copied in keeps.explain(numbers(3)).notes
     assert copied not in saves.explain(numbers(3)).notes
 

@@ -239,9 +239,9 @@ def test_a_dataclass_that_changes_what_it_is_made_of(name: str) -> None:
         operator(torch.ones(2), Restless(1))
     first = inspect.getsourcelines(Restless.__post_init__)[1]
     assert caught.value.message().splitlines() == [
-        f"{name}: `Restless.__post_init__` makes other values of the fields that it once made",
+        f"{name}: `Restless.__post_init__` changes fields that it has already computed",
         "  expected: size=2",
         "  got: Restless(size=3)",
         f"  where: {inspect.getsourcefile(Restless)}:{first}",
-        "  hint: let it leave alone what it has made, or compute it in a property",
+        "  hint: let it keep a computed value unchanged, or compute the value in a property",
     ]

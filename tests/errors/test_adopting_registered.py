@@ -278,12 +278,12 @@ def test_captured_parameter(define: Define, place: Place, says: Any) -> None:
     with says(
         errors.CapturedTensorError,
         f"""
-        theirs::captured: it uses `weight`, which requires a gradient and is not an argument
+        theirs::captured: it uses `weight`, which requires a gradient but is not an argument
           argument: weight
-          expected: a function of its arguments alone
+          expected: a function that uses only its arguments
           got: Tensor
           where: {place(capturing)}
-          hint: make it an argument, `weight: Tensor`, or use `weight.detach()` made outside
+          hint: make it an argument, `weight: Tensor`, or compute `weight.detach()` outside
         """,
     ):
         opsmith.adopt(operator, reference=capturing)
@@ -527,7 +527,7 @@ def test_a_kernel_beside_its_own(define: Define, place: Place, says: Any) -> Non
     with says(
         errors.UsageError,
         f"""
-        theirs::kernels: it was adopted, and has kernels of its own, which stays in force
+        theirs::kernels: it was adopted with its own kernels, which cannot be replaced
           where: {place(same)}
           hint: register it with `torch.library.impl`
         """,
@@ -542,9 +542,9 @@ def test_a_fake_kernel_beside_its_own(define: Define, library: Any, place: Place
     with says(
         errors.UsageError,
         f"""
-        theirs::fakes: it was adopted, and has a fake kernel of its own, which stays in force
+        theirs::fakes: it was adopted with its own fake kernel, which cannot be replaced
           where: {place(same)}
-          hint: fix that one
+          hint: correct that fake kernel
         """,
     ):
         adopted.fake(torch.empty_like)

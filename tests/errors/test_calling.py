@@ -67,14 +67,14 @@ CALL = "call it as `operator(x, by=2.0, shift=0)`"
         pytest.param(
             (torch.ones(2), 10**400),
             {},
-            "`by` is a number that torch cannot hold",
+            "`by` is a number that torch cannot store",
             ["argument: by", "expected: a float of 64 bits", f"got: int 1{'0' * 56}..."],
             id="beyond-float",
         ),
         pytest.param(
             (torch.ones(2),),
             {"shift": -(2**63) - 1},
-            "`shift` is a number that torch cannot hold",
+            "`shift` is a number that torch cannot store",
             ["argument: shift", "expected: an int of 64 bits", "got: int -9223372036854775809"],
             id="beyond-int",
         ),
@@ -136,7 +136,7 @@ def test_numbers_that_torch_cannot_hold_after_the_first_calls(kwargs: Any, name:
     for _ in range(3):
         operator(torch.ones(2), 2, 3, (1, 2))
     (argument,) = kwargs
-    with pytest.raises(errors.ArgumentError, match=f"`{argument}` is a number that torch cannot hold"):
+    with pytest.raises(errors.ArgumentError, match=f"`{argument}` is a number that torch cannot store"):
         operator(torch.ones(2), **kwargs)
 
 
@@ -553,12 +553,12 @@ def test_global_tensor_that_requires_a_gradient(gradient: bool, name: str, place
     with says(
         errors.CapturedTensorError,
         f"""
-        {name}: it uses `captured_weight`, which requires a gradient and is not an argument
+        {name}: it uses `captured_weight`, which requires a gradient but is not an argument
           argument: captured_weight
-          expected: a function of its arguments alone
+          expected: a function that uses only its arguments
           got: Tensor
           where: {place(uses_a_global)}
-          hint: make it an argument, `captured_weight: Tensor`, or use `captured_weight.detach()` made outside
+          hint: make it an argument, `captured_weight: Tensor`, or compute `captured_weight.detach()` outside
         """,
     ):
         operator(torch.ones(2, requires_grad=gradient))
@@ -634,6 +634,6 @@ def test_a_text_that_torch_cannot_hold() -> None:
     def of_text(x: Tensor, mode: str = "a") -> Tensor:
         return x.clone()
 
-    with pytest.raises(errors.ArgumentError, match="`mode` is a text that torch cannot hold") as caught:
+    with pytest.raises(errors.ArgumentError, match="`mode` is a string that torch cannot store") as caught:
         of_text(torch.ones(1), "\ud800")
     assert (caught.value.argument, caught.value.got) == ("mode", r"str '\ud800'")

@@ -234,8 +234,8 @@ def test_ctx_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(scale))
     assert said.endswith(
-        "hint: leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class "
-        "with `ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`"
+        "hint: leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
+        "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
     )
 
     @opsmith.operator(name)
@@ -255,7 +255,7 @@ def test_ctx_with_its_type_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scale))
     assert "argument: ctx" in said
-    assert "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`" in said
+    assert "`ctx`: `opsmith.adopt(Class, 'mylib::name')`" in said
 
 
 @pytest.mark.parametrize("parameter", ["self", "cls"])

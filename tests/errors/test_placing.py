@@ -304,7 +304,7 @@ def test_what_is_read_is_gathered_for_a_write(name: str, mesh: Any) -> None:
             "[Replicate()]",
             "call it with `out.redistribute(placements=[Shard(dim=0)])`",
         ),
-        (None, "[Partial(sum)]", "[Replicate()]", "call it without `out=`, and copy what it returns"),
+        (None, "[Partial(sum)]", "[Replicate()]", "call it without `out=`, and copy the results"),
     ],
     ids=["sharded", "partial"],
 )

@@ -180,7 +180,7 @@ def test_a_list_of_tensors_for_an_argument_without_a_type() -> None:
     told = str(raised.value)
     assert told.startswith(f"{name}: sample 0 does not fit the signature: `xs` has the wrong type")
     assert "got: list of Tensor" in told
-    assert "annotate it where it is taken, `xs: list[Tensor]`" in told
+    assert "annotate the parameter, `xs: list[Tensor]`" in told
     with pytest.raises(errors.SampleError, match="write a single argument that is a list as"):
         opsmith.check(Silent, samples=[[vector(), vector()]], only=FAST)
 

@@ -24,32 +24,42 @@ def normed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
-    "no-text": (3, "is one string with one `->` in it", None, "write the arguments, `->`, and the results"),
+    "no-text": (
+        3,
+        "must be a string with one `->` in it",
+        None,
+        "write the arguments, `->`, and the results",
+    ),
     "no-arrow": (
         "x: B M",
-        "is one string with one `->` in it",
+        "must be a string with one `->` in it",
         None,
         "write the arguments, `->`, and the results",
     ),
     "unknown-argument": (
         "y: B M -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'y: B M'",
         "begin each entry with one of `x`, `weight`",
     ),
     "no-tensor": (
         "stride: B -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'stride: B'",
         "begin each entry with one of `x`, `weight`",
     ),
     "twice": (
         "x: B, x: B -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'x: B'",
         "begin each entry with one of `x`, `weight`",
     ),
-    "two-results": ("x: B -> B, B", "gives each result its dimensions", "'B, B'", "write 1 after `->`"),
+    "two-results": (
+        "x: B -> B, B",
+        "must give the dimensions of each result",
+        "'B, B'",
+        "write 1 after `->`",
+    ),
     "not-a-size": (
         "x: B M! -> B",
         "has a dimension that cannot be read",
@@ -70,21 +80,21 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
     ),
     "unbound": (
         "x: B M -> B Q",
-        "uses `Q`, which no argument gives a size",
+        "uses `Q`, whose size no argument shows",
         None,
-        "let an argument have it as a dimension of its own, or write `_`",
+        "make it a dimension of an argument, or write `_`",
     ),
     "unbound-expression": (
         "x: B 2*M -> B",
-        "uses `M`, which no argument gives a size",
+        "uses `M`, whose size no argument shows",
         None,
-        "let an argument have it as a dimension of its own, or write `_`",
+        "make it a dimension of an argument, or write `_`",
     ),
     "leading-result": (
         "x: B M -> ... B",
-        "has `...` in a result alone",
+        "has `...` only in a result",
         None,
-        "let an argument begin with `...` too",
+        "begin an argument with `...`, too",
     ),
 }
 
@@ -115,7 +125,7 @@ def test_results_of_an_operator_that_only_writes(name: str, place: Place, says: 
     with says(
         errors.ShapePatternError,
         f"""
-        {name}: `shapes=` gives each result its dimensions
+        {name}: `shapes=` must give the dimensions of each result
           argument: shapes
           expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
           got: 'M'
@@ -167,7 +177,7 @@ def test_batching_with_a_hidden_result_of_unknown_shape(name: str, place: Place,
     with says(
         errors.UsageError,
         f"""
-        {name}: `batching` needs the shape of every result, of hidden ones too
+        {name}: `batching` needs the shape of every result, including hidden results
           argument: batching
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'B'
@@ -292,7 +302,7 @@ def test_batching_by_a_number_that_is_given(name: str, place: Place, says: Any) 
     with says(
         errors.UsageError,
         f"""
-        {name}: `batching` names an argument whose value is a size, which a batch would change
+        {name}: `batching` names an argument whose value is a size, but a batch would change this size
           argument: batching
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'n'

@@ -43,7 +43,7 @@ def test_no_such_result(name: str, place: Place, says: Any) -> None:
           argument: x
           expected: one of `result`
           where: {place(scaled)}
-          hint: name the tangent after the result: a gradient belongs to an input, a tangent to a result
+          hint: name the tangent after a result: gradients belong to inputs, tangents to results
         """,
     ):
         opsmith.operator(name)(scaled).tangents(x=lambda tangent_x: tangent_x)
@@ -86,7 +86,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: tangents are given in one of three ways at a time
+        {name}: `tangents` mixes ways to give formulas in one call
           expected: one joint formula, or names of results, or `name=formula` for each result
           got: {place(formula)}, result=...
           where: {place(scaled)}
@@ -102,7 +102,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
         pytest.param(
             lambda grad: grad,
             "grad",
-            "a gradient is an input of the backward; forward mode has `tangent_x`",
+            "forward mode has tangents instead of gradients: `tangent_x`",
             id="gradient",
         ),
         pytest.param(

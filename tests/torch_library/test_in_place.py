@@ -578,7 +578,8 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
                 == "`x`, where the first argument is `cache: Tensor`, and it writes into `cache`"
             )
     with pytest.raises(
-        errors.UnsupportedTypeError, match="an operator that returns `cache` returns a tensor"
+        errors.UnsupportedTypeError,
+        match="an operator that returns `cache` must be annotated as returning a tensor",
     ):
         opsmith.operator("in_place::cannot_return", mutates=["cache"], returns="cache")(nothing)
 
