@@ -572,8 +572,8 @@ def test_without_the_capability(form: Callable[[Any], Any], define: Define, says
     with says(
         errors.UnsupportedTorchError,
         """
-        theirs::off: it was registered elsewhere, and to adopt it needs the capability `library_operators`, which is off
-          hint: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
+        theirs::off: it was registered elsewhere; adopting it needs the capability `library_operators`, which is off
+          hint: `opsmith doctor` shows why; declare your own operator, with this operator as a kernel
         """,  # noqa: E501
     ):
         public.overloads_of(subject)

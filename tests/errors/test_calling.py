@@ -289,7 +289,7 @@ def test_tensor_that_is_not_strided_and_dense(
     with says(
         errors.LayoutError,
         f"""
-        {name}: it takes strided dense tensors only
+        {name}: it takes only strided dense tensors
           argument: x
           expected: torch.strided
           got: {got}
@@ -305,7 +305,7 @@ def test_sparse_tensor_in_a_list(name: str, place: Place, says: Any) -> None:
     with says(
         errors.LayoutError,
         f"""
-        {name}: it takes strided dense tensors only
+        {name}: it takes only strided dense tensors
           argument: xs[1]
           expected: torch.strided
           got: torch.sparse_coo

@@ -209,12 +209,12 @@ def test_not_elementwise_after_all(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, although `batching='elementwise'` says so
+        {name}: `result` has no dimension for the batch, against `batching='elementwise'`
           argument: result
           expected: [5, 2, 2]
           got: [5, 1, 2]
           where: {place(linear)}
-          hint: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed separately
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2), torch.ones(5, 2, 2))
@@ -230,12 +230,12 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, although `batching='B'` says so
+        {name}: `result` has no dimension for the batch, against `batching='B'`
           argument: result
           expected: [10, ...]
           got: [1, 3]
           where: {place(total)}
-          hint: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed separately
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2, 3))
@@ -284,7 +284,7 @@ def test_size_that_is_none(step: int, size: int, name: str, place: Place, says: 
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` would have a negative size, or one that divides by zero
+        {name}: `result` would have a negative size, or a size that divides by zero
           argument: result
           expected: `H//step-2`
           got: [{size}]
