@@ -189,7 +189,7 @@ def test_a_second_order_through_a_value_that_is_gone_is_refused() -> None:
     x = numbers(3).requires_grad_()
     (gradient,) = torch.autograd.grad(operator(x * 1).sum(), x, create_graph=True)
     assert_close(gradient.detach(), 2 * x.detach())
-    with pytest.raises(errors.TransformError, match="as before the call, which wrote over it") as raised:
+    with pytest.raises(errors.TransformError, match="as before the call, which overwrote it") as raised:
         gradient.sum().backward()
     assert "call it again: later calls keep a copy" in str(raised.value)
 

@@ -343,7 +343,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "another number of results": (
         lambda: other_calls(adopted(OneOrTwo), (torch.ones(2), True), (torch.ones(2), False)),
         errors.ResultCountError,
-        ["`OneOrTwo.forward` returned another number of results", "a tuple of 2", "got: 1", "signature="],
+        ["`OneOrTwo.forward` returned a different number of results", "a tuple of 2", "got: 1", "signature="],
     ),
     "a number": (
         lambda: adopted(MaybeNumber)(torch.ones(2)),
@@ -358,18 +358,18 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a gradient for a number": (
         lambda: adopted(ForANumber)(x(), 2.0).sum().backward(),
         errors.GradientCountError,
-        ["`ForANumber.backward` gives a gradient for `n`, which is not a tensor", "expected: None"],
+        ["`ForANumber.backward` returns a gradient for `n`, which is not a tensor", "expected: None"],
     ),
     "a backward that writes later": (
         later_write,
         errors.SavedTensorModifiedError,
-        ["`WritesLater.backward` wrote into a grad_output, as its first run did not", "grad.clone()"],
+        ["`WritesLater.backward` wrote into a grad_output, unlike its first run", "grad.clone()"],
     ),
     "two tangents for one result": (
         lambda: torch.func.jvp(adopted(TwoTangents), (torch.ones(3),), (torch.ones(3),)),
         errors.GradientCountError,
         [
-            "`TwoTangents.jvp` does not answer for the results",
+            "`TwoTangents.jvp` does not return one tangent for each result",
             "expected: 1 tangent",
             "got: 2",
             "one tangent for each",
@@ -383,12 +383,12 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "NumPy twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(ByNumpy)(v).sum())(torch.ones(3)),
         errors.TransformError,
-        ["`ByNumpy.forward` runs on real tensors only", "no derivative", "reference=..."],
+        ["`ByNumpy.forward` runs only on real tensors", "no second-order derivative", "reference=..."],
     ),
     "NumPy in the backward alone, twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(BackByNumpy)(v).sum())(torch.ones(3)),
         errors.TransformError,
-        ["`BackByNumpy.backward` runs on real tensors only", "no derivative", "reference=..."],
+        ["`BackByNumpy.backward` runs only on real tensors", "no second-order derivative", "reference=..."],
     ),
     "results that depend on data, compiled": (
         lambda: torch.compile(adopted(Positive), backend="eager", fullgraph=True)(torch.tensor([1.0, -1.0])),
@@ -398,12 +398,12 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "NumPy in a second order": (
         lambda: second_order(adopted(ByNumpy)),
         errors.GraphCutError,
-        ["`ByNumpy.backward` gives do not depend on `grad`", "once_differentiable", "reference=..."],
+        ["the gradients of `ByNumpy.backward` depend on `grad`", "once_differentiable", "reference=..."],
     ),
     "twice through once_differentiable": (
         lambda: second_order(adopted(Once)),
         errors.TransformError,
-        ["`Once.backward` is marked with `once_differentiable`", "take the mark away", "reference=..."],
+        ["`Once.backward` is marked with `once_differentiable`", "remove the mark", "reference=..."],
     ),
     "twice through once_differentiable, by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(Once)(v).sum())(torch.ones(2)),

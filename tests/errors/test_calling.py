@@ -351,7 +351,7 @@ def test_reference_that_writes_into_its_input(
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into an input that it does not declare
+        {name}: an operator must not write into an input that it does not declare as written
           argument: x
           where: {place(reference)}
           hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
@@ -365,7 +365,7 @@ def test_kernel_that_writes_into_its_input(name: str, place: Place, says: Any) -
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into an input that it does not declare
+        {name}: an operator must not write into an input that it does not declare as written
           argument: x
           where: {place(writes_as_kernel)}
           hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
@@ -458,11 +458,11 @@ def test_wrong_number_of_results(reference: Any, got: str, name: str, place: Pla
     with says(
         errors.ResultCountError,
         f"""
-        {name}: it returned another number of results than declared
+        {name}: the number of its results differs from the declared number
           expected: a tuple of 2 tensors
           got: {got}
           where: {place(reference)}
-          hint: return what the type hint says, or change the type hint
+          hint: return the declared results, or change the type hint
         """,
     ):
         operator(torch.ones(2))
@@ -492,7 +492,7 @@ def both(x: Tensor) -> Tensor:
         pytest.param(
             nothing,
             "None",
-            "return the result; annotate it as `Tensor | None` if there may be none",
+            "return the result; annotate it as `Tensor | None` if it may be None",
             id="none",
         ),
         pytest.param(
@@ -611,12 +611,12 @@ def test_reference_that_gives_what_it_writes_another_shape(name: str, place: Pla
     with says(
         errors.MetadataError,
         f"""
-        {name}: it gave `x` another shape, other strides or other memory
+        {name}: it changed the shape, strides or memory of `x`
           argument: x
-          expected: new numbers in the memory that it has
+          expected: new numbers in the same memory
           got: shape [3], strides [1] after the call
           where: {place(resizes)}
-          hint: write `x.copy_(...)`; return a new tensor for a result of another shape
+          hint: write `x.copy_(...)`; return a new tensor for a result of a different shape
         """,
     ):
         operator(torch.ones(2))

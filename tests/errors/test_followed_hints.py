@@ -326,7 +326,7 @@ def of(returned: Any, annotation: Any = Tensor) -> Any:
     return reference
 
 
-MAY_BE_NONE = "return the result; annotate it as `Tensor | None` if there may be none"
+MAY_BE_NONE = "return the result; annotate it as `Tensor | None` if it may be None"
 REFERENCES = {
     "tuple": (lambda x: (x * 1, x * 2), "annotate `-> tuple[Tensor, Tensor]`, or return one tensor"),
     "three": (lambda x: (x, x, x), "annotate `-> tuple[Tensor, Tensor, Tensor]`, or return one tensor"),
@@ -367,9 +367,7 @@ def test_what_a_reference_returns_for_one_tensor(name: str, given: str) -> None:
             id="item",
         ),
         pytest.param(tuple[Tensor, Tensor], lambda x: None, "return the results", id="forgotten-tuple"),
-        pytest.param(
-            tuple[Tensor, Tensor], lambda x: (x * 2,), "return what the type hint says", id="too-few"
-        ),
+        pytest.param(tuple[Tensor, Tensor], lambda x: (x * 2,), "return the declared results", id="too-few"),
     ],
 )
 @pytest.mark.parametrize("aspect", ["kernel", "fake"])

@@ -245,12 +245,12 @@ def test_result_of_another_shape(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: the shape of `result` is not the one in `shapes=`
+        {name}: the shape of `result` differs from `shapes=`
           argument: result
           expected: `B`, that is [4]
           got: [4, 2]
           where: {place(linear)}
-          hint: write what the function returns: `_` stands for a size that cannot be inferred
+          hint: correct `shapes=` or the function; write `_` for a size that cannot be inferred
         """,
     ):
         opsmith.operator(name, shapes="x: B M, weight: N M -> B")(linear)(torch.ones(4, 3), torch.ones(2, 3))

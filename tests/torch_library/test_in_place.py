@@ -542,7 +542,7 @@ def test_another_tensor_than_the_one_that_was_written_is_refused() -> None:
 
     with pytest.raises(errors.AliasError, match="it did not return `cache`") as caught:
         returns_another_(CACHE.clone())
-    assert caught.value.expected == "`cache` itself, as `returns='cache'` says"
+    assert caught.value.expected == "`cache` itself, as declared by `returns='cache'`"
     assert caught.value.hint == "write `return cache`"
 
 

@@ -43,11 +43,11 @@ HIDDEN_SUFFIX = "_and_hidden"
 
 
 BITWISE: Any = getattr(torch.Tag, "nondeterministic_bitwise", None)
-"""Tag of an operator whose runs may differ in bits; None where torch has none."""
+"""Tag of an operator whose runs may differ in bits; None if torch has no such tag."""
 
 
 class KernelRun(threading.local):
-    """The results of the kernel that runs in `DispatcherRegistration.call_whole`.
+    """The results of the running kernel in `DispatcherRegistration.call_whole`.
 
     Attributes:
         wanted: The registration whose kernel keeps them; None outside.
@@ -61,7 +61,7 @@ class KernelRun(threading.local):
 KERNEL_RUN = KernelRun()
 
 Returned = Callable[[tuple[Any, ...]], Any]
-"""Function of all results that returns those of an operator as the dispatcher takes them."""
+"""Function that selects, from all results, the results that the dispatcher takes."""
 TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
 
 
@@ -71,9 +71,9 @@ class DispatcherRegistration:
     Attributes:
         specification: The current specification.
         overload: `torch.ops.namespace.name.default`.
-        full_overload: The overload that returns hidden results too.
+        full_overload: The overload that also returns hidden results.
         out_form: The out form; None before it is needed.
-        functional: The functional form of an operator that writes in place; None before it is needed.
+        functional: The functional form of an in-place operator; None before it is needed.
         owner: The handle; None for a functional form until it has one.
         autograd_kernels: The kernels for the autograd key.
     """
@@ -103,7 +103,7 @@ class DispatcherRegistration:
         self._library: Any = None
         try:
             self._register()
-        except BaseException:  # also an interrupt: torch would keep the name for good
+        except BaseException:  # also an interrupt: torch would keep the name forever
             self.remove()
             raise
 
@@ -114,13 +114,13 @@ class DispatcherRegistration:
 
     @property
     def validated(self) -> bool:
-        """True if a call by the current specification has passed validation."""
+        """True if a call with the current specification has passed validation."""
         return self._validated is self.specification
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and drop compiled code that contains the old one."""
         with self._lock:  # calls of other threads may be adding routes or a kernel
-            # The specification last: after an interrupt, the next replacement begins with what stands here.
+            # The specification last: after an interrupt, the next replacement repeats these steps.
             self._forget_routes()
             before = self.specification
             _withdraw(before)
@@ -144,21 +144,21 @@ class DispatcherRegistration:
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
     def node(self, base: type[RunsRule]) -> Any:
-        """The class of its autograd nodes on this base, made with the first call that has one."""
+        """The class of its autograd nodes on this base, made with the first node."""
         from opsmith.torch_library.autograd.node import node_class
 
-        nodes = self._nodes  # another thread may declare the operator anew
+        nodes = self._nodes  # another thread may redeclare the operator
         return nodes.get(base) or nodes.setdefault(base, node_class(self.specification.short_name, base))
 
     @property
     def rule(self) -> type[FormulaRule]:
-        """The kind of rule that its nodes have."""
+        """The type of rule that its nodes have."""
         from opsmith.torch_library.autograd.formula_rule import FormulaRule
 
         return self.specification.origin.rule or FormulaRule
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel or reference, whose results are held to what is promised of them."""
+        """A kernel or reference, whose results are checked for their promised layout."""
         if self._held is None or self._held.specification is not self.specification:
             from opsmith.torch_library.held_results import HeldResults  # with the first call
 

@@ -156,7 +156,7 @@ def test_parameters_in_another_order() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(1), torch.zeros(1))
     assert caught.value.message().splitlines() == [
-        "cpp_messages::minus: the C++ kernel has the operator's names in another order, and gets the "
+        "cpp_messages::minus: the C++ kernel has the operator's names in another order, but gets the "
         "arguments by position",
         "  expected: (x, y, result)",
         "  got: (Contiguous<const float> y, Contiguous<const float> x, Contiguous<float> out)",
@@ -414,7 +414,7 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
         operator(torch.ones(1))
     monkeypatch.delenv("OPSMITH_REQUIRE_KERNELS")
     with pytest.raises(
-        errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be loaded or built"
+        errors.KernelRefusedError, match="is required by `require_kernel`, but cannot be loaded or built"
     ):
         operator.require_kernel("cpu")
     with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`"):
