@@ -218,7 +218,9 @@ def test_a_default_that_no_schema_can_hold(name: str) -> None:
     def named(x: Tensor, names: tuple[int, list[str]] = (1, ["a"])) -> Tensor:
         return x.clone()
 
-    with pytest.raises(errors.DefaultError, match="leave the default out, or let it hold no list of strings"):
+    with pytest.raises(
+        errors.DefaultError, match="leave the default out, or use a default without a list of strings"
+    ):
         opsmith.operator(name)(named)
 
 

@@ -410,7 +410,7 @@ def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place
     with says(
         errors.MissingFakeError,
         f"""
-        {name}: it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need
+        {name}: it is opaque and has no fake kernel, but tracing, compiling and `meta` tensors need one
           where: {place(routine)}
           hint: {WRITE_FAKE}
         """,
