@@ -130,7 +130,7 @@ def test_what_vmap_maps_is_written_into_what_it_maps() -> None:
     given = rows.clone()
     torch.vmap(operator)(scale, given)
     assert_close(given, scale * rows)
-    with pytest.raises(errors.TransformError, match="cannot write a value that `vmap` maps into `x`"):
+    with pytest.raises(errors.TransformError, match="cannot write a mapped value into `x`"):
         torch.vmap(operator, in_dims=(0, None))(scale, rows[0].clone())
 
 
