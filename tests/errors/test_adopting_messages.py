@@ -408,7 +408,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         errors.ShapeError,
         [
             "the results of `Positive.forward` depends on the numbers",
-            "for others of the same shapes",
+            "which compiled code cannot know",
             "got: ",
         ],
     ),
