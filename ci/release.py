@@ -2,8 +2,8 @@
 
     make release VERSION=0.11.0
 
-What cannot be released is refused before anything is written. Where a build or a check fails, the version and
-the changelog are as before. Exit status: 0 released, 1 refused or failed, 2 usage.
+What cannot be released is refused before anything is written. Where a step fails, the files are as
+before, and there is neither a commit nor a tag. Exit status: 0 released, 1 refused or failed, 2 usage.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class ReleaseError(Exception):
 
 
 def number(version: str) -> tuple[int, ...]:
+    """The numbers of a version, by which versions are ordered."""
     return tuple(map(int, version.split(".")))
 
 
@@ -48,7 +49,7 @@ def unreleased(changelog: str) -> str:
 
 
 def refuse(version: str, changelog: str) -> None:
-    """Raise ReleaseError for each reason why this version cannot be released from this tree."""
+    """Raise ReleaseError if this version cannot be released from this tree."""
     if not _VERSION.fullmatch(version):
         raise ReleaseError(f"VERSION={version} is no version: write three numbers, as VERSION=0.11.0")
     if changed := run("git", "status", "--porcelain").rstrip():
@@ -70,29 +71,36 @@ def release(version: str, day: date) -> None:
     """Write the version into both files, build and check, then commit and tag."""
     changelog, module = CHANGELOG.read_text(encoding="utf-8"), MODULE.read_text(encoding="utf-8")
     refuse(version, changelog)
+    assigned, count = _ASSIGNED.subn(f'__version__ = "{version}"', module)
+    if count != 1:
+        raise ReleaseError(f'{MODULE} must have one line `__version__ = "X.Y.Z"`, not {count}: write it so')
     dated = changelog.replace(UNRELEASED, f"{UNRELEASED}\n## [{version}] - {day}\n", 1)
     CHANGELOG.write_text(dated, encoding="utf-8")
-    MODULE.write_text(_ASSIGNED.sub(f'__version__ = "{version}"', module), encoding="utf-8")
-    command = ""
+    MODULE.write_text(assigned, encoding="utf-8")
+    message = f"Version {version}"
+    steps = (
+        ("make", "dist"),
+        ("make", "dist-check"),
+        ("make", "docs"),
+        ("git", "commit", "--quiet", "--message", message, str(CHANGELOG), str(MODULE)),
+        ("git", "tag", "--annotate", "--message", message, f"v{version}"),
+    )
     try:
-        for command in ("make dist", "make dist-check", *(["make docs"] if _has_target("docs") else [])):
-            subprocess.run(command.split(), check=True)
-        command = "git commit"
-        run(*command.split(), "--quiet", "--message", f"Version {version}", str(CHANGELOG), str(MODULE))
+        for step in steps:
+            subprocess.run(step, check=True)
     except BaseException as error:  # on Ctrl-C, too
         CHANGELOG.write_text(changelog, encoding="utf-8")
         MODULE.write_text(module, encoding="utf-8")
+        if run("git", "log", "-1", "--format=%s").strip() == message:
+            run("git", "reset", "--quiet", "HEAD~1")
         if not isinstance(error, subprocess.CalledProcessError):
             raise
-        raise ReleaseError(f"`{command}` failed: mend what it names, and make the release again") from error
-    run("git", "tag", "--annotate", "--message", f"Version {version}", f"v{version}")
-
-
-def _has_target(name: str) -> bool:
-    return re.search(rf"^{name}:", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE) is not None
+        failed = " ".join(error.cmd[:2])
+        raise ReleaseError(f"`{failed}` failed: correct its error, and make the release again") from error
 
 
 def main() -> int:
+    """Make the release of the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make release", description="Make a release; nothing is published.")
     parser.add_argument("version", metavar="VERSION=X.Y.Z", help="the new version, as VERSION=0.11.0")
     parser.add_argument(

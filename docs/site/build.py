@@ -206,6 +206,7 @@ def write_texts() -> None:
 
 
 def main() -> None:
+    """Build the site, or exit with the reason why it cannot be built."""
     lacking = without_docstring()
     if lacking:
         sys.exit(f"docs: no docstring: {', '.join(lacking)}")

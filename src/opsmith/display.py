@@ -12,10 +12,20 @@ LONGEST = 500
 """Largest number of characters of the `repr` of a public object."""
 
 _FIELD = 60
-_PARTS = reprlib.Repr()
+_MOST_BITS = 4000
+"""Size up to which an int is shown in digits: Python refuses to convert larger ones."""
+
+
+class _Parts(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        return super().repr_int(x, level) if bits <= _MOST_BITS else f"<int of {bits} bits>"
+
+
+_PARTS = _Parts()
 _PARTS.maxlevel = 2
 _PARTS.maxtuple = _PARTS.maxlist = _PARTS.maxdict = _PARTS.maxset = _PARTS.maxfrozenset = 3
-_PARTS.maxstring = _PARTS.maxother = _FIELD
+_PARTS.maxstring = _PARTS.maxother = _PARTS.maxlong = _FIELD
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
@@ -46,7 +56,7 @@ def short_repr(value: Any) -> str:
 
 
 def _part(value: Any) -> str:
-    whole = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else ""
+    whole = repr(value) if isinstance(value, str | bytes | float | type(None)) else ""
     return whole if 0 < len(whole) <= _FIELD else shortened(_PARTS.repr(value), 2 * _FIELD)
 
 

@@ -6,6 +6,7 @@ was found, the location, the hint, and the command that prints the page of the c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -29,6 +30,19 @@ def printable(text: str) -> str:
         'red: ␛[31m'
     """
     return text.translate(_PICTURES)
+
+
+def xml_text(text: str) -> str:
+    """Return a text with the characters replaced that XML 1.0 forbids (production 2).
+
+    Example:
+        >>> xml_text("a" + chr(0)) == "a" + chr(0xFFFD)
+        True
+    """
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+_FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def address(rule: str) -> str:

@@ -11,23 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functions import Square
 from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return 2 * grad * x
-
 
 square = opsmith.adopt(Square, "adopted_operators::square")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import WithoutGradient
 from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.autograd import Function
@@ -298,24 +299,12 @@ def test_without_a_gradient_of_any_result(function_class: type[Function]) -> Non
         for function in (operator, function_class.apply):
             x, w = asking(3), asking(3)
             try:
-                Stopped.apply(in_a_tuple(function(x, w))[0]).sum().backward()
+                WithoutGradient.apply(in_a_tuple(function(x, w))[0]).sum().backward()
             except TypeError as error:
                 found.append(str(error))
             else:
                 found.append([None if each.grad is None else each.grad.tolist() for each in (x, w)])
         assert found[0] == found[1]
-
-
-class Stopped(Function):
-    """Gives no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> None:
-        return None
 
 
 def test_a_gradient_is_summed_to_its_input(slow: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Backwards
 from torch import Tensor
 
 import opsmith
@@ -15,19 +16,6 @@ from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.accepting import project_findings, with_baseline
 from opsmith.checking.severity import name_roots
-
-
-class Backwards(torch.autograd.Function):
-    """Its gradient has the other sign."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return -grad * ctx.saved_tensors[0].cos()
 
 
 def checked(**options: Any) -> Report:

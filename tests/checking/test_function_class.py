@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Product
 from torch import Tensor
 from torch.autograd import Function
 
@@ -399,18 +400,6 @@ class Halved(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, y: Any) -> Any:
-        ctx.save_for_backward(x, y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        x, y = ctx.saved_tensors
-        return grad * y, grad * x
 
 
 class ProductOfOne(Product):

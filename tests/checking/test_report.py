@@ -58,6 +58,18 @@ def report(**statuses: str) -> Report:
         ({"forward": "out", "gradient": "out", "surrogate": "passed"}, False, True, "passed as far as asked"),
         ({"effects": "passed", "forward": "out", "gradient": "skipped"}, False, False, "NOT PASSED: "),
         ({"forward": "out", "gradient": "out"}, False, False, "NOT PASSED: "),
+        (
+            {"forward": "skipped", "gradient": "out"},
+            False,
+            False,
+            "NOT PASSED: forward could not be checked",
+        ),
+        (
+            {"forward": "out", "gradient": "out", "second_order": "skipped", "vmap": "skipped"},
+            False,
+            False,
+            "NOT PASSED: second_order and vmap could not be checked",
+        ),
     ],
 )
 def test_skipped_is_never_success(

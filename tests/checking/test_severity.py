@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Backwards
 from torch import Tensor
 
 import opsmith
@@ -23,19 +24,6 @@ from opsmith.checking.severity import TABLE, WHATEVER, circumstance, graded, sev
 from opsmith.checking.subject_kinds import subject_of
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class WrongGradient(torch.autograd.Function):
-    """Its gradient has the other sign."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return -grad * ctx.saved_tensors[0].cos()
 
 
 class DetachedSecondOrder(torch.autograd.Function):
@@ -222,7 +210,7 @@ def report_on(function_class: type, *only: str) -> Report:
 @pytest.mark.parametrize(
     ("function_class", "property", "cause", "severity"),
     [
-        (WrongGradient, "gradient", "sign", "error"),
+        (Backwards, "gradient", "sign", "error"),
         (LowPrecisionInside, "gradient", "precision", "warning"),
         (HandwrittenSecondOrder, "second_order", "second-order", "error"),
         (WrongTangent, "forward_mode", "forward-mode", "error"),
@@ -500,7 +488,7 @@ HANGS = {"sample": "sample 0 (x [3]) in float32", "limit": "10 s"}
 def test_a_class_that_does_not_end_in_a_dtype_without_a_sample_is_a_limit(
     dtype: torch.dtype, severity: str
 ) -> None:
-    subject = subject_of(WrongGradient, [(torch.randn(3, dtype=dtype),)], 0, EFFORTS["quick"])
+    subject = subject_of(Backwards, [(torch.randn(3, dtype=dtype),)], 0, EFFORTS["quick"])
     failure = Failure("forward", None, "raises", "a call does not return", None, HANGS, dtypes=("float32",))
     assert severity_of(replace(failure, given=circumstance(failure, subject))) == severity
 

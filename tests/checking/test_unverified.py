@@ -49,7 +49,7 @@ def test_kernels_for_a_gpu_that_is_not_here_are_unverified() -> None:
     strict = opsmith.check(operator, only=["forward", "gradient"], strict=True)
     assert not strict.passed
     assert not strict.passed_as_asked
-    assert strict.verdict() == f"unverified::cuda: FAILED; 1 limit; unverified: {name}"
+    assert strict.verdict() == f"unverified::cuda: FAILED: forward; 1 limit; unverified: {name}"
     accepted = opsmith.check(
         operator,
         only=["forward", "gradient"],
@@ -108,7 +108,9 @@ def test_assert_correct_and_a_kernel_without_a_compiler(monkeypatch: pytest.Monk
     assert "(there is no C++ compiler: no `no-such-compiler` in PATH)" in name
     with pytest.raises(AssertionError) as caught:
         assert_correct(operator, **options, strict=True)
-    assert str(caught.value).startswith(f"unverified::uncompiled: FAILED; 1 limit; unverified: {name}\n")
+    assert str(caught.value).startswith(
+        f"unverified::uncompiled: FAILED: forward; 1 limit; unverified: {name}\n"
+    )
     assert "or name yours in CXX" in str(caught.value)  # the way out
     monkeypatch.delenv("CXX")
     operator.reload()

@@ -485,16 +485,3 @@ def test_a_page_is_written_beside_what_is_printed(
     text = page.read_text(encoding="utf-8")
     assert f"{space}::right" in text
     assert f"{space}::wrong" in text
-
-
-def test_a_page_without_jinja2_is_refused_before_anything_is_checked(
-    opsmith: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    for module in ("opsmith.checking.output.html", "opsmith.checking.output.html"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    done = opsmith("check", str(write()), "--html", str(tmp_path / "report.html"))
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "a page needs the package `jinja2`" in done.stderr

@@ -1,9 +1,12 @@
 """`opsmith check` of several files and of folders: what is checked, what is refused, and the exit status."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -114,6 +117,12 @@ def test_an_error_in_one_of_several_targets_has_status_1(
         ("kernels/:one", ("`kernels/` is a folder, and `one` is looked for", "`kernels/operators.py:one`")),
         ("kernels/.hidden/empty", ("no Python file in the folder `kernels/.hidden/empty` declares",)),
         ("none/", ("`none/` names neither a file nor a module",)),
+        ("", ("`` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]")),
+        (":one", ("`:one` names neither a file nor a module",)),
+        ("n" * 300, ("there is no module `nnn",)),
+        (f"{'n' * 300}.py", ("there is no file `nnn",)),
+        (f"{'n' * 300}/", ("nnn/` names neither a file nor a module",)),
+        (f"{'n' * 300}/:one", ("/:one` names neither a file nor a module",)),
     ],
 )
 def test_folders_with_nothing_to_check_are_refused(
@@ -124,6 +133,23 @@ def test_folders_with_nothing_to_check_are_refused(
     assert done.exit_code == 2
     for words in says:
         assert words in done.stderr
+
+
+def test_a_folder_that_cannot_be_read_is_refused(
+    opsmith: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def refusing(path: str) -> Any:
+        if os.fspath(path).endswith("deeper"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    done = opsmith("check", "kernels/", *FAST)
+    assert done.exit_code == 2
+    assert "the folder `kernels/deeper` cannot be read\n  got: Permission denied\n" in done.stderr
+    assert "hint: let it be readable, or name the files and folders to check" in done.stderr
 
 
 def test_a_folder_whose_files_declare_nothing_is_refused(opsmith: Run, write: Write, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`opsmith check --format`: each format on a file with three faults, and on what cannot be checked."""
 
+import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -229,6 +231,57 @@ def test_junit_counts_failures_skipped_and_passed(reports: tuple[Path, list[Repo
     assert strict.attrib["failures"] == "1"
 
 
+OUTCOMES = [
+    ("passed", ()),
+    ("skipped", ()),
+    ("out", ()),
+    ("failed", (Failure("gradient", "x", "sign", "it is wrong"),)),
+    ("passed", (Failure("gradient", "x", "precision", "few digits", severity="warning"),)),
+    ("passed", (Failure("gradient", "x", "raises", "no", severity="warning", follows="vmap"),)),
+    ("passed", (Failure("gradient", "x", "precision", "few", severity="warning", accepted="known"),)),
+    ("out", (Failure("gradient", None, "unrun", "no", evidence={"unverified": "k"}, severity="limit"),)),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_junit_has_a_failure_where_the_exit_status_is_one(strict: bool) -> None:
+    ends = set()
+    for chosen in itertools.product(OUTCOMES, repeat=3):
+        outcomes = tuple(
+            Outcome(name, "skipped" if status == "out" else status, "", 0.0, found, left_out=status == "out")  # type: ignore[arg-type]
+            for name, (status, found) in zip(("forward", "gradient", "second_order"), chosen, strict=True)
+        )
+        report = Report("demo::op", outcomes, seed=0, strict=strict)
+        failures = ElementTree.fromstring(junit([report]))[0].attrib["failures"]
+        assert (failures == "0") is report.passed_as_asked, report
+        ends.add(report.passed_as_asked)
+    assert ends == {False, True}
+
+
+ORDER = """\
+import opsmith, torch
+
+@opsmith.operator("{space}::order")
+def order(x: torch.Tensor) -> torch.Tensor:
+    return torch.argsort(x)
+
+order.samples(lambda make: [(make(3),)])
+"""
+
+
+def test_of_a_property_that_cannot_run_text_status_and_junit_agree(
+    opsmith: Run, write: Write, tmp_path: Path
+) -> None:
+    file = write(ORDER)
+    xml = tmp_path / "found.xml"
+    done = opsmith("check", str(file), "--quick", "--only", "second_order", "--format", f"junit={xml}")
+    assert done.exit_code == 1, done.output
+    assert "NOT PASSED: second_order could not be checked" in done.stdout
+    (case,) = ElementTree.parse(xml).findall(".//testcase[failure]")
+    assert case.attrib["name"] == "check"
+    assert "second_order could not be checked" in case[0].attrib["message"]
+
+
 @pytest.mark.slow
 def test_junit_is_what_pytest_writes(write: Write, space: str, opsmith: Run, tmp_path: Path) -> None:
     file = write(TEXT)
@@ -265,15 +318,32 @@ def test_junit_is_what_pytest_writes(write: Write, space: str, opsmith: Run, tmp
         (("--format", "text=a.txt"), ("the text is for stdout alone", "`--format github`")),
         (
             ("--format", "sarif", "--format", "text"),
-            ("the SARIF is one document, and stdout", "`--format sarif=check.sarif`"),
+            ("`sarif` and `text` are both to be written to stdout", "`--format sarif=check.sarif`"),
         ),
-        (("--json", "--format", "github"), ("the JSON is one document", "`--format json=check.json`")),
+        (
+            ("--json", "--format", "github"),
+            ("`github` and `json` are both to be written to stdout", "`--format json=check.json`"),
+        ),
+        (("--json", "--format", "json"), ("`json` and `json` are both to be", "leave one out, or name")),
+        (("--format", "lines", "--format", "lines"), ("written to stdout", "`--format lines=check.txt`")),
+        (("--format", "text", "--format", "text"), ("written to stdout", "hint: leave one out\n")),
+        (
+            ("--format", "lines=a.txt", "--format", "json=./a.txt"),
+            ("`lines` and `json` are both to be written to a.txt", "expected: one format for each file"),
+        ),
+        (("--html", "a.html", "--format", "html=a.html"), ("`html` and `html` are both to be",)),
         (("--format", "junit=none/a.xml"), ("argument: --format", "make the folder first")),
     ],
 )
 def test_formats_that_do_not_go_are_refused(
-    opsmith: Run, write: Write, options: tuple[str, ...], says: tuple[str, ...]
+    opsmith: Run,
+    write: Write,
+    options: tuple[str, ...],
+    says: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     done = opsmith("check", str(write(TEXT)), *options)
     assert done.exit_code == 2
     for words in says:
@@ -292,12 +362,34 @@ def test_a_refusal_is_written_in_the_format(opsmith: Run, word: str, tmp_path: P
         assert json.loads(done.stdout).keys() == {"error"}
 
 
-@pytest.mark.slow
-def test_json_is_the_format_json(opsmith: Run, write: Write) -> None:
-    target = (str(write(TEXT)), "--quick", "--only", "forward")
-    by_option, by_format = (opsmith("check", *target, *more) for more in (("--json",), ("--format", "json")))
-    names = [
-        [each["operator"] for each in json.loads(done.stdout)["reports"]] for done in (by_option, by_format)
-    ]
-    assert names[0] == names[1]
-    assert len(names[0]) == 3
+def test_a_refusal_of_a_file_stands_at_the_file(opsmith: Run, write: Write, tmp_path: Path) -> None:
+    file = write("import torch\n")
+    command = ("check", str(file), "--format", "lines", "--format", f"github={tmp_path / 'found'}")
+    done = opsmith(*command)
+    assert done.exit_code == 2
+    assert done.stdout.startswith(f"{file}:1: error: {file}: could not be checked: `{file}` declares no")
+    assert (tmp_path / "found").read_text().startswith(f"::error file={file},line=1,title=")
+    whole = opsmith(*command, "-j", "0")
+    assert whole.stdout.startswith("opsmith: error: opsmith check: could not be checked: `-j` takes")
+
+
+def test_a_line_is_one_line_without_control_characters(write: Write, tmp_path: Path) -> None:
+    file = write(TEXT, "two  spaces.py")
+    report = Report(
+        "demo::op\n\x1b[2J", (Outcome("gradient", "failed", failures=(failure(file, 12, "sign"),)),), seed=0
+    )
+    assert lines([report], []) == (
+        f"{file}:12: error: demo::op ␛[2J: gradient of `x`: sign: it is 1%, and not: 2; "
+        "more: opsmith rule sign\n"
+    )
+    named = Unchecked(None, "no\nfile\u2028.py", "there is\n  none\n")
+    assert lines([], [named]) == "opsmith: error: no file .py: could not be checked: there is none\n"
+
+
+@pytest.mark.parametrize("word", ["lines", "github", "json", "sarif", "junit"])
+def test_a_file_name_that_is_no_utf_8_is_written(opsmith: Run, tmp_path: Path, word: str) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py")
+    Path(name).write_text("import torch\n")
+    done = opsmith("check", name, "--format", f"{word}={tmp_path / 'found'}")
+    assert done.exit_code == 2, done.output
+    assert "declares no operator" in (tmp_path / "found").read_text(encoding="utf-8")

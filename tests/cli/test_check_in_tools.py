@@ -15,6 +15,8 @@ import yaml
 from three_faults import FAST, FAULTS, TEXT
 from typer.testing import Result
 
+from opsmith.targets import Target
+
 Run = Callable[..., Result]
 Write = Callable[..., Path]
 
@@ -57,6 +59,36 @@ def test_the_hook_and_the_task_show_each_fault(
         assert named["message"].endswith(line[-20:])
         found.add((named["file"], int(named["line"]), named["code"]))
     assert found == {("faulty.py", line, cause) for line, cause in FAULTS.values()}
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        ("error: demo::op: gradient of `x`: sign: it is wrong; more: opsmith rule sign", "sign"),
+        ("warning: demo::op: forward: kernel-mismatch: it is wrong", "kernel-mismatch"),
+        ("note: demo::op: vmap: raises: no: b.cpp:3: error: expected ';'", "raises"),
+        ("error: faulty.py: could not be checked: `faulty.py` cannot be imported: SyntaxError", None),
+        ("error: demo::op: not passed: NOT PASSED: gradient could not be checked", None),
+    ],
+)
+def test_the_task_shows_each_kind_of_line(rest: str, code: str | None) -> None:
+    (task,) = json.loads(fenced(ROOT / "docs" / "ci.md", "json")[0])["tasks"]
+    pattern = task["problemMatcher"]["pattern"]
+    match = re.match(pattern["regexp"], f"a file.py:12: {rest}")
+    assert match is not None
+    severity, _, message = rest.partition(": ")
+    named = [match[pattern[name]] for name in ("file", "line", "severity", "message", "code")]
+    assert named == ["a file.py", "12", severity, message, code]
+
+
+def test_the_hook_takes_the_files_that_a_check_takes() -> None:
+    """A script without an extension has the tag `python` of pre-commit, too."""
+    taken = [
+        name for name in ("ops.py", "kernels/ops.py", "tool", "ops.pyi") if re.search(hook()["files"], name)
+    ]
+    assert taken == ["ops.py", "kernels/ops.py"]
+    assert "types" not in hook()
+    assert all(Target.of(name).is_file for name in taken)
 
 
 def test_the_hook_passes_on_files_that_declare_nothing(opsmith: Run, write: Write) -> None:

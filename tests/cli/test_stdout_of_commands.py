@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from opsmith.cli import cache as of_cache
 from opsmith.cli.adopt import adopt
 from opsmith.cli.cache import cache
 from opsmith.cli.doctor import doctor
+from opsmith.cli.output import answering
 
 FUNCTIONS = """
 from torch.autograd import Function
@@ -93,3 +96,25 @@ def test_a_reader_that_closes_the_pipe_has_read_enough(
         with pytest.raises(typer.Exit) as ended:
             adopt(functions)
     assert (ended.value.exit_code, capsys.readouterr().err) == (0, "")
+
+
+@pytest.mark.parametrize("stderr", ["open", "closed"])
+def test_what_is_printed_below_python_is_no_part_of_the_answer(
+    stderr: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As by `printf` in a kernel, whose text stays in C's buffer, and by the processes that it starts."""
+    libc = ctypes.CDLL(None)
+    with open(1, "w", closefd=False) as stdout, open(2, "w", closefd=False) as opened:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", opened if stderr == "open" else None)
+        with answering(as_json=True) as output:
+            libc.printf(b"of C\n")
+            stdout.write("of Python\n")
+            subprocess.run(["echo", "of a process"], check=True)
+            output.write("answer\n")
+        libc.printf(b"afterwards\n")
+        libc.fflush(None)
+    said = capfd.readouterr()
+    assert said.out == "answer\nafterwards\n"
+    printed = ["of Python", "of C", "of a process"] if stderr == "open" else []
+    assert sorted(said.err.splitlines()) == sorted(printed)

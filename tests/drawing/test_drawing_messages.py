@@ -95,6 +95,16 @@ alone""",
   got: int
   hint: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
     ),
+    "title": (
+        leaf,
+        {"title": 3},
+        errors.UsageError,
+        """the title of a graph is a text
+  argument: title
+  expected: str or None
+  got: int
+  hint: write `title="a network"`, or leave it out""",
+    ),
     "no tensors": (
         list,
         {},

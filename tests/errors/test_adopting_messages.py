@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functions import Square
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -15,18 +16,6 @@ from torch.autograd.function import once_differentiable
 import opsmith
 from opsmith import errors
 from opsmith.core.location import where
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return 2 * grad * x
 
 
 class Empty(Function):

@@ -217,20 +217,6 @@ def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
         opsmith.operator(name)(identity)
 
 
-def test_name_of_an_operator_of_another_library(name: str, place: Place, says: Any) -> None:
-    library = torch.library.Library("messages", "FRAGMENT")
-    library.define(f"{name.partition('::')[2]}(Tensor x) -> Tensor")
-    with says(
-        errors.NameTakenError,
-        f"""
-        {name}: torch already has an operator `{name}`, which opsmith did not declare
-          where: {place(identity)}
-          hint: choose another name, best with the name of your package as its namespace
-        """,
-    ):
-        opsmith.operator(name)(identity)
-
-
 def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, says: Any) -> None:
     def halves(x: Tensor) -> tuple[Tensor, Tensor]:
         return x / 2, x / 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Doubled, Product
 from torch.autograd import Function
 
 import opsmith
@@ -14,18 +15,6 @@ from opsmith import errors
 
 FAST = ["forward"]
 HERE = Path(__file__)
-
-
-class Product(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, y: Any) -> Any:
-        ctx.save_for_backward(x, y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        x, y = ctx.saved_tensors
-        return grad * y, grad * x
 
 
 class Joined(Function):
@@ -58,14 +47,8 @@ class Greek(Function):
         return grad, None
 
 
-class Größe(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * 2
+class Größe(Doubled):
+    """Its name has letters beyond ASCII."""
 
 
 def vector() -> torch.Tensor:

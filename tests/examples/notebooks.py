@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
-MISSING = (
-    "the notebooks need `pip install nbclient==0.11.0 ipykernel==7.4.0`, as requirements/tests.txt pins them"
-)
 CELL = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")
 SECONDS = re.compile(r"\d+\.\d+ s\b")
 
@@ -21,19 +18,12 @@ def paths() -> list[Path]:
 
 
 def executed(path: Path, folder: Path) -> Any:
-    """A notebook after a run of all its cells in a fresh kernel, whose working folder is given.
-
-    Raises:
-        ModuleNotFoundError: If the packages that run notebooks are not installed.
-    """
-    try:
-        import nbformat
-        from ipykernel.kernelspec import make_ipkernel_cmd
-        from jupyter_client.kernelspec import KernelSpec
-        from jupyter_client.manager import AsyncKernelManager
-        from nbclient import NotebookClient
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(MISSING) from error
+    """A notebook after a run of all its cells in a fresh kernel, whose working folder is given."""
+    import nbformat
+    from ipykernel.kernelspec import make_ipkernel_cmd
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
 
     class ThisPython(AsyncKernelManager):
         """Starts the kernel with the Python that runs the tests, whatever kernels are registered."""

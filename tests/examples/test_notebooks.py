@@ -48,15 +48,3 @@ def test_a_notebook_is_small(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text) < 12_000
     assert "text/html" not in text  # a site that shows notebooks would show an empty frame in its place
-
-
-def test_every_notebook_is_known() -> None:
-    assert [path.stem for path in notebooks.paths()] == sorted(SHOWN)
-
-
-def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "nbformat", None)
-    with pytest.raises(
-        ModuleNotFoundError, match=re.escape("`pip install nbclient==0.11.0 ipykernel==7.4.0`")
-    ):
-        notebooks.executed(notebooks.paths()[0], Path())

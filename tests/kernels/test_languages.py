@@ -17,6 +17,7 @@ from opsmith.checking.properties import PROPERTIES, USUAL
 from opsmith.cli.inventory import inventory
 from opsmith.kernels import languages
 from opsmith.pages.kernels import kernels_of
+from opsmith.rules import rules
 from opsmith.shipping import build_package
 
 
@@ -57,6 +58,8 @@ def test_check_runs_its_kernels_on_the_cpu(install: Install, scale: int, passed:
     operator.samples(lambda make: [(make(3),), (make(2, 5),)])
     report = opsmith.check(operator, only=["toy"], effort="quick")
     assert report.passed_as_asked == passed
+    assert "toy" in PROPERTIES
+    assert "toy" not in {each.name for each in rules()}  # its page is the package's affair
     [outcome] = [each for each in report.outcomes if each.property == "toy"]
     if passed:
         assert outcome.notes[0].startswith("run on the CPU, not on a GPU: ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,18 +58,6 @@ def test_an_explanation_shows_itself_as_text() -> None:
     explained = opsmith.ops.exp.explain(torch.ones(2))
     shown = explained._repr_html_()
     assert html.unescape(shown) == f"<pre>{explained}</pre>"
-
-
-@pytest.mark.parametrize("name", ["report", "failure", "benchmark", "operator"])
-def test_without_the_package_for_pages_the_text_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [
-        each for each in sys.modules if each.startswith("opsmith.") and each.endswith((".html", ".page"))
-    ]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    value = VALUES[name][0]()
-    text = repr(value) if name == "operator" else str(value)
-    assert value._repr_html_() == f"<pre>{html.escape(text)}</pre>"
 
 
 def test_draw_without_a_path_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

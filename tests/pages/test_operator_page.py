@@ -289,15 +289,6 @@ def test_without_the_packages_of_onnx_its_section_names_them(
     assert "an export needs the package onnx hint: pip install '.[onnx]'" in words
 
 
-def test_without_jinja2_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("opsmith.pages.html", "opsmith.checking.output.html"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setattr("opsmith.pages.writer.collect_content", None)
-    with pytest.raises(errors.MissingExtraError, match=r"a page needs the package `jinja2`"):
-        opsmith.page(paged.plain, tmp_path / "page.html")
-
-
 @pytest.mark.parametrize("operator", [paged.in_numpy, paged.step, paged.double], ids=lambda each: each.name)
 def test_every_kind_of_operator_has_a_page(tmp_path: Path, operator: opsmith.Operator[..., Any]) -> None:
     read = Reader(written(tmp_path, operator))

@@ -15,6 +15,8 @@ dist:
 \t@grep -q '^__version__ = "0.11.0"$$' src/opsmith/__init__.py && echo dist >> .git/made
 dist-check:
 \t@echo dist-check >> .git/made
+docs:
+\t@echo docs >> .git/made
 """
 SENTENCE = "Operators may be drawn on glass."
 CHANGELOG = f"""# Changelog
@@ -103,19 +105,12 @@ def test_a_release_is_built_checked_committed_and_tagged(repository: Repository)
     done = repository.release()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("0.11.0 is committed and tagged. To publish it: git push --follow-tags\n")
-    assert repository.read(".git/made").split() == ["dist", "dist-check"]
+    assert repository.read(".git/made").split() == ["dist", "dist-check", "docs"]
     assert repository.read("src/opsmith/__init__.py") == '"""A package."""\n\n__version__ = "0.11.0"\n'
     assert f"## [Unreleased]\n\n## [0.11.0] - 2027-01-02\n\n{SENTENCE}\n" in repository.read("CHANGELOG.md")
     assert repository.git("log", "-1", "--format=%s", "v0.11.0") == "Version 0.11.0"
     assert repository.git("cat-file", "-t", "v0.11.0") == "tag"
     assert repository.git("status", "--porcelain") == ""
-
-
-def test_the_site_is_built_where_there_is_one(repository: Repository) -> None:
-    repository.write("Makefile", f"{MAKEFILE}docs: dist-check\n\t@echo site >> .git/made\n")
-    repository.commit()
-    assert repository.release().returncode == 0
-    assert repository.read(".git/made").split()[-1] == "site"
 
 
 def test_a_second_release_needs_new_lines(repository: Repository) -> None:
@@ -167,14 +162,34 @@ def test_the_changelog_says_what_is_released(repository: Repository, old: str, n
     assert said in refusal(repository)
 
 
-@pytest.mark.parametrize("step", ["dist", "dist-check"])
+@pytest.mark.parametrize("step", ["dist", "dist-check", "docs"])
 def test_where_a_step_fails_the_files_are_as_before(repository: Repository, step: str) -> None:
     repository.write("Makefile", re.sub(rf"(?m)^{step}:\n.*$", f"{step}:\n\t@exit 3", MAKEFILE))
     repository.commit()
-    assert refusal(repository) == f"`make {step}` failed: mend what it names, and make the release again"
+    expected = f"`make {step}` failed: correct its error, and make the release again"
+    assert refusal(repository) == expected
 
 
 def test_where_git_refuses_the_commit_the_files_are_as_before(repository: Repository) -> None:
     repository.write(".git/hooks/pre-commit", "#!/bin/sh\nexit 1\n")
     (repository.folder / ".git/hooks/pre-commit").chmod(0o755)
-    assert refusal(repository) == "`git commit` failed: mend what it names, and make the release again"
+    expected = "`git commit` failed: correct its error, and make the release again"
+    assert refusal(repository) == expected
+
+
+def test_where_git_refuses_the_tag_there_is_no_commit(repository: Repository) -> None:
+    repository.git("config", "tag.gpgSign", "true")
+    repository.git("config", "gpg.program", "false")
+    assert refusal(repository) == "`git tag` failed: correct its error, and make the release again"
+    repository.git("config", "tag.gpgSign", "false")
+    assert repository.release().returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "count"), [("__version__ = '0.10.0'\n", 0), ('__version__ = "0.10.0"\n' * 2, 2)]
+)
+def test_the_version_is_written_in_one_line(repository: Repository, line: str, count: int) -> None:
+    repository.write("src/opsmith/__init__.py", line)
+    repository.commit()
+    expected = f'src/opsmith/__init__.py must have one line `__version__ = "X.Y.Z"`, not {count}: write it so'
+    assert refusal(repository) == expected

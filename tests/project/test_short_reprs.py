@@ -105,6 +105,7 @@ def made(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield Options(inputs=call, title=WORDS)
     yield from (opsmith.ops.Linear(3, 4), opsmith.ops.RMSNorm(3), opsmith.ops.Involution2d(16, 3))
     yield opsmith.Launch(f"kernel({WORDS})", grid=1, constants={"long": WORDS})
+    yield opsmith.Launch("kernel()", grid=1, constants={"large": 10**5000, "negative": -(10**5000)})
     yield opsmith.Make()
     yield opsmith.declared_operators("opsmith.ops")
     yield opsmith.init.constant(1.0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import WithoutGradient
 from slow_calls import record_slow_calls
 from torch import Tensor
 from torch.testing import assert_close
@@ -174,16 +175,6 @@ def test_hooks_of_tensors_and_nodes(subject: Any) -> None:
     (gradient,) = torch.autograd.grad(y.sum(), x)
     (expected,) = torch.autograd.grad(subject[1](x, w)[0].sum(), x)
     assert_close(gradient, 30 * expected)
-
-
-class WithoutGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> None:
-        return None
 
 
 def product_of_both(x: Tensor, y: Tensor) -> Tensor:

@@ -53,10 +53,19 @@ def test_another_result_than_the_reference_s(name: str, wrong: str, recorded: bo
 def test_the_hint_for_a_dtype_works(name: str) -> None:
     operator = opsmith.operator(name)(tripled).kernel("cpu", lambda x: x.float() * 3)
     x = torch.ones(2, 4, dtype=torch.bfloat16)
-    with pytest.raises(errors.ResultTypeError, match=r"convert it: `\.to\(torch\.bfloat16\)`"):
+    with pytest.raises(errors.ResultTypeError, match=r"convert it: `\.to\(x\.dtype\)`"):
         operator(x)
-    operator.kernel("cpu", lambda x: (x.float() * 3).to(torch.bfloat16))
+    operator.kernel("cpu", lambda x: (x.float() * 3).to(x.dtype))
     assert_close(operator(x), x * 3)
+
+
+def test_the_hint_names_a_dtype_that_no_argument_has(name: str) -> None:
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return x.long()
+
+    operator = opsmith.operator(name)(counted).kernel("cpu", lambda x: x * 1)
+    with pytest.raises(errors.ResultTypeError, match=r"convert it: `\.to\(torch\.int64\)`"):
+        operator(torch.ones(2))
 
 
 def test_a_call_that_is_wrong_after_right_ones(name: str) -> None:

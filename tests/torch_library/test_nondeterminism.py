@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Doubled
 from torch import Tensor
 
 import opsmith
@@ -282,16 +283,6 @@ def doubled_and_kept(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def doubled_(x: Tensor) -> Tensor:
     return x.mul_(2)
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 2
 
 
 class DoubledByRule(Doubled):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Product
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -184,18 +185,6 @@ def test_a_reference_that_changes_its_list_changes_none_of_a_formula() -> None:
     for _ in range(4):
         y = first_size(x, [2, 5])
         assert (y.item(), *torch.autograd.grad(y, x)) == (2.0, 2.0)
-
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return grad * w, grad * x
 
 
 def test_a_tensor_of_inference_mode_takes_another_route_beside_an_ordinary_one() -> None:

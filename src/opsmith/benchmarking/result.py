@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from opsmith import errors
 from opsmith.benchmarking.timing import Ratio, Spread, ratio, spread
 from opsmith.core.json_documents import DocumentFormat, from_json
-from opsmith.display import framed, short_repr, text_block, titled_repr
+from opsmith.display import framed, short_repr, titled_repr
 
 if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
@@ -334,10 +334,8 @@ class Benchmark:
         return text(self)
 
     def _repr_html_(self) -> str:
-        try:
-            from opsmith.benchmarking.page import benchmark_page
-        except errors.MissingExtraError:
-            return text_block(str(self))
+        from opsmith.benchmarking.page import benchmark_page
+
         return framed(benchmark_page(self), 640, f"benchmark of {self.operator}")
 
     __repr__ = titled_repr(lambda made: f"{made.operator}: {made.effort} effort, {_fastest(made)}")

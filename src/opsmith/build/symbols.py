@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opsmith.core.location import parsed
+
 LIMIT_S = 60
 
 
@@ -50,13 +52,12 @@ def lines_at(library: Path, addresses: Sequence[int]) -> list[list[Line]]:
         return found
     at, function = -1, ""
     for line in done.stdout.splitlines():
-        file, _, number = line.partition(" (discriminator")[0].rpartition(":")
         if line.startswith("0x"):
             at, function = at + 1, ""
         elif not function:
             function = line
         else:
-            if number.isdigit() and int(number):
-                found[at].append(Line(function, file, int(number)))
+            if (place := parsed(line.partition(" (discriminator")[0])) is not None:
+                found[at].append(Line(function, *place))
             function = ""
     return found

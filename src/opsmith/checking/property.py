@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from opsmith.checking.processes.watchdog import EndlessCallError, Watchdog
 from opsmith.checking.report import UNVERIFIED, Failure, Given
 from opsmith.checking.subject import Subject
 from opsmith.core.kernels import BuiltKernel, Kernel
+from opsmith.core.location import innermost
 from opsmith.kernels.launches_on_cpu import launched_kernels
 from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
@@ -224,10 +224,3 @@ def _lacks(error: BaseException, cause: str) -> str:
     if raises and launched_kernels() and not torch.cuda.is_available():
         return "a GPU, which the code that launches its kernels may need"
     return "a GPU" if has_message(error, NO_GPU) else ""
-
-
-def innermost(error: BaseException, location: str) -> str:
-    """The last line, in the file at `location`, that an exception passed through; else `location`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == location.rpartition(":")[0]]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else location

@@ -18,7 +18,7 @@ from opsmith.checking.causes import CAUSES
 from opsmith.core.json_documents import DocumentFormat, from_json
 from opsmith.core.kernels import Kernel
 from opsmith.core.location import line_at
-from opsmith.display import framed, short_repr, text_block, titled_repr
+from opsmith.display import framed, short_repr, titled_repr
 from opsmith.errors import printable
 
 SCHEMA = 4
@@ -123,10 +123,8 @@ class Failure:
     __repr__ = titled_repr(heading)
 
     def _repr_html_(self) -> str:
-        try:
-            from opsmith.checking.output.html import failure_page
-        except errors.MissingExtraError:
-            return text_block(str(self))
+        from opsmith.checking.output.html import failure_page
+
         return framed(failure_page(self), 480, f"failure: {self.heading()}")
 
     def guidance(self) -> list[tuple[str, str]]:
@@ -283,15 +281,18 @@ class Report:
     @property
     def passed_as_asked(self) -> bool:
         """True as `passed` is, but not missing results or gradients that the caller left out."""
-        left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
-        ran = any(outcome.status == "passed" for outcome in self.outcomes)
-        return not self.failed and ran and left_out.issuperset(self.missing())
+        return not self.failed and not self.unmet()
 
     @property
     def failed(self) -> bool:
         """True if there is an error; strict: or a warning, or a kernel that did not run."""
-        wrong = any(outcome.status == "failed" for outcome in self.outcomes)
-        return wrong or (self.strict and bool(self.warnings or self.unverified))
+        return any(map(self.fails, self.outcomes))
+
+    def fails(self, outcome: Outcome) -> bool:
+        """True if an outcome has an error; strict: or a warning that counts, or a kernel that did not run."""
+        warned = any(each.severity == "warning" and each.is_whole() for each in outcome.failures)
+        strictly = self.strict and (warned or bool(unverified_kernels([outcome])))
+        return outcome.status == "failed" or strictly
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -312,6 +313,14 @@ class Report:
         """The first property of each group of `REQUIRED` of which none passed."""
         passed = {outcome.property for outcome in self.outcomes if outcome.status == "passed"}
         return [group[0] for group in REQUIRED if passed.isdisjoint(group)]
+
+    def unmet(self) -> list[str]:
+        """The requested properties that had to run: those of `missing`, or all where none ran."""
+        asked = [outcome.property for outcome in self.outcomes if not outcome.left_out]
+        if all(outcome.status == "skipped" for outcome in self.outcomes):
+            return asked or self.missing()
+        left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
+        return [name for name in self.missing() if name not in left_out]
 
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON's types, versioned by `"schema"`."""
@@ -391,27 +400,21 @@ class Report:
         unverified = f"unverified: {', '.join(self.unverified)}" if self.unverified else ""
         beside = "".join(f"; {part}" for part in (counts, unverified) if part)
         if self.failed:
-            wrong = [
-                outcome.property
-                for outcome in self.outcomes
-                if outcome.status == "failed" or (self.strict and outcome.word() == "warning")
-            ]
+            wrong = [outcome.property for outcome in self.outcomes if self.fails(outcome)]
             shown = f": {', '.join(wrong)}" if wrong else ""
             return f"{self.operator}: FAILED{shown}{beside}"
         if self.passed:
             return f"{self.operator}: passed{beside}"
-        missing = self.missing()
         if self.passed_as_asked:
-            return f"{self.operator}: passed as far as asked{beside}; not checked: {', '.join(missing)}"
-        return f"{self.operator}: NOT PASSED: {' and '.join(missing)} could not be checked{beside}"
+            missing = ", ".join(self.missing())
+            return f"{self.operator}: passed as far as asked{beside}; not checked: {missing}"
+        return f"{self.operator}: NOT PASSED: {' and '.join(self.unmet())} could not be checked{beside}"
 
     __repr__ = titled_repr(verdict)
 
     def _repr_html_(self) -> str:
-        try:
-            from opsmith.checking.output.html import page
-        except errors.MissingExtraError:
-            return text_block(str(self))
+        from opsmith.checking.output.html import page
+
         return framed(page([self]), 560, f"check of {self.operator}")
 
     def __str__(self) -> str:
@@ -432,6 +435,24 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
     more = {"word": outcome.word(), "seconds": round(outcome.seconds, 6), "failures": failures}
     found: dict[str, Any] = plain({**vars(outcome), **more})
     return found
+
+
+def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
+    """Status of a test of one outcome, as JUnit and pytest have it, and one line that says why.
+
+    An outcome fails if the report does not pass because of it. Whether any property ran is no question about
+    one outcome, so that what did not run is skipped, unless a report needs it.
+
+    Example:
+        >>> skipped = Outcome("forward", "skipped", "there are no samples")
+        >>> verdict_of(Report("demo::twice", (skipped,), seed=0), skipped)
+        ('failed', 'it could not be checked: there are no samples')
+    """
+    if report.fails(outcome):
+        return "failed", min(outcome.failures, key=Failure.rank).heading()
+    if outcome.status == "skipped" and not outcome.left_out and outcome.property in report.missing():
+        return "failed", f"it could not be checked: {outcome.reason}"
+    return outcome.status, outcome.reason
 
 
 def unverified_kernels(outcomes: Iterable[Outcome]) -> tuple[str, ...]:

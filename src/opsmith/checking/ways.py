@@ -18,12 +18,13 @@ from torch import Tensor
 from opsmith.checking.calls import computed_in
 from opsmith.checking.exceptions import Overlooking, Raised, attempt, error_words
 from opsmith.checking.numerics.autodiff import vjp_or_zeros
-from opsmith.checking.property import Findings, innermost
+from opsmith.checking.property import Findings
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, TensorName
 from opsmith.checking.samples.batches import batched, own_dtype, replicas
 from opsmith.checking.subject import PERTURBATIONS, Subject
 from opsmith.core.cached_property import cached_property
+from opsmith.core.location import innermost
 from opsmith.judging.answer import Answer, Computation
 from opsmith.judging.compare import (
     Difference,

@@ -175,7 +175,7 @@ def check(
             known: Mapping[str, Report] = {}
             if baseline is not None:
                 known = read_file(baseline, "--baseline", "opsmith check ... --json >", read_reports)
-            found, refused = _subjects(targets, samples, optional=pass_if_none)
+            found, refused = _subjects(targets, samples, run, optional=pass_if_none)
         except errors.OpsmithError as error:
             run.refusal = error
             write_results(run, wanted, output)
@@ -203,13 +203,14 @@ def check(
 
 
 def _subjects(
-    targets: list[str], samples: str | None, *, optional: bool
+    targets: list[str], samples: str | None, run: CheckRun, *, optional: bool
 ) -> tuple[list[CheckSubject], list[tuple[errors.OpsmithError, str]]]:
     """Return what the targets name, each thing once, and the errors of files that cannot be imported.
 
     Args:
         targets: The targets.
         samples: Value of `--samples`.
+        run: Takes the name of the only file or module, if it cannot be imported.
         optional: True if they may declare nothing.
 
     Raises:
@@ -230,6 +231,7 @@ def _subjects(
                 named = subjects_of(each, samples)
         except errors.OpsmithError as error:
             if len(targets) == 1 and not each.optional:
+                run.refused_in = each.source
                 raise
             refused.append((error, each.source))
             continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,9 @@ def _json(run: CheckRun) -> str:
 
 
 def _html(run: CheckRun) -> str:
-    from opsmith.checking.output.html import page  # it needs an extra
+    from opsmith.checking.output.html import page
 
-    return page(run.reports, [(each.operator or each.file, each.message) for each in run.unchecked()])
+    return page(run.reports, [(each.subject, each.message) for each in run.unchecked()])
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Format:
     """A format of the results.
 
     Args:
-        kind: Noun of it in messages.
-        example: Name of a file of it.
+        kind: The noun for the results in this format, for messages.
+        example: Name of a file in this format, for hints.
         render: Writes the results; None for the text, which is printed report by report.
         whole: True if it is one document, so that nothing else may stand on stdout.
     """
@@ -63,12 +65,24 @@ class Destination:
     """A format, and where the results are written in it.
 
     Args:
-        format: The format.
+        word: The format, as `--format` names it.
         file: The file; None for stdout.
     """
 
-    format: Format
-    file: Path | None
+    word: str
+    file: Path | None = None
+
+    @property
+    def format(self) -> Format:
+        """The format."""
+        return FORMATS[self.word]
+
+    def excludes(self, other: Destination) -> bool:
+        """Return True if the results cannot be written to both; lists and the text share stdout."""
+        if self.file is None or other.file is None:
+            alone = self.format.whole or other.format.whole or self.word == other.word
+            return self.file is other.file and alone
+        return os.path.realpath(self.file) == os.path.realpath(other.file)
 
 
 def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> list[Destination]:
@@ -80,26 +94,23 @@ def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> l
         html: Value of `--html`, which is `--format html=FILE`.
 
     Raises:
-        UsageError: If there is no such format, a file cannot be written, or stdout takes a document and more.
-        MissingExtraError: If a package that a format needs is missing.
+        UsageError: If there is no such format, a file cannot be written, or a place would take two documents.
     """
     found = [_destination(text) for text in given]
-    found += [Destination(FORMATS["json"], None)] if as_json else []
-    found += (
-        [] if html is None else [Destination(FORMATS["html"], writable_file(html, "page.html", "--html"))]
-    )
-    if any(each.format is FORMATS["html"] for each in found):
-        import opsmith.checking.output.html  # noqa: F401  # a missing package is reported before the check
+    found += [Destination("json")] if as_json else []
+    found += [] if html is None else [Destination("html", writable_file(html, "page.html", "--html"))]
     if all(each.file is not None for each in found):
-        found.append(Destination(FORMATS["text"], None))
-    shown = [each.format for each in found if each.file is None]
-    whole = next((each for each in shown if each.whole), None)
-    if whole is not None and len({*map(id, shown)}) > 1:
-        raise errors.UsageError(
-            f"the {whole.kind} is one document, and stdout is to take another format, too",
-            argument="--format",
-            hint=f"write it to a file: `--format {_word(whole)}={whole.example}`",
-        )
+        found.append(Destination("text"))
+    for one, other in itertools.combinations(found, 2):
+        if one.excludes(other):
+            moved = one if one.format.whole else other
+            file = f", or name another file: `--format {moved.word}={moved.format.example}`"
+            raise errors.UsageError(
+                f"`{one.word}` and `{other.word}` are both to be written to {one.file or 'stdout'}",
+                argument="--format",
+                expected="one format for each file; `text`, `lines` and `github` together on stdout",
+                hint=f"leave one out{file if moved.format.render else ''}",
+            )
     return found
 
 
@@ -114,11 +125,7 @@ def _destination(text: str) -> Destination:
             got=text,
             hint="write `--format github`, or `--format sarif=check.sarif` for a file",
         )
-    return Destination(known, writable_file(file, known.example, "--format") if equals else None)
-
-
-def _word(known: Format) -> str:
-    return next(word for word, each in FORMATS.items() if each is known)
+    return Destination(word, writable_file(file, known.example, "--format") if equals else None)
 
 
 def write_results(run: CheckRun, wanted: Iterable[Destination], output: Output) -> list[str]:
@@ -129,12 +136,12 @@ def write_results(run: CheckRun, wanted: Iterable[Destination], output: Output) 
     """
     remarks = []
     for each in sorted(wanted, key=lambda one: one.file is not None):
-        if each.format.render is None or (run.refusal is not None and each.format is FORMATS["html"]):
+        if each.format.render is None or (run.refusal is not None and each.word == "html"):
             continue  # a page of nothing would replace that of an earlier check
         text = each.format.render(run)
         if each.file is None:
             output.write(text)
         else:
-            replace_file(each.file, text.encode())
+            replace_file(each.file, text.encode("utf-8", "backslashreplace"))
             remarks.append(f"the {each.format.kind} is in {each.file}")
     return remarks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from opsmith import errors
@@ -28,12 +28,14 @@ class CheckRun:
         refused: Errors of those that could not be checked, each with its file or module.
         interrupted: Those that Ctrl-C left unchecked.
         refusal: The error that ended the command before anything was checked; None if there was none.
+        refused_in: The file or module that it is about; empty if it is about the whole command.
     """
 
     reports: list[Report] = field(default_factory=list)
     refused: list[tuple[errors.OpsmithError, str]] = field(default_factory=list)
     interrupted: list[CheckSubject] = field(default_factory=list)
     refusal: errors.OpsmithError | None = None
+    refused_in: str = ""
 
     @property
     def status(self) -> int:
@@ -55,7 +57,7 @@ class CheckRun:
 
     def unchecked(self) -> list[Unchecked]:
         """Return each subject that was not checked, with the reason."""
-        refused = [*self.refused, *([(self.refusal, "")] if self.refusal is not None else [])]
+        refused = [*self.refused, *([(self.refusal, self.refused_in)] if self.refusal is not None else [])]
         found = [Unchecked(error.operator, file, str(error), error.where) for error, file in refused]
         return found + [Unchecked(each.name, each.target.source, INTERRUPTION) for each in self.interrupted]
 
@@ -65,10 +67,7 @@ class CheckRun:
             "schema": SCHEMA,
             "passed": self.status == 0,
             "reports": [report.to_dict() for report in self.reports],
-            "unchecked": [
-                {"operator": each.operator, "file": each.file, "message": each.message}
-                for each in self.unchecked()
-            ],
+            "unchecked": [asdict(each) for each in self.unchecked()],
             "interrupted": bool(self.interrupted),
         }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -100,7 +100,7 @@ def fatal_ends_reported(checked: str = "what was checked") -> Iterator[None]:
     Args:
         checked: What is checked in the region, for the message.
     """
-    stderr = _stderr_descriptor()
+    stderr = descriptor_of(sys.stderr)
     enabled = faulthandler.is_enabled()
     if stderr is not None and not enabled:
         faulthandler.enable(stderr)
@@ -164,10 +164,10 @@ _OS_EXIT = (
 )
 
 
-def _stderr_descriptor() -> int | None:
-    """Return the file descriptor of stderr; None if it has none, as in a test."""
+def descriptor_of(stream: TextIO) -> int | None:
+    """Return the file descriptor of a standard stream; None if it has none, as in a test, or is closed."""
     try:
-        return sys.stderr.fileno()
+        return stream.fileno()
     except (AttributeError, OSError, ValueError):
         return None
 

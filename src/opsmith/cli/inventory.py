@@ -161,7 +161,6 @@ OF_FEATURES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
     _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
     _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
-    _of_package("Jinja2", "jinja2", "page; check: --html", install("page")),
     _of_package("matplotlib", "matplotlib", "benchmark: --plot", install("benchmark")),
     _of_package("MCP", "mcp", "mcp", install("mcp")),
     _of_package("scikit-learn", "scikit-learn", "tour", install("tour")),

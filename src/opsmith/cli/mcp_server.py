@@ -7,18 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import anyio
+from anyio.abc import Process
 from mcp.server import MCPServer
+from pydantic import Field
 
-from opsmith import __version__
+from opsmith import __version__, errors, rules
 from opsmith.checking.output.annotations import Annotation, Unchecked, annotated
 from opsmith.checking.processes.child import describe_exit
 from opsmith.checking.report import Report, plain, read_reports
+from opsmith.targets import Target
 
 LIMIT_S = 600.0
 """Time limit of a call of a tool."""
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Order = Annotated[str, Field(pattern=r"^(forward|backward|alternating|random(\(\d+\))?)$")]
 
 GRACE_S = 10.0
 """Time between Ctrl-C, after which a check ends its own child processes, and the kill."""
@@ -41,12 +50,12 @@ def server() -> MCPServer:
     return made
 
 
-def check(
+async def check(
     target: str,
-    effort: str = "quick",
+    effort: Literal["quick", "default", "thorough"] = "quick",
     only: list[str] | None = None,
     samples: str | None = None,
-    limit_s: float = LIMIT_S,
+    limit_s: Seconds = LIMIT_S,
 ) -> dict[str, Any]:
     """Check operators, `autograd.Function` classes or custom ops: results, gradients, kernels, side effects.
 
@@ -58,21 +67,21 @@ def check(
         limit_s: Time limit in seconds.
 
     Returns:
-        `passed`, a verdict for each operator, and findings: file, line, severity, cause, message, and a
-        script that shows the failure again.
+        `passed`, a verdict for each operator, and findings: file, line, severity, cause (null for what could
+        not be checked), message, and a script that shows the failure again.
     """
     options = [] if effort == "default" else [f"--{effort}"]
     options += ["--only", ",".join(only)] if only else []
     options += ["--samples", samples] if samples else []
-    found = in_child(["-m", "opsmith", "check", target, "--isolate", "--json", *options], limit_s)
+    found = await _in_worker(limit_s, "check", "--isolate", "--json", *options, "--", target)
     if "error" in found:
-        return {
-            "passed": False,
-            "verdicts": [],
-            "findings": _findings([], [Unchecked(None, target, found["error"])]),
-        }
+        file = target
+        with suppress(errors.UsageError):  # a folder, or nothing
+            file = Target.of(target).source
+        unchecked = [Unchecked(None, file, found["error"])]
+        return {"passed": False, "verdicts": [], "findings": _findings([], unchecked)}
     reports = list(read_reports(json.dumps(found)).values()) if found["reports"] else []
-    unchecked = [Unchecked(each["operator"], each["file"], each["message"]) for each in found["unchecked"]]
+    unchecked = [Unchecked(**each) for each in found["unchecked"]]
     return {
         "passed": found["passed"],
         "verdicts": [report.verdict() for report in reports],
@@ -80,7 +89,7 @@ def check(
     }
 
 
-def explain(target: str, sample: int = 0, limit_s: float = LIMIT_S) -> dict[str, Any]:
+async def explain(target: str, sample: int = 0, limit_s: Seconds = LIMIT_S) -> dict[str, Any]:
     """Say what computes a call of an operator: the kernel, why others do not, the formulas, what is saved.
 
     Args:
@@ -88,10 +97,12 @@ def explain(target: str, sample: int = 0, limit_s: float = LIMIT_S) -> dict[str,
         sample: Position of the sample whose arguments are the call's.
         limit_s: Time limit in seconds.
     """
-    return in_child([*_WORKER, "explain", target, str(sample)], limit_s)
+    return await _in_worker(limit_s, "explain", target, str(sample))
 
 
-def emulate(target: str, sample: int = 0, order: str = "forward", limit_s: float = LIMIT_S) -> dict[str, Any]:
+async def emulate(
+    target: str, sample: int = 0, order: Order = "forward", limit_s: Seconds = LIMIT_S
+) -> dict[str, Any]:
     """Run an operator's kernel in CUDA C++ on the CPU, with every access to memory and every barrier checked.
 
     Args:
@@ -103,7 +114,7 @@ def emulate(target: str, sample: int = 0, order: str = "forward", limit_s: float
     Returns:
         `results` and those of the reference; or `error`: the race, overrun or barrier, with its line.
     """
-    return in_child([*_WORKER, "emulate", target, str(sample), order], limit_s)
+    return await _in_worker(limit_s, "emulate", target, str(sample), order)
 
 
 def rule(name: str) -> dict[str, Any]:
@@ -112,13 +123,18 @@ def rule(name: str) -> dict[str, Any]:
     Args:
         name: The name, as a message has it: `missing-term`, `CapturedTensorError`.
     """
-    return in_child(["-m", "opsmith", "rule", name, "--json"], LIMIT_S)
+    try:
+        found = rules.rule(name)
+    except errors.UsageError as error:
+        return {"error": str(error)}
+    return {**found.to_dict(), "text": found.text}
 
 
-_WORKER = ("-m", "opsmith.cli.mcp_worker")
+async def _in_worker(limit_s: float, *words: str) -> dict[str, Any]:
+    return await in_child(["-m", "opsmith.cli.mcp_worker", str(os.getpid()), *words], limit_s)
 
 
-def in_child(arguments: list[str], limit_s: float) -> dict[str, Any]:
+async def in_child(arguments: list[str], limit_s: float) -> dict[str, Any]:
     """Run Python in a process of its own, and return the JSON object that it prints.
 
     Args:
@@ -128,39 +144,43 @@ def in_child(arguments: list[str], limit_s: float) -> dict[str, Any]:
     Returns:
         The object; `error` has a sentence if there is none.
     """
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=subprocess.DEVNULL,  # that of this process has the messages of the client
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        out, words = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        _stop(process)
-        return {"error": f"it did not finish within {limit_s:g} s, and was stopped"}
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError:
-        code = process.returncode
-        how = describe_exit(-code if code < 0 else code << 8)[0]
-        last = "\n".join(words.strip().splitlines()[-LAST_LINES:])
-        return {"error": f"{how}\n{last}".strip()}
-    return answer
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
+        process = await anyio.open_process(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,  # that of this process has the messages of the client
+            stdout=out,
+            stderr=words,
+            start_new_session=True,
+        )
+        try:
+            with anyio.move_on_after(limit_s) as limit:
+                await process.wait()
+        finally:
+            await stop(process)
+        if limit.cancelled_caught:
+            return {"error": f"it did not finish within {limit_s:g} s, and was stopped"}
+        out.seek(0)
+        words.seek(0)
+        try:
+            answer: dict[str, Any] = json.load(out)
+        except ValueError:
+            code = process.returncode or 0
+            how = describe_exit(-code if code < 0 else code << 8)[0]
+            last = "\n".join(words.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:])
+            return {"error": f"{how}\n{last}".strip()}
+        return answer
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+async def stop(process: Process) -> None:
     """End a process and those that it has started: by Ctrl-C, and if it ignores that by a kill."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            with anyio.move_on_after(GRACE_S):
+                await process.wait()
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        await process.wait()
 
 
 def _findings(reports: list[Report], unchecked: list[Unchecked]) -> list[dict[str, Any]]:
@@ -174,7 +194,7 @@ def _finding(found: Annotation) -> dict[str, Any]:
         "file": file,
         "line": line,
         "severity": found.severity,
-        "cause": found.rule,
+        "cause": None if found.failure is None else found.failure.cause,
         "title": found.title,
         "message": found.message,
     }

@@ -1,15 +1,19 @@
-"""Child process of a tool for agents: it explains or emulates one call of an operator, and prints JSON."""
+"""Child process of a tool for agents: it checks, or explains or emulates one call, and prints JSON."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from opsmith import errors
+from opsmith.cli.app import app
 from opsmith.cli.output import answering
 from opsmith.core.call_arguments import CallArguments
+from opsmith.core.forked_child import end_with_parent
+from opsmith.core.functional_form import on_copies
 from opsmith.core.location import shown_line, user_line_of_traceback
 from opsmith.core.operator import Operator
 from opsmith.core.samples import sample_calls
@@ -17,7 +21,9 @@ from opsmith.targets import Target
 
 
 def main() -> None:
-    """Run `explain TARGET SAMPLE` or `emulate TARGET SAMPLE ORDER`, the arguments of the process."""
+    """Run a task, the arguments of the process: `check ...`, `explain TARGET SAMPLE`, `emulate ... ORDER`."""
+    if sys.argv[1] == "check":
+        app(prog_name="opsmith")  # it ends the process
     task, text, at, *more = sys.argv[1:]
     with answering(as_json=True) as output:
         try:
@@ -43,8 +49,10 @@ def _explain(operator: Operator[..., Any], call: CallArguments) -> dict[str, Any
 def _emulate(operator: Operator[..., Any], call: CallArguments, order: str) -> dict[str, Any]:
     from opsmith.kernels.cuda.emulation.call import emulate
 
-    right = repr(operator.reference(*call.args, **call.kwargs))
-    return {"results": repr(emulate(operator, *call.args, order=order, **call.kwargs)), "reference": right}
+    schema = operator.specification.schema
+    right = repr(on_copies(operator.reference, schema)(*call.args, **call.kwargs))
+    emulated = on_copies(partial(emulate, operator, order=order), schema, operator.reference)
+    return {"results": repr(emulated(*call.args, **call.kwargs)), "reference": right}
 
 
 _TASKS: dict[str, Callable[..., dict[str, Any]]] = {"explain": _explain, "emulate": _emulate}
@@ -74,4 +82,5 @@ def _sample(operator: Operator[..., Any], task: str, at: int) -> CallArguments:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv.pop(1)))
     main()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from rich import box
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from opsmith import errors
 from opsmith.cli.console import PrintableConsole
-from opsmith.cli.guard import guarded, raise_interruption
+from opsmith.cli.guard import descriptor_of, guarded, raise_interruption
 
 
 class Output:
@@ -108,8 +109,8 @@ def answering(
     Raises:
         Exit: With the status of an error; see `guarded`.
     """
-    stdout = sys.stdout
-    with guarded(traceback=traceback, failures=failures), redirect_stdout(sys.stderr):
+    frame = guarded(traceback=traceback, failures=failures)
+    with frame, _opened_stderr(), _reserved(sys.stdout) as stdout, redirect_stdout(sys.stderr):
         output = Output(stdout)
         try:
             yield output
@@ -118,6 +119,37 @@ def answering(
                 output.write_json({"error": str(error)})
             raise
         output.close()
+
+
+@contextmanager
+def _opened_stderr() -> Iterator[None]:
+    """Give the process a stderr that takes everything, if its own is closed, as by `2>&-`."""
+    if sys.stderr is not None:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, redirect_stderr(nothing):
+        yield
+
+
+@contextmanager
+def _reserved(stdout: TextIO | None) -> Iterator[TextIO | None]:
+    """Yield a stream to the file of stdout, whose descriptor leads to stderr meanwhile: kernels print there.
+
+    Args:
+        stdout: Stdout; it is yielded itself unless it is that of the process.
+    """
+    if stdout is None or descriptor_of(stdout) != 1:
+        yield stdout
+        return
+    stdout.flush()
+    with open(os.dup(1), "w", encoding=stdout.encoding, errors=stdout.errors) as kept:
+        os.dup2(descriptor_of(sys.stderr) or 2, 1)
+        try:
+            yield kept
+        finally:
+            stdout.flush()
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept.fileno(), 1)
 
 
 def columns(*headings: str, right: Collection[str] = (), whole: bool = False) -> Table:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import re
 import textwrap
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -16,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opsmith import errors
-from opsmith.core.location import where
+from opsmith.core.location import innermost, where
 
 GROUP = "opsmith.languages"
 """Group of entry points, such as `helion = "opsmith_helion:LANGUAGE"`."""
@@ -105,9 +104,7 @@ def _attributed(cls: type, name: str, at: str | None, parts: Sequence[Any]) -> I
     except errors.OpsmithError:
         raise
     except Exception as error:
-        file, hint = (at or "").rpartition(":")[0], ""
-        lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
-        at = f"{file}:{lines[-1].lineno}" if lines else at
+        at, hint = innermost(error, at) if at else at, ""
         if isinstance(error, ModuleNotFoundError) and error.name:
             hint = f"install the package of the module `{error.name}`, which {_package(cls)} needs"
         raised = _in_a_line(f"{type(error).__name__}: {errors.message_of(error)}")

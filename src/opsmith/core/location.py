@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,20 @@ def call_site(frame: FrameType | None) -> CallSite:
 SourceLine = tuple[str, int]
 """A file and the number of a line in it."""
 
+_PLACE = re.compile(r"(?s:(.+)):([1-9][0-9]{0,8})")
+
+
+def parsed(where: str | None) -> SourceLine | None:
+    """Return the file and the number of `file:line`; None for another text, as the name of a function.
+
+    Example:
+        >>> parsed("demo.py:7"), parsed("len"), parsed("demo.py:²")
+        (('demo.py', 7), None, None)
+    """
+    found = _PLACE.fullmatch(where or "")
+    return None if found is None else (found[1], int(found[2]))
+
+
 _OPSMITH = Path(__file__).parents[1]
 _PACKAGES = Path(torch.__file__).parents[1]
 _INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest", "<console>")
@@ -148,6 +163,13 @@ def user_line_of_traceback(text: Any) -> SourceLine | None:
     return next((line for line in reversed(found) if is_user_code(line[0])), None)
 
 
+def innermost(error: BaseException, location: str) -> str:
+    """The last line, in the file of `location`, that an exception passed through; else `location`."""
+    file, _ = parsed(location) or ("", 0)
+    own = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    return f"{file}:{own[-1].lineno}" if own else location
+
+
 def shown_line(line: SourceLine | None) -> tuple[str, str]:
     """A line as `file:line` for display, and its text; both are empty for None."""
     if line is None:
@@ -163,11 +185,10 @@ def line_at(where: str) -> str:
         >>> line_at(f"{torch.__file__}:1") != "", line_at("nowhere.py:1"), line_at("len")
         (True, '', '')
     """
-    file, _, number = where.rpartition(":")
-    if not number.isdecimal():
+    if (found := parsed(where)) is None:
         return ""
-    linecache.checkcache(file)
-    return linecache.getline(file, int(number)).strip()
+    linecache.checkcache(found[0])
+    return linecache.getline(*found).strip()
 
 
 def short_path(file: str) -> str:
@@ -186,5 +207,5 @@ def short_path(file: str) -> str:
 
 def short_location(where: str) -> str:
     """Shorten the path of a `file:line`, as `short_path` does."""
-    file, colon, line = where.rpartition(":")
-    return f"{short_path(file)}:{line}" if colon else where
+    found = parsed(where)
+    return where if found is None else f"{short_path(found[0])}:{found[1]}"

@@ -17,7 +17,7 @@ from opsmith.core.call_arguments import call_error, shown
 from opsmith.core.feature_packages import FeatureMethods, feature_function
 from opsmith.core.out_form import out_names
 from opsmith.core.specification import OUT, Specification
-from opsmith.display import LONGEST, shortened, text_block
+from opsmith.display import LONGEST, shortened
 
 if TYPE_CHECKING:
     from opsmith.core.explanation import Explanation
@@ -364,10 +364,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return f"<opsmith operator {shortened(self._specification.schema.text(self.name), LONGEST - 20)}>"
 
     def _repr_html_(self) -> str:
-        try:
-            shown: str = feature_function("operator_html")(self)
-        except errors.MissingExtraError:
-            return text_block(repr(self))
+        shown: str = feature_function("operator_html")(self)
         return shown
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operator[P, R]:

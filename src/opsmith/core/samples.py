@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import torch
 from opsmith import errors
 from opsmith.core.argument_types import OBJECT
 from opsmith.core.call_arguments import CallArguments, call_error, shown
-from opsmith.core.location import where
+from opsmith.core.location import innermost, where
 from opsmith.core.lowering import holds_tensor
 from opsmith.core.schema import Schema
 from opsmith.display import short_repr
@@ -129,7 +128,7 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
         raise errors.SampleError(
             f"its samples cannot be made: {type(error).__name__}: {first}".rstrip(": "),
             operator=operator,
-            where=_last_line(error, location),
+            where=innermost(error, location),
             hint="let the function return a list of tuples of arguments, such as `[(x, weight)]`",
         ) from error
     raise errors.SampleError(
@@ -160,13 +159,6 @@ def _called(function: Samples, make: Make) -> Any:
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def _last_line(error: BaseException, location: str) -> str:
-    """Return the last line of the samples' file in the traceback of an exception."""
-    file = location.rpartition(":")[0]
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
-    return f"{file}:{frames[-1].lineno}" if frames else location
 
 
 def missing_list_hint(source: Any, fits: Callable[[Sequence[Any]], bool]) -> str:

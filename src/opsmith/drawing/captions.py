@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from opsmith.drawing.graph import Graph, Kind, Node, format_bytes
@@ -50,19 +49,6 @@ def lines(node: Node, *, attributes: bool = False) -> Iterator[str]:
     if attributes or node.kind == "answer":
         for name, value in node.attributes if node.holds == 1 else ():
             yield f"{name}: {value}"
-
-
-def readable(text: str) -> str:
-    """A text with characters that XML 1.0 forbids (production 2) replaced.
-
-    Example:
-        >>> readable("a" + chr(0)) == "a" + chr(0xFFFD)
-        True
-    """
-    return _UNREADABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-_UNREADABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def kinds_of(graph: Graph) -> list[Kind]:

@@ -11,9 +11,10 @@ from typing import Literal
 from xml.sax.saxutils import escape
 
 from opsmith import errors
-from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable, tooltip
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, tooltip
 from opsmith.drawing.graph import Graph, Group, Kind, Node
 from opsmith.drawing.grouping import with_references
+from opsmith.errors import xml_text
 from opsmith.extras import install
 
 
@@ -176,11 +177,11 @@ def _listed(attributes: dict[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{readable(escaped)}"'
+    return f'"{xml_text(escaped)}"'
 
 
 def _escaped(text: str) -> str:
-    return readable(escape(text, {'"': "&quot;"}))
+    return xml_text(escape(text, {'"': "&quot;"}))
 
 
 Format = Literal["svg", "png", "pdf"]

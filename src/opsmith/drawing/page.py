@@ -12,7 +12,7 @@ from typing import Any
 
 from opsmith.core.output_file import policy_hash
 from opsmith.display import short_repr
-from opsmith.drawing.captions import WORDS, heading, kinds_of, lines, readable
+from opsmith.drawing.captions import WORDS, heading, kinds_of, lines
 from opsmith.drawing.graph import Graph, Node, counted, format_bytes
 from opsmith.drawing.grouping import (
     MAX_NODES,
@@ -23,6 +23,7 @@ from opsmith.drawing.grouping import (
     sectioned,
     with_references,
 )
+from opsmith.errors import xml_text
 
 _SCRIPTS = ("layout.js", "shapes.js", "graph.js")
 
@@ -58,7 +59,7 @@ def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) 
     text = json.dumps(_data(graph, depth, show_attrs), separators=(",", ":"), ensure_ascii=False)
     for letter in "<>&\u2028\u2029":  # none of these may end the script element or a line
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    filled = {"title": _title(graph), "data": readable(text)}
+    filled = {"title": _title(graph), "data": xml_text(text)}
     markup = re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("graph.html"))
     return Figure(_source("graph.css"), markup, "".join(map(_source, _SCRIPTS)))
 
@@ -86,7 +87,7 @@ def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False)
 
 
 def _title(graph: Graph) -> str:
-    return html.escape(readable(graph.title))
+    return html.escape(xml_text(graph.title))
 
 
 @cache

@@ -42,6 +42,16 @@ class Options:
     memory: bool = True
     title: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.title, str | None):
+            raise errors.UsageError(
+                "the title of a graph is a text",
+                argument="title",
+                expected="str or None",
+                got=type(self.title).__name__,
+                hint='write `title="a network"`, or leave it out',
+            )
+
 
 @dataclass(frozen=True)
 class DrawnCall:

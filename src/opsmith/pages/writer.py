@@ -57,7 +57,6 @@ def page(
 
     Raises:
         UsageError: If a file cannot be written, or an argument has the wrong type.
-        MissingExtraError: If the package for pages is missing.
 
     Example:
         >>> import tempfile, torch, opsmith

@@ -12,21 +12,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
 from opsmith.display import short_repr
+from opsmith.kernels.languages import OWN, loaded_languages
 
 Kind = Literal["error", "cause", "property"]
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
 _TEXTS = Path(__file__).parent
 
-FOLDERS: dict[Kind, str] = {"error": "errors", "cause": "causes", "property": "properties"}
-"""Folder of the texts of each kind."""
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "error": ("errors", "Errors"),
+    "cause": ("causes", "Causes of failures"),
+    "property": ("properties", "Properties"),
+}
+"""Folder of the texts of each kind, and heading of its list."""
 
 WHY, COMPARED, EXAMPLE = "Why it matters", "What is compared", "Example"
 
@@ -34,12 +37,6 @@ FIX, ACCEPT = "How to fix it", "How to accept it"
 
 SECTIONS = (WHY, COMPARED, EXAMPLE, FIX, ACCEPT)
 """Headings of a page, in order; only that of a property has `COMPARED`."""
-
-_HEADINGS: dict[Kind, str] = {
-    "error": "Errors",
-    "cause": "Causes of failures",
-    "property": "Properties",
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Rule:
     @property
     def file(self) -> str:
         """The name of the page's file, such as `causes/sign.md`."""
-        return f"{FOLDERS[self.kind]}/{self.name}.md"
+        return f"{_KINDS[self.kind][0]}/{self.name}.md"
 
     @property
     def text(self) -> str:
@@ -90,16 +87,14 @@ class Rule:
 
 
 def rules() -> tuple[Rule, ...]:
-    """Every rule: error classes by name, causes in the order of precedence, properties in that of reports.
+    """All rules: error classes by name, causes in the order of precedence, properties in that of reports.
 
     The property of a kernel language that another package brings has no page here, and is no rule.
     """
     found: dict[str, Rule] = {}
     for kind, name, title in _named():
-        key = f"{FOLDERS[kind]}/{name}" if name in found else name
-        each = Rule(name, kind, title, key)
-        if (_TEXTS / each.file).is_file():
-            found[key] = each
+        key = f"{_KINDS[kind][0]}/{name}" if name in found else name
+        found[key] = Rule(name, kind, title, key)
     return tuple(found.values())
 
 
@@ -109,8 +104,10 @@ def _named() -> Iterator[tuple[Kind, str, str]]:
             yield "error", name, (getattr(errors, name).__doc__ or "").strip().partition("\n")[0]
     for cause in CAUSES.values():
         yield "cause", cause.name, cause.meaning
+    foreign = {each.key for each in loaded_languages()} - OWN.keys()
     for known in PROPERTIES.values():
-        yield "property", known.name, f"{known.title[0].upper()}{known.title[1:]}."
+        if known.name not in foreign:
+            yield "property", known.name, f"{known.title[0].upper()}{known.title[1:]}."
 
 
 def rule(name: str) -> Rule:
@@ -138,14 +135,14 @@ def rule(name: str) -> Rule:
 
 
 def pages() -> dict[str, str]:
-    """Every page in Markdown, by the name of its file; `index.md` links to all others."""
+    """All pages in Markdown, by the name of its file; `index.md` links to all others."""
     return {"index.md": index(), **{each.file: each.text for each in rules()}}
 
 
 def index() -> str:
-    """A page that lists every rule, in Markdown."""
+    """A page that lists all rules, in Markdown."""
     parts = ["# Rules"]
-    for kind, heading in _HEADINGS.items():
+    for kind, (_, heading) in _KINDS.items():
         rows = [
             f"| [`{each.name}`]({each.file}) | {each.title.replace('|', chr(92) + '|')} |"
             for each in rules()

@@ -14,7 +14,7 @@ from opsmith.adopting.signature import value_names
 from opsmith.checking.properties import GROUPS
 from opsmith.checking.report import Failure, Report
 from opsmith.checking.side_effects.global_settings import thread_count
-from opsmith.core.location import where
+from opsmith.core.location import parsed, where
 from opsmith.core.operator import Operator
 from opsmith.core.origins.function_class import class_of, overrides
 from opsmith.surveying.abilities import abilities
@@ -181,7 +181,7 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
     """Return the finding for a class that ran on no guess: it is wrong, or the guesses are."""
     name, location = source.name, where(source.function_class.forward)
     stop = trials.mistake or trials.nearest
-    file = location.rpartition(":")[0]
+    file, _ = parsed(location) or ("", 0)
     if stop is None:
         reason = f"on all {trials.tried} guesses its results or gradients were not finite numbers"
         return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from opsmith import errors
 from opsmith.targets.target import Target
@@ -21,7 +22,7 @@ def is_folder(text: str) -> bool:
         >>> is_folder("."), is_folder("opsmith")
         (True, False)
     """
-    return not text.isidentifier() and Path(text).is_dir()
+    return not text.isidentifier() and os.path.isdir(text)
 
 
 def targets_of(text: str, *, optional: bool = False) -> list[Target]:
@@ -35,7 +36,7 @@ def targets_of(text: str, *, optional: bool = False) -> list[Target]:
         optional: True to treat a file without a name as one of a folder, and to let a folder have none.
 
     Raises:
-        UsageError: If the text names neither, or a name follows the folder.
+        UsageError: If the text names neither, a name follows the folder, or a folder cannot be read.
         OperatorNotFoundError: If no file of the folder may declare something.
     """
     path, colon, name = text.rpartition(":")
@@ -66,12 +67,20 @@ def nothing_declared(folder: str) -> errors.OperatorNotFoundError:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the Python files of a folder, then those of its folders, each in alphabetical order."""
-    for path, folders, files in os.walk(folder):
+    for path, folders, files in os.walk(folder, onerror=_refuse):
         inside = Path(path)
         folders[:] = sorted(
             each for each in folders if each[0] != "." and not (inside / each / "pyvenv.cfg").exists()
         )
         yield from (inside / each for each in sorted(files) if each.endswith(".py") and each != "__main__.py")
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise errors.UsageError(
+        f"the folder `{error.filename}` cannot be read",
+        got=error.strerror,
+        hint="let it be readable, or name the files and folders to check",
+    ) from error
 
 
 def _may_declare(file: Path) -> bool:

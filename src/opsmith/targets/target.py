@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import sys
@@ -47,7 +48,7 @@ def import_module(name: str, broken: list[errors.ModuleImportError] | None = Non
     """
     found = find_module(name)
     if found is None:
-        hint = f"; did you mean `{name}.py`?" if Path(f"{name}.py").exists() else ""
+        hint = f"; did you mean `{name}.py`?" if os.path.exists(f"{name}.py") else ""
         raise errors.OperatorNotFoundError(
             f"there is no module `{name}`{hint}",
             expected="the path of a `.py` file, or a module that can be imported from here",
@@ -107,7 +108,7 @@ def _submodules(module: ModuleType, seen: Sequence[str] = ()) -> Iterator[str]:
 
 def import_file(path: Path) -> ModuleType:
     """Import a file under its name in its package, so that nothing is declared twice."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise errors.OperatorNotFoundError(
             f"there is no file `{path}`", hint="look at the spelling, and at the current directory"
         )

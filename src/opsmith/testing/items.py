@@ -16,7 +16,8 @@ from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report, check
 from opsmith.checking.accepting import project_findings
 from opsmith.checking.properties import PROPERTIES, USUAL
-from opsmith.checking.report import REQUIRED, unverified_kernels
+from opsmith.checking.report import REQUIRED, unverified_kernels, verdict_of
+from opsmith.core.location import parsed
 from opsmith.core.operator import Operator
 from opsmith.targets import Target
 from pytest_opsmith import UNVERIFIED
@@ -181,15 +182,15 @@ class PropertyItem(pytest.Item):
         unverified = unverified_kernels(told)
         self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
         failures = sorted((failure for each in told for failure in each.failures), key=Failure.rank)
-        words = {"failed", *(["warning"] if report.strict else [])}
-        if words & {each.word() for each in told} or (report.strict and unverified):
+        if any(map(report.fails, told)):
             raise PropertyFailedError("\n\n".join(map(str, failures)))
         for failure in failures:
             self.add_report_section("call", failure.severity, f"{failure}\n")
-        if outcome.status == "skipped":
-            if self.name in report.missing():
-                raise PropertyFailedError(f"it could not be checked: {outcome.reason}")
-            pytest.skip(outcome.reason)
+        status, reason = verdict_of(report, outcome)
+        if status == "failed":
+            raise PropertyFailedError(reason)
+        if status == "skipped":
+            pytest.skip(reason)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failure without the traceback of opsmith's own code."""
@@ -200,6 +201,6 @@ class PropertyItem(pytest.Item):
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Return the location of the operator's declaration."""
-        file, _, line = self.parent.operator.specification.where.rpartition(":")
-        number = int(line) - 1 if line.isdigit() else None
-        return Path(file) if file else self.path, number, f"{self.parent.name} {self.name}"
+        title = f"{self.parent.name} {self.name}"
+        found = parsed(self.parent.operator.specification.where)
+        return (self.path, None, title) if found is None else (Path(found[0]), found[1] - 1, title)

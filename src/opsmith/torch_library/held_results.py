@@ -160,7 +160,10 @@ class HeldResults:
             hint = f"return {named} in the expected shape, or correct {source}"
             raise wrong(errors.ShapeError, "shape", *shapes, hint, "shape")
         if result.dtype != promised.dtype:
-            wanted, hint = str(promised.dtype), f"convert it: `.to({promised.dtype})`, or correct {source}"
+            given = zip(self.specification.schema.names, values, strict=True)
+            dtypes = {getattr(value, "dtype", None): f"{each}.dtype" for each, value in given}
+            hint = f"convert it: `.to({dtypes.get(promised.dtype, promised.dtype)})`, or correct {source}"
+            wanted = str(promised.dtype)
             if by_shapes:
                 wanted += ", to which its tensors promote"
                 hint = "write `@op.fake` over a function that returns empty tensors of the right dtype"

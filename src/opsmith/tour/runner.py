@@ -43,7 +43,7 @@ STAGES = (
         "pages",
         "time involution, and write a page about each operator",
         operator_pages.run,
-        ("jinja2", "matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
+        ("matplotlib", "onnx", "onnxscript", "onnxruntime", "pygraphviz"),
         prepare=operator_pages.build_emulated_kernels,
     ),
     TourStage(
@@ -238,9 +238,6 @@ def write_index(out: Path, summary: Mapping[str, Any]) -> Path:
     Args:
         out: Folder of the results.
         summary: Content of `summary.json`.
-
-    Raises:
-        MissingExtraError: If the package for pages is missing.
     """
     from opsmith.checking.output.html import source, templates
 

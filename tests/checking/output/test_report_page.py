@@ -1,14 +1,11 @@
 """The page says all that a report says, lets nothing of it become markup, and asks nobody for anything."""
 
 import re
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from html_reader import Reader
 
-from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
 from opsmith.checking.output.html import page
 
@@ -180,16 +177,3 @@ def test_nothing_that_a_report_says_becomes_markup() -> None:
     assert text.count("<b>") == text.count("<b>sign</b>") + text.count("<b>forward</b>") == 2
     assert read.text.count("alert('x')") > 10
     assert read.open == []
-
-
-def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("opsmith.checking.output.html", "opsmith.checking.output.html"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(errors.MissingExtraError) as raised:
-        __import__("opsmith.checking.output.html")
-    assert raised.value.message().splitlines() == [
-        "a page needs the package `jinja2`",
-        "  got: no module named 'jinja2'",
-        "  hint: pip install '.[page]' in a checkout of opsmith; or `report.to_json()`, which needs nothing",
-    ]

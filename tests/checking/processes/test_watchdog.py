@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.autograd import Function
+from functions import Doubled
 
 import opsmith
 from opsmith.checking.effort import EFFORTS
@@ -38,17 +38,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "PATIENCE_S", 1.0)
 
 
-class Twice(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * 2
-
-
-class EndlessForward(Twice):
+class EndlessForward(Doubled):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
         while True:
@@ -58,14 +48,14 @@ class EndlessForward(Twice):
                 continue
 
 
-class EndlessBackward(Twice):
+class EndlessBackward(Doubled):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         while True:
             pass
 
 
-class WaitingForItself(Twice):
+class WaitingForItself(Doubled):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
         lock = threading.Lock()
@@ -73,7 +63,7 @@ class WaitingForItself(Twice):
             return x * 2
 
 
-class EndlessInOneLayout(Twice):
+class EndlessInOneLayout(Doubled):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         while not grad.is_contiguous():
@@ -163,7 +153,7 @@ class Looked:
         return cls.now
 
 
-class Timed(Twice):
+class Timed(Doubled):
     work: ClassVar[list[Callable[[], object]]] = []
 
     @staticmethod
@@ -212,7 +202,7 @@ class Clock:
         return time.monotonic() + cls.suspended
 
 
-class Suspended(Twice):
+class Suspended(Doubled):
     """A call in which the system suspends the process, as a laptop that is closed."""
 
     @staticmethod
@@ -232,7 +222,7 @@ def test_time_in_which_the_process_does_not_run_is_no_hang(monkeypatch: pytest.M
 
 def test_each_run_of_a_reference_is_a_call_of_its_own() -> None:
     """Finite differences run a forward many hundred times: that is no call that hangs."""
-    subject = subject_of(Twice, X, 0, EFFORTS["quick"])
+    subject = subject_of(Doubled, X, 0, EFFORTS["quick"])
     sample = subject.samples[0]
     watchdog._pulse.at = 0.0
     subject.reference(sample, sample.at())

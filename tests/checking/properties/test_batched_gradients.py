@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Square
 from torch import Tensor
-from torch.autograd import Function
 
 import opsmith
 import opsmith.ops
@@ -19,17 +19,6 @@ X = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
 def batched(checked: Any, *samples: Any, **options: Any) -> Outcome:
     report = opsmith.check(checked, samples=list(samples) or None, only=["batched_gradients"], **options)
     return next(outcome for outcome in report.outcomes if outcome.property == "batched_gradients")
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return 2 * grad * ctx.saved_tensors[0]
 
 
 class KnowsBatches(Square):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Square
 from torch import Tensor
 from torch.autograd import Function
 
@@ -34,17 +35,6 @@ def compiled(checked: Any, *samples: Any, **options: Any) -> Outcome:
 
 def declare(reference: Any, **options: Any) -> Any:
     return opsmith.operator(f"test_compile::op{next(names)}", **options)(reference)
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return 2 * grad * ctx.saved_tensors[0]
 
 
 class OtherwiseCompiled(Square):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Doubled
 from torch import Tensor
 from torch.autograd import Function
 
@@ -139,16 +140,6 @@ def test_sizes_that_are_wrong_for_symbols_alone_are_found(custom_op: Any) -> Non
     (failure,) = fake(custom_op(double, counting), (X,)).failures
     assert failure.cause == "fake-mismatch"
     assert "`result` has the shape [3, 5], and really [3, 4]" in failure.message
-
-
-class Doubled(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 2
 
 
 class ThroughNumpy(Doubled):

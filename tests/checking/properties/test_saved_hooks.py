@@ -6,24 +6,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from functions import Square
 from torch import Tensor
 from torch.autograd import Function
 
 import opsmith
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-class Square(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 2 * grad * x
 
 
 class ByStrides(Square):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from functions import Doubled
 from torch import Tensor
-from torch.autograd import Function
 
 import opsmith
 import opsmith.ops
@@ -26,16 +26,6 @@ def serialization(checked: Any, *samples: Any) -> Outcome:
 @opsmith.operator("test_serialization::double")
 def double(x: Tensor) -> Tensor:
     return x * 2
-
-
-class Doubled(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 2
 
 
 class Marked(Tensor):

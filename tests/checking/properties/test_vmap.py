@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functions import Doubled
 from torch import Tensor
 from torch.autograd import Function
 
@@ -131,16 +132,6 @@ def test_a_right_rule_of_a_class_passes() -> None:
     assert (found.status, found.notes) == ("passed", ())
 
 
-class OldStyle(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 2
-
-
 class NoRule(Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -188,7 +179,7 @@ class RuleThatRefuses(NoRule):
         raise NotImplementedError("not for a batch")
 
 
-class RuleOfOldStyle(OldStyle):
+class RuleOfOldStyle(Doubled):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
         return x * 2, in_dims[0]
@@ -213,7 +204,7 @@ def test_a_class_that_says_it_can_be_mapped_and_cannot_is_found(promising: Any, 
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (OldStyle, "In order to use an autograd.Function with functorch transforms"),
+        (Doubled, "In order to use an autograd.Function with functorch transforms"),
         (NoRule, "does not have vmap support"),
         (RuleThatRefuses, "not for a batch"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opsmith.checking.report import Failure, Report, Severity
-from opsmith.core.location import SourceLine, user_line_of_traceback
+from opsmith.core.location import SourceLine, parsed, user_line_of_traceback
 from opsmith.errors import printable
 
 
@@ -26,6 +28,11 @@ class Unchecked:
     file: str
     message: str
     where: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """The operator, the file, or the command."""
+        return self.operator or self.file or "opsmith check"
 
 
 NOT_CHECKED = "not-checked"
@@ -88,17 +95,14 @@ def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iter
             verdict = report.verdict().removeprefix(f"{report.operator}: ")
             yield Annotation(NOT_CHECKED, "error", report.operator, "not passed", verdict, declared)
     for each in unchecked:
-        subject = each.operator or each.file or "opsmith check"
         line = _line(each.where) or _line_raised(each.message) or _line(f"{each.file}:1")
-        yield Annotation(NOT_CHECKED, "error", subject, "could not be checked", each.message, line)
+        yield Annotation(NOT_CHECKED, "error", each.subject, "could not be checked", each.message, line)
 
 
 def _line(where: str | None) -> SourceLine | None:
     """Return the absolute path and the number of `file:line`; None if it names no file that is here."""
-    file, _, number = (where or "").rpartition(":")
-    if not number.isdigit() or not Path(file).is_file():
-        return None
-    return str(Path(file).absolute()), int(number)
+    found = parsed(where)
+    return (str(Path(found[0]).absolute()), found[1]) if found and os.path.isfile(found[0]) else None
 
 
 def _line_raised(message: str) -> SourceLine | None:
@@ -112,8 +116,12 @@ def counted(found: Iterator[Annotation]) -> Iterator[Annotation]:
     return (each for each in found if each.failure is None or each.failure.accepted is None)
 
 
-NOTICES: dict[Severity, str] = {"error": "error", "warning": "warning", "limit": "notice"}
-"""Workflow commands by severity."""
+WORDS: dict[Severity, tuple[str, str]] = {
+    "error": ("error", "error"),
+    "warning": ("warning", "warning"),
+    "limit": ("notice", "note"),
+}
+"""Workflow command of GitHub, and level in SARIF and in the lines of compilers, by severity."""
 
 
 def workflow_commands(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
@@ -128,7 +136,7 @@ def workflow_commands(reports: Sequence[Report], unchecked: Sequence[Unchecked])
         properties["title"] = f"{each.subject}: {each.title}"
         given = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
         message = _escaped(each.message_with_address("\nmore: "))
-        rows.append(f"::{NOTICES[each.severity]} {given}::{message}\n")
+        rows.append(f"::{WORDS[each.severity][0]} {given}::{message}\n")
     return "".join(rows)
 
 
@@ -140,17 +148,21 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
-    """Return a line for each finding, as of a compiler: `file:line: severity: subject: title: message`.
+    """Return a line for each finding, as of a compiler: `file:line: level: subject: title: message`.
 
-    Paths below the current folder are relative to it. A limit is a `note`, as in a compiler.
+    Paths below the current folder are relative to it.
     """
     rows = []
     for each in counted(annotated(reports, unchecked)):
         place = "opsmith" if each.line is None else f"{_near(each.line[0])}:{each.line[1]}"
-        level = "note" if each.severity == "limit" else each.severity
-        text = " ".join(each.message_with_address("; more: ").split())
-        rows.append(f"{place}: {level}: {each.subject}: {each.title}: {text}\n")
+        message = each.message_with_address("; more: ")
+        row = f"{place}: {WORDS[each.severity][1]}: {each.subject}: {each.title}: {message}".rstrip()
+        rows.append(f"{printable(_BREAK.sub(' ', row))}\n")
     return "".join(rows)
+
+
+_BREAK = re.compile(r"[^\S ]\s*")
+"""White space that is no space, and what follows it; paths may have several spaces."""
 
 
 def _near(file: str) -> str:

@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
+from jinja2 import Environment as Environment
+from markupsafe import Markup, escape
+
 from opsmith import errors
 from opsmith.checking.causes import CAUSES
 from opsmith.checking.properties import PROPERTIES
 from opsmith.checking.report import Failure, Outcome, Report, folded, shown
 from opsmith.core.output_file import policy_hash
-from opsmith.extras import install
 
 
 def page(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]] = ()) -> str:
@@ -59,17 +62,6 @@ def _summary(reports: Sequence[Report], unchecked: Sequence[tuple[str, str]]) ->
     parts += [f"{len(unchecked)} could not be checked"] if unchecked else []
     return ", ".join(parts) or "nothing was checked"
 
-
-try:
-    from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
-    from jinja2 import Environment as Environment
-    from markupsafe import Markup, escape
-except ModuleNotFoundError as error:
-    raise errors.MissingExtraError(
-        "a page needs the package `jinja2`",
-        got=f"no module named {error.name!r}",
-        hint=f"{install('page')}; or `report.to_json()`, which needs nothing",
-    ) from error
 
 SIGNS = {
     "passed": "✓",

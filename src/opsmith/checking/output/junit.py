@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from opsmith.checking.output.annotations import Unchecked
-from opsmith.checking.report import Failure, Outcome, Report, unverified_kernels
-
-_REFUSED = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 has no way to write."""
+from opsmith.checking.report import Failure, Outcome, Report, verdict_of
+from opsmith.errors import xml_text
 
 
 def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str:
     """Return one suite: properties that failed, were skipped or passed, and what could not be checked.
 
     The test cases are those of `pytest --opsmith`: the failures of a property are one failure, and a skipped
-    property without which a report does not pass fails. With `strict`, warnings fail, too.
+    property without which a report does not pass fails. With `strict`, warnings fail, too. A report that does
+    not pass for no single property, as where none ran, is a failure of its own.
 
     Example:
         >>> report = Report("demo::twice", (Outcome("forward", "passed"),), seed=0)
@@ -27,13 +25,12 @@ def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str
     """
     suite = Element("testsuite", name="opsmith")
     for report in reports:
-        for outcome in report.outcomes:
-            if not outcome.left_out:
-                _add_property(suite, report, outcome)
+        shown = [each for each in report.outcomes if not each.left_out or report.fails(each)]
+        failed = [_add_property(suite, report, each) for each in shown]
+        if not (report.passed_as_asked or any(failed)):
+            _add(_case(suite, report.operator, "check"), "failure", report.verdict(), "")
     for each in unchecked:
-        name = each.operator or each.file or "opsmith check"
-        case = SubElement(suite, "testcase", classname=_text(name), name="check", time="0.000")
-        _add(case, "error", each.message.partition("\n")[0], each.message)
+        _add(_case(suite, each.subject, "check"), "error", each.message.partition("\n")[0], each.message)
     counts = {
         "errors": len(suite.findall("*/error")),
         "failures": len(suite.findall("*/failure")),
@@ -47,30 +44,23 @@ def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_property(suite: Element, report: Report, outcome: Outcome) -> None:
-    case = SubElement(
-        suite,
-        "testcase",
-        classname=_text(report.operator),
-        name=outcome.property,
-        time=f"{outcome.seconds:.3f}",
-    )
-    failures = sorted(outcome.failures, key=Failure.rank)
-    text = "\n\n".join(map(str, failures))
-    strictly = report.strict and (outcome.word() == "warning" or unverified_kernels([outcome]))
-    if outcome.status == "failed" or strictly:
-        _add(case, "failure", failures[0].heading(), text)
-    elif outcome.status == "skipped" and outcome.property in report.missing():
-        _add(case, "failure", f"it could not be checked: {outcome.reason}", text)
-    elif outcome.status == "skipped":
-        SubElement(case, "skipped", type="pytest.skip", message=_text(outcome.reason))
+def _add_property(suite: Element, report: Report, outcome: Outcome) -> bool:
+    """Add a test case; return True if it is a failure."""
+    case = _case(suite, report.operator, outcome.property, outcome.seconds)
+    text = "\n\n".join(map(str, sorted(outcome.failures, key=Failure.rank)))
+    status, reason = verdict_of(report, outcome)
+    if status == "failed":
+        _add(case, "failure", reason, text)
+    elif status == "skipped":
+        SubElement(case, "skipped", type="pytest.skip", message=xml_text(reason))
     elif text:
-        SubElement(case, "system-out").text = _text(text)
+        SubElement(case, "system-out").text = xml_text(text)
+    return status == "failed"
+
+
+def _case(suite: Element, subject: str, name: str, seconds: float = 0.0) -> Element:
+    return SubElement(suite, "testcase", classname=xml_text(subject), name=name, time=f"{seconds:.3f}")
 
 
 def _add(case: Element, kind: str, message: str, text: str) -> None:
-    SubElement(case, kind, message=_text(message)).text = _text(text)
-
-
-def _text(text: str) -> str:
-    return _REFUSED.sub("\N{REPLACEMENT CHARACTER}", text)
+    SubElement(case, kind, message=xml_text(message)).text = xml_text(text)

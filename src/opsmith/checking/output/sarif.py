@@ -13,11 +13,8 @@ from typing import Any
 
 from opsmith import __version__
 from opsmith.checking.causes import CAUSES
-from opsmith.checking.output.annotations import Annotation, Unchecked, annotated
+from opsmith.checking.output.annotations import WORDS, Annotation, Unchecked, annotated
 from opsmith.checking.report import Report, plain
-
-LEVELS = {"error": "error", "warning": "warning", "limit": "note"}
-"""Levels of SARIF by severity."""
 
 
 def sarif(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str:
@@ -57,15 +54,15 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _result(found: Annotation, rule: int) -> dict[str, Any]:
-    identity = f"{found.subject}\n{found.rule}\n{found.title}"
+    identity = f"{found.subject}\n{found.rule}\n{found.title}".encode("utf-8", "backslashreplace")
     result: dict[str, Any] = {
         "ruleId": found.rule,
         "ruleIndex": rule,
-        "level": LEVELS[found.severity],
+        "level": WORDS[found.severity][1],
         "message": {"text": f"{found.subject}: {found.title}: {found.message}"},
         "locations": [_location(found)],
         # A finding keeps its identity when lines move.
-        "partialFingerprints": {"opsmith/v1": hashlib.sha256(identity.encode()).hexdigest()},
+        "partialFingerprints": {"opsmith/v1": hashlib.sha256(identity).hexdigest()},
     }
     if found.failure is not None:
         result["properties"] = {"property": found.failure.property, "evidence": plain(found.failure.evidence)}

@@ -38,6 +38,7 @@ from opsmith.checking.processes.child import (
 from opsmith.checking.processes.watchdog import POLL_S, beat
 from opsmith.checking.report import Failure, Outcome
 from opsmith.core.kernels import Kernel
+from opsmith.core.location import parsed
 from opsmith.kernels.cpp.crash_trace import BEGINNING, location_in, trace, traced_sources, tracer
 
 LIMIT_S = 300.0
@@ -298,7 +299,7 @@ _HANDLER = (
 
 def _running_line(words: str, where: str) -> str:
     """Return the line in the operator's own file that was running."""
-    file = where.rpartition(":")[0]
+    file, _ = parsed(where) or ("", 0)
     frames = [found for line in words.splitlines() if (found := _FRAME.match(line))]
     own = [found for found in frames if found["file"] == file]
     return f"{file}:{own[0]['line']}" if own else where

@@ -27,7 +27,6 @@ from opsmith.checking.exceptions import (
     structure_of,
 )
 from opsmith.checking.output.replay import replay, target_of
-from opsmith.checking.property import innermost
 from opsmith.checking.report import Failure
 from opsmith.checking.samples.argument_values import argument_values
 from opsmith.checking.samples.batches import all_finite
@@ -36,6 +35,7 @@ from opsmith.checking.samples.domain import is_batch_like, sizes_of
 from opsmith.checking.samples.sample import Sample, Symbol, Variation
 from opsmith.checking.samples.variation_kinds import KINDS
 from opsmith.checking.subject import Subject, drawing_operations
+from opsmith.core.location import innermost
 from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message
 

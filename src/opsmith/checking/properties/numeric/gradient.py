@@ -41,7 +41,7 @@ from opsmith.checking.properties.numeric.gradient_truth import (
     where_set,
     where_tied,
 )
-from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped, innermost
+from opsmith.checking.property import REFUSED, Findings, Note, Property, Skipped
 from opsmith.checking.report import Failure, ordered
 from opsmith.checking.run import Case, LiveCall, Run, cases, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, case_name, dtype_name, lacks_dtype
@@ -51,6 +51,7 @@ from opsmith.checking.side_effects.liveness import record_saved_tensors
 from opsmith.checking.subject import Subject
 from opsmith.core.backward_plan import backward_plan
 from opsmith.core.formula import Formula
+from opsmith.core.location import innermost
 from opsmith.judging.compare import Difference
 from opsmith.judging.tensors import CPU
 from opsmith.torch_library.autograd.gradient_values import CallMetadata

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from opsmith import errors
 from opsmith.checking.exceptions import Raised, WrongFormError, attempt, first_line
-from opsmith.checking.property import Finding, Findings, Note, Property, innermost
+from opsmith.checking.property import Finding, Findings, Note, Property
 from opsmith.checking.report import Failure
 from opsmith.checking.run import Run, each_run
 from opsmith.checking.samples.cases import ALWAYS_CHECKED, LOW_PRECISION, dtype_name
 from opsmith.checking.samples.variations import form_of
 from opsmith.checking.subject import Subject
-from opsmith.core.location import where
+from opsmith.core.location import innermost, where
 from opsmith.core.source import file_tree
 from opsmith.judging.compare import Difference, form_difference
 from opsmith.torch_library import capabilities
