@@ -27,7 +27,7 @@ def conservative() -> bool:
 
 
 PYTHON_CALLS = "OPSMITH_PYTHON_CALLS"
-"""Variable that leaves calls in C++ unused where they are built."""
+"""Variable that turns off calls in C++, even if they are built."""
 
 
 def calls_in_python() -> bool:
@@ -40,7 +40,7 @@ def calls_in_python() -> bool:
 
 
 NO_CALLS_BUILD = "OPSMITH_NO_CALLS_BUILD"
-"""Variable that keeps a process from having calls in C++ built by itself."""
+"""Variable that stops opsmith from building calls in C++ without being asked."""
 
 
 def no_calls_build() -> bool:
@@ -53,13 +53,13 @@ def no_calls_build() -> bool:
 
 
 def local_rank() -> int:
-    """Return the number of this process among those of this machine, as `torchrun` sets it; 0 for one."""
+    """Return the number of this process among this machine's processes, set by `torchrun`; 0 without it."""
     value = os.environ.get("LOCAL_RANK", "0")
     return int(value) if value.isdecimal() else 0
 
 
 REQUIRE_KERNELS = "OPSMITH_REQUIRE_KERNELS"
-"""Variable that makes it an error that a kernel can neither be loaded nor built."""
+"""Variable that makes opsmith raise an error if a kernel can neither be loaded nor built."""
 
 
 def kernels_required() -> bool:
@@ -93,7 +93,7 @@ def cache_directory() -> Path:
     """Return the directory of built kernels: `OPSMITH_CACHE`, or `opsmith` in the user's cache.
 
     Raises:
-        CacheError: If neither is there.
+        CacheError: If neither exists.
     """
     named = os.environ.get(CACHE, "")
     if named:
@@ -103,7 +103,7 @@ def cache_directory() -> Path:
     home = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "opsmith"
-    except RuntimeError as error:  # neither HOME nor the system knows one
+    except RuntimeError as error:  # neither HOME nor the system has a home directory
         raise errors.CacheError(
             "there is no home directory for the cache of built kernels",
             expected=f"a home directory, or a directory in {CACHE}",

@@ -39,7 +39,7 @@ _OF_TORCH = re.compile(
     "|_?quantized(_decomposed)?|quantization|ao|mkl|mkldnn(_prepacked)?|onednn|sparse|static_runtime|export"
     "|onnx(_symbolic)?|profiler|debug_mode_ops|_native(_aot)?|_test|cuda|prepacked|flex_gemm|coor|loaded_libraries"
 )
-"""Namespaces in which torch defines operators of its own, and a word that `torch.ops` has another use for."""
+"""Namespaces in which torch defines its own operators; `loaded_libraries` is an attribute of `torch.ops`."""
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 _declared: dict[str, Operator[Any, Any]] = {}
 
@@ -51,11 +51,11 @@ def operator(
     name: str, /, *, mutates: Iterable[str], **options: Unpack[NamedOptions]
 ) -> Callable[[Callable[P, R]], WritingOperator[P, R]]: ...
 @overload
-def operator(  # type: ignore[overload-overlap]  # the last one is for names whose number is not known
+def operator(  # type: ignore[overload-overlap]  # the last overload is for an unknown number of names
     name: str, /, *, hidden: tuple[str], **options: Unpack[WritingOptions]
 ) -> HidesOne: ...
 @overload
-def operator(  # type: ignore[overload-overlap]  # the last one is for names whose number is not known
+def operator(  # type: ignore[overload-overlap]  # the last overload is for an unknown number of names
     name: str, /, *, hidden: tuple[str, str], **options: Unpack[WritingOptions]
 ) -> HidesTwo: ...
 @overload
@@ -94,7 +94,7 @@ def operator(
     """Declare an operator: the decorated function is its reference, the mathematics in plain PyTorch.
 
     Declaring a name again from the same module and function name (a notebook cell, a reload) replaces the
-    operator behind the same handle; from elsewhere it is an error.
+    operator behind the same handle; from elsewhere it raises an error.
 
     Args:
         name: `namespace::name`; the operator is also `torch.ops.namespace.name`.
@@ -102,26 +102,26 @@ def operator(
         hidden: Names of results that callers do not see and formulas may use.
         opaque: The function is not made of torch operations: nothing is derived from it.
         random: The function draws from torch's random state.
-        deterministic: False if it rounds otherwise from run to run, as a sum with atomics does: a call is
+        deterministic: False if its rounding differs from run to run, as for a sum with atomics: a call raises
             an error under `torch.use_deterministic_algorithms(True)`.
         autocast: Rule for floating inputs under autocast: `"promote"` to the widest among them,
             `"lower"` to autocast's dtype, `"float32"`.
-        inline: True if torch.compile traces the reference, and so fuses it; by default wherever no kernel
-            takes the call. torch.export always keeps the operator whole.
-        shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, to which calls are checked.
+        inline: True if torch.compile traces the reference, and so fuses it; by default for each call that no
+            kernel takes. torch.export always keeps the operator whole.
+        shapes: Shapes in letters, `"x: B M, weight: N M -> B N"`, against which calls are checked.
         batching: Rule by which one call computes a batch under `vmap`: `"elementwise"`, or the dimension of
             `shapes` that holds independent examples, a letter or `"..."`.
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
-        mutates: Names of the arguments that the function writes into, in place. It returns None, or new
-            tensors that share no memory with them. Everything is derived from `op.functional`.
-        returns: Name of the argument that it writes into and returns, as torch's operations in place do: the
-            first, and the only one written.
+        mutates: Names of the arguments that the function writes into, in place. The function returns None,
+            or new tensors that share no memory with them. Everything is derived from `op.functional`.
+        returns: Name of the argument that the function writes into and returns, as torch's in-place
+            operations do. It must be the first argument, and the only one written.
 
     Raises:
-        NameFormatError, NameTakenError: If the operator's name is invalid, or another module's.
+        NameFormatError, NameTakenError: If the operator's name is invalid, or belongs to another module.
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError: If the reference is invalid.
-        ParameterKindError, ReservedNameError, DefaultError: If one of its parameters is.
-        ResultNameError, ShapePatternError, UsageError, UnknownInputError: If a word of the declaration is.
+        ParameterKindError, ReservedNameError, DefaultError: If one of its parameters is invalid.
+        ResultNameError, ShapePatternError, UsageError, UnknownInputError: If another option is invalid.
 
     Example:
         >>> import torch, opsmith
@@ -188,7 +188,7 @@ def declare_specified(
     Args:
         specification: The operator.
         kind: Class of a new handle.
-        register: Registers an operator that torch has already; by default torch must not have the name.
+        register: Registers an operator that torch already has; by default torch must not know the name.
 
     Raises:
         NameTakenError: If another module, or torch, has an operator of this name.
@@ -201,7 +201,7 @@ def declare_specified(
                 "the name is taken by an operator that was declared, and not adopted",
                 operator=specification.name,
                 where=known.specification.where,
-                hint="choose another name for the one that is adopted",
+                hint="choose another name for the adopted operator",
             )
         known.redeclare(specification, register or _register)
         return known
@@ -233,10 +233,10 @@ def check_name(name: Any, *, hint: str) -> None:
     word = _reserved_word(name) if isinstance(name, str) and _NAME.fullmatch(name) else None
     if word is not None:
         raise errors.NameFormatError(
-            f"`{word}` is no part of an operator's name: torch or Python has another use for it",
+            f"`{word}` cannot be part of an operator's name: torch or Python uses it otherwise",
             expected="two identifiers with `::` between them, which torch does not use for itself",
             got=repr(name),
-            hint=f"take another word than `{word}`",
+            hint=f"replace `{word}` by another word",
         )
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise errors.NameFormatError(
@@ -248,10 +248,10 @@ def check_name(name: Any, *, hint: str) -> None:
 
 
 def check_flag(operator: str, flag: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Refuse a value of an option that is none of those allowed, of which the default is the first.
+    """Refuse a value that is not among the allowed values of an option; the first of them is the default.
 
     Raises:
-        UsageError: If it is another value.
+        UsageError: If it is not allowed.
     """
     if not any(value is each for each in allowed):
         raise errors.UsageError(
@@ -271,19 +271,19 @@ def _names_of_written(operator: str, mutates: Any) -> tuple[str, ...]:
     if all(isinstance(each, str) for each in names):
         return names
     raise errors.UsageError(
-        "it must be told by name what it writes into",
+        "`mutates` must contain names of arguments",
         operator=operator,
         argument="mutates",
         expected="names of arguments",
         got=repr(mutates),
-        hint='write `mutates=("x",)`, or leave it out where it writes into nothing',
+        hint='write `mutates=("x",)`, or leave it out if the operator writes into no argument',
     )
 
 
 def _reserved_word(name: str) -> str | None:
-    """Return the word that torch cannot give an operator: a keyword, or one of its namespaces or attributes.
+    """Return the word that no operator's name can contain: a keyword, or a namespace or attribute of torch.
 
-    torch finds an operator as an attribute of a namespace, which has some of its own: `torch.ops.a.name`.
+    torch finds an operator as an attribute of its namespace, which has others, such as `torch.ops.a.name`.
     """
     space, short = name.split("::")
     namespace = torch.ops.opsmith_without_operators
@@ -315,13 +315,13 @@ def find_operator(name: str, module: str | None = None) -> Operator[..., Any]:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module was found, and needs another one
+                raise  # the module was found, but a module that it imports was not
             raise errors.OperatorNotFoundError(
                 "the module that declared this operator cannot be found",
                 operator=name,
                 expected=f"a module `{module}`",
                 got=str(error),
-                hint=f"install what holds `{module}`, or put it where Python looks for modules",
+                hint=f"install the package of `{module}`, or put it where Python looks for modules",
             ) from error
     written_by = _declared.get(name.removesuffix(FUNCTIONAL_SUFFIX))
     if name not in _declared and written_by is not None and written_by.functional.name == name:
@@ -353,7 +353,7 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
     same = old.module == new.module and (foreign or old.qualname == new.qualname)
     if not same or foreign != new.origin.registered:
         problem = f"the name is taken by `{old.module}.{old.qualname}`"
-        hint = "choose another name; the namespace is best the name of your package"
+        hint = "choose another name, best with the name of your package as its namespace"
         last = old.module.rpartition(".")[2]
         if (
             old.qualname == new.qualname
@@ -362,7 +362,7 @@ def _refuse_other_place(old: Specification, new: Specification) -> None:
         ):
             problem += ", which looks like another copy of the same package"
             hint = (
-                "import one of the two; a copy that stays beside another has a namespace of its own: "
+                "import only one of the two copies; if you need both, give this one its own namespace: "
                 f"""`@opsmith.operator(__name__.replace(".", "_") + "::{new.short_name}")`"""
             )
         raise errors.NameTakenError(
@@ -380,7 +380,7 @@ def _refuse_taken(specification: Specification) -> None:
     from opsmith.torch_library.served_libraries import library_of
 
     if library_of(specification.dispatched_name) is not None:
-        return  # a library without Python has defined it, and the two compare their sources at the first call
+        return  # a library without Python has defined it; both compare their sources at the first call
     suffixes = ["", *[HIDDEN_SUFFIX] * bool(specification.schema.hidden)]
     suffixes += [FUNCTIONAL_SUFFIX] * bool(specification.schema.written)
     suffixes += [VOID_SUFFIX] * (specification.schema.returns is not None)
@@ -390,5 +390,5 @@ def _refuse_taken(specification: Specification) -> None:
                 f"torch already has an operator `{name}`, which opsmith did not declare",
                 operator=specification.name,
                 where=specification.where,
-                hint="choose another name; the namespace is best the name of your package",
+                hint="choose another name, best with the name of your package as its namespace",
             )

@@ -1,7 +1,7 @@
-"""Initialisers of parameters: short forms of `torch.nn.init`, as values that can be compared and read.
+"""Initialisers of parameters: short forms of `torch.nn.init`, as values that can be compared and printed.
 
-An initialiser is any callable that fills the tensor that it is given, in place: one of these, a function of
-`torch.nn.init` whose name ends in `_`, a `functools.partial` of one, or your own.
+An initialiser is any callable that fills a given tensor in place: a function of this module, a function of
+`torch.nn.init` whose name ends in `_`, a `functools.partial` of such a function, or your own function.
 
 Example:
     >>> import torch
@@ -67,12 +67,12 @@ def _of(function: str, **arguments: Any) -> Initializer:
     """Make an initialiser.
 
     Raises:
-        UsageError: If an argument is not a number, or a string where a name is due.
+        UsageError: If an argument has the wrong type: a name must be a string, any other argument a number.
     """
     for name, value in arguments.items():
         is_name = name in ("mode", "nonlinearity")
         if isinstance(value, Tensor):
-            continue  # the parameter itself, where `init.uniform` was given uncalled: the module refuses that
+            continue  # `init.uniform` without a call got the parameter: the module refuses that
         if isinstance(value, bool) or not isinstance(value, str if is_name else Real):
             raise errors.UsageError(
                 f"`init.{function}` takes a {'name' if is_name else 'number'} as `{name}`",
@@ -159,7 +159,7 @@ def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "l
     Args:
         a: Slope of a leaky ReLU for negative numbers.
         mode: `fan_in` keeps the variance in the forward, `fan_out` in the backward.
-        nonlinearity: Its name, as `torch.nn.init.calculate_gain` takes it.
+        nonlinearity: Name of the activation, as `torch.nn.init.calculate_gain` takes it.
 
     Example:
         >>> opsmith.init.kaiming_uniform(nonlinearity="relu")
@@ -169,7 +169,7 @@ def kaiming_uniform(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "l
 
 
 def kaiming_normal(a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Initializer:
-    """Fill from the normal distribution with the variance of `kaiming_uniform`, whose arguments it takes.
+    """Fill from the normal distribution with the variance and the arguments of `kaiming_uniform`.
 
     Example:
         >>> opsmith.init.kaiming_normal(mode="fan_out")

@@ -130,7 +130,7 @@ def test_what_vmap_maps_is_written_into_what_it_maps() -> None:
     given = rows.clone()
     torch.vmap(operator)(scale, given)
     assert_close(given, scale * rows)
-    with pytest.raises(errors.TransformError, match="cannot write a value that `vmap` maps into `x`"):
+    with pytest.raises(errors.TransformError, match="cannot write a mapped value into `x`"):
         torch.vmap(operator, in_dims=(0, None))(scale, rows[0].clone())
 
 
@@ -163,7 +163,7 @@ def test_a_second_order_costs_a_copy_only_where_the_class_keeps_what_it_computed
     keeps, saves = opsmith.adopt(Squares, "dirty::keeps"), opsmith.adopt(Sigmoid, "dirty::saves")
     for operator in (keeps, saves):
         operator(numbers(3).requires_grad_() * 1)
-    copied = "`x` is copied where a gradient is needed: a second order needs it"
+    copied = "`x` is copied where a gradient is needed: a second-order gradient needs it"
     assert copied in keeps.explain(numbers(3)).notes
     assert copied not in saves.explain(numbers(3)).notes
 
@@ -189,7 +189,7 @@ def test_a_second_order_through_a_value_that_is_gone_is_refused() -> None:
     x = numbers(3).requires_grad_()
     (gradient,) = torch.autograd.grad(operator(x * 1).sum(), x, create_graph=True)
     assert_close(gradient.detach(), 2 * x.detach())
-    with pytest.raises(errors.TransformError, match="as before the call, which wrote over it") as raised:
+    with pytest.raises(errors.TransformError, match="as before the call, which overwrote it") as raised:
         gradient.sum().backward()
     assert "call it again: later calls keep a copy" in str(raised.value)
 

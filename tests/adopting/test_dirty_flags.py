@@ -127,7 +127,7 @@ def drifts(name: str, *first: str, **options: Any) -> opsmith.Operator[..., Any]
 def test_marks_that_no_flag_chooses_are_refused() -> None:
     operator = drifts("marks", "dirty")
     Drifts.results = ("new",)
-    with pytest.raises(errors.MutationError, match="marks `x` as dirty in some calls and not in others"):
+    with pytest.raises(errors.MutationError, match="marks `x` as dirty in some calls but not in others"):
         operator(numbers(3))
     given = numbers(3)
     assert_close(operator(given), 2 * numbers(3))
@@ -145,10 +145,10 @@ def test_another_structure_after_the_write_is_refused() -> None:
     operator = drifts("structure", "dirty")
     Drifts.results = ("dirty", "new")
     with pytest.raises(
-        errors.MutationError, match="returned something else than in earlier runs, after it had"
+        errors.MutationError, match="returned results that differ from earlier runs, after it had"
     ) as raised:
         operator(numbers(3))
-    assert "declare what it may return" in str(raised.value)
+    assert "declare its possible results" in str(raised.value)
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
@@ -169,7 +169,7 @@ def test_a_later_call_in_inference_mode_that_shows_another_structure_is_refused(
     for _ in range(2):
         with torch.inference_mode():
             given = numbers(3)
-            with pytest.raises(errors.MutationError, match="returned something else than in earlier runs"):
+            with pytest.raises(errors.MutationError, match="returned results that differ from earlier runs"):
                 operator(given)
         assert_close(given, 2 * numbers(3))
 
@@ -260,8 +260,12 @@ class Swaps(Function):
 @pytest.mark.parametrize(
     ("which", "problem", "hint"),
     [
-        ("swapped", "returns `x` at another position", "let it return `x` at one position"),
-        ("second", "marks other arguments as dirty", "not which: adopt one class for each; or let it work"),
+        ("swapped", "returns `x` at a different position", "let it return `x` at one position"),
+        (
+            "second",
+            "marks different arguments as dirty",
+            "not which one: adopt one class for each; or let",
+        ),
     ],
 )
 def test_a_flag_cannot_choose_which_argument_is_written(which: str, problem: str, hint: str) -> None:

@@ -310,7 +310,7 @@ def test_compiled_code_that_keeps_a_class_whole() -> None:
         with autocast(), torch.autocast("cpu", enabled=False):
             return operator(a.bfloat16(), B.bfloat16())
 
-    with pytest.raises(Exception, match="gives another dtype under autocast") as caught:
+    with pytest.raises(Exception, match="returns a different dtype under autocast") as caught:
         torch.compile(under_autocast, backend="aot_eager", fullgraph=True)(A)
     assert "torch.autocast(device, enabled=False)" in str(caught.value)
     assert torch.equal(torch.compile(followed, backend="aot_eager", fullgraph=True)(A), under_autocast(A))

@@ -301,7 +301,7 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
         (("--dtype", "complex64"), "`complex64` must be a floating dtype"),
         (("--dtype", "float33"), "`float33` must be a floating dtype"),
         (("--direction", "up"), "`--direction` must be directions"),
-        (("--device", "gpu"), "is not given as a device type that torch knows"),
+        (("--device", "gpu"), "is not a device type that torch knows"),
         (("--device", "meta"), "nothing can be timed on the device `meta` here"),
         (("--threads", "0"), "the number of threads must be positive"),
         (("--samples", "absent"), "has nothing named `absent`"),

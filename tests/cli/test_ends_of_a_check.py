@@ -202,7 +202,7 @@ def test_a_page_that_cannot_be_written_loses_no_report(opsmith: Run, write: Writ
     assert done.stderr == (
         "opsmith: no file can be written to `/dev/full`\n"
         "  argument: path\n"
-        "  expected: a file in a folder that is there, and can be written to\n"
+        "  expected: a file in an existing folder that can be written to\n"
         "  got: No space left on device\n"
         "  hint: name another file\n"
         "  more: opsmith rule UsageError\n"

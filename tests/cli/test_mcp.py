@@ -303,7 +303,12 @@ raising.samples(lambda make: [(make(3),)])
         ("explain", "", ("0",), ("has 5 operators", "`{space}::square`, ", "name it: ")),
         ("explain", ":square", ("7",), ("has 1 samples, and not number 7", "expected: 0 to 0")),
         ("emulate", ":raising", ("0", "forward"), ("raises ZeroDivisionError: ", "got: return x / (1 // 0)")),
-        ("explain", ":bare", ("0",), ("it is explained as its first sample calls it, and has none",)),
+        (
+            "explain",
+            ":bare",
+            ("0",),
+            ("it is explained with the arguments of its first sample, but has none",),
+        ),
     ],
 )
 def test_what_cannot_be_explained_or_emulated_is_an_answer(

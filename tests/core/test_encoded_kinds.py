@@ -218,7 +218,9 @@ def test_a_default_that_no_schema_can_hold(name: str) -> None:
     def named(x: Tensor, names: tuple[int, list[str]] = (1, ["a"])) -> Tensor:
         return x.clone()
 
-    with pytest.raises(errors.DefaultError, match="leave the default out, or let it hold no list of strings"):
+    with pytest.raises(
+        errors.DefaultError, match="leave the default out, or use a default without a list of strings"
+    ):
         opsmith.operator(name)(named)
 
 
@@ -239,9 +241,9 @@ def test_a_dataclass_that_changes_what_it_is_made_of(name: str) -> None:
         operator(torch.ones(2), Restless(1))
     first = inspect.getsourcelines(Restless.__post_init__)[1]
     assert caught.value.message().splitlines() == [
-        f"{name}: `Restless.__post_init__` makes other values of the fields that it once made",
+        f"{name}: `Restless.__post_init__` changes fields that it has already computed",
         "  expected: size=2",
         "  got: Restless(size=3)",
         f"  where: {inspect.getsourcefile(Restless)}:{first}",
-        "  hint: let it leave alone what it has made, or compute it in a property",
+        "  hint: let it keep a computed value unchanged, or compute the value in a property",
     ]

@@ -57,7 +57,7 @@ def test_formulas_and_a_derived_gradient(name: str) -> None:
           gradient of `x`: formula, {place(formula)}
           gradient of `weight`: derived: the reference, run again
           saved for the backward: x, weight
-          the backward runs what gradients are derived from
+          the backward runs the function that gradients are derived from
         """,
     )
 
@@ -124,7 +124,7 @@ def test_surrogate(name: str) -> None:
           gradient of `x`: surrogate formula, {place(formula)}
           gradient of `weight`: derived from the stand-in, {place(doubled)}
           saved for the backward: x, weight
-          the backward runs what gradients are derived from
+          the backward runs the function that gradients are derived from
         """,
     )
 
@@ -152,7 +152,7 @@ def test_kernel_in_force(name: str) -> None:
           gradient of `x`: derived: the reference, run again
           gradient of `weight`: derived: the reference, run again
           saved for the backward: x, weight
-          the backward runs what gradients are derived from
+          the backward runs the function that gradients are derived from
         """,
     )
 

@@ -253,7 +253,7 @@ def test_unpickling_says_what_to_import(tmp_path: Path, monkeypatch: pytest.Monk
     told = load(tmp_path)
     assert "the module that declared this operator cannot be found" in told
     assert "got: No module named 'emptied_module'" in told
-    assert "hint: install what holds `emptied_module`, or put it where Python looks for modules" in told
+    assert "hint: install the package of `emptied_module`, or put it where Python looks for modules" in told
 
 
 def load(folder: Path) -> str:

@@ -42,7 +42,7 @@ class Times(nn.Module):
         return x * self.by
 
 
-STANDS_FOR = "a number stands for an object of the process that made it"
+STANDS_FOR = "a number represents an object only in the process that made it"
 SEEN: list[Any] = []
 
 

@@ -16,7 +16,7 @@ from opsmith.core.output_file import replace_file, writable_file
 
 REFUSED = """no file can be written to `{path}`
   argument: path
-  expected: a file in a folder that is there, and can be written to
+  expected: a file in an existing folder that can be written to
   got: {got}
   hint: {hint}"""
 

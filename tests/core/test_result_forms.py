@@ -259,7 +259,7 @@ def test_shapes_hold_every_item(name: str) -> None:
 
     operator = opsmith.operator(name, shapes="x: B M -> 1 M")(halves)
     operator(torch.ones(2, 3), False)
-    with pytest.raises(errors.ShapeError, match=r"the shape of `result\[1\]` is not the one in `shapes=`"):
+    with pytest.raises(errors.ShapeError, match=r"the shape of `result\[1\]` differs from `shapes=`"):
         operator(torch.ones(2, 3), True)
 
 
@@ -360,7 +360,7 @@ def test_two_items_that_share_memory(name: str) -> None:
 @pytest.mark.parametrize(
     ("annotation", "hint"),
     [
-        (Sequence[Tensor], "write `-> list[Tensor]` where their number varies"),
+        (Sequence[Tensor], "write `-> list[Tensor]` if their number varies"),
         (tuple[Tensor, list[Tensor | None]], "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     ],
     ids=str,

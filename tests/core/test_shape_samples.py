@@ -49,11 +49,15 @@ ENOUGH: dict[str, tuple[Any, str]] = {
     "integer": (halves, "x: B N -> B N-size+1"),
     "divided": (in_groups, "x: B N -> B 4"),
 }
-RAISES = "on those that `shapes=` says the reference raises, or has no finite results"
+RAISES = "on samples made from `shapes=` the reference raises, or has no finite results"
 NOT_ENOUGH: dict[str, tuple[Any, str, str]] = {
     "an index": (taken, "x: N, index: M -> M", RAISES),
-    "a number": (powered, "x: N -> N", "nothing says what `exponent` may be"),
-    "a tensor without dimensions": (scaled, "x: ... M -> ... _", "nothing says what `weight` may be"),
+    "a number": (powered, "x: N -> N", "the possible values of `exponent` are not known"),
+    "a tensor without dimensions": (
+        scaled,
+        "x: ... M -> ... _",
+        "the possible values of `weight` are not known",
+    ),
 }
 
 

@@ -364,7 +364,7 @@ def test_threads(place: Place) -> None:
 def test_what_is_wrong_is_refused_as_in_full(mesh: Any, place: Place) -> None:
     x, w = place()
     first_calls(ordinary, place)
-    with pytest.raises(errors.PlacementError, match="a plain tensor is given beside a DTensor"):
+    with pytest.raises(errors.PlacementError, match="a plain tensor is mixed with a DTensor"):
         ordinary(x, W)
     with pytest.raises(RuntimeError, match=r"size of tensor|broadcast|shape"):
         ordinary(x, distribute_tensor(torch.ones(2), mesh, [Replicate()]))

@@ -95,7 +95,7 @@ def test_a_row_is_true(row: tuple[str, ...], optional: bool) -> None:
     annotation = eval(text, _NAMES)
     received: list[Any] = []
     if optional and " " in schema:
-        with pytest.raises(errors.UnsupportedTypeError, match="take its parts as arguments of their own"):
+        with pytest.raises(errors.UnsupportedTypeError, match="take its parts as separate arguments"):
             _declared(annotation | None, received)
         return
     operator = _declared(typing.Optional[annotation] if optional else annotation, received)  # noqa: UP045

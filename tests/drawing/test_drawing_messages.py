@@ -38,7 +38,7 @@ sampleless.samples(lambda make: [])
 
 UNWRITABLE = """no file can be written to `{path}`
   argument: path
-  expected: a file in a folder that is there, and can be written to
+  expected: a file in an existing folder that can be written to
   got: {got}
   hint: {hint}"""
 

@@ -73,7 +73,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "state": (
         lambda: opsmith.adopt(WithState, "refused::state"),
         errors.UsageError,
-        ["`WithState` has an `__init__`", "to `forward` as arguments"],
+        ["`WithState` has an `__init__`", "of `__init__` to `forward`"],
     ),
     "unknown kind": (
         lambda: opsmith.adopt(Square, "refused::kind", kind="wrong"),
@@ -109,7 +109,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: opsmith.check(Sparse, samples=[(torch.ones(2),)]),
         errors.LayoutError,
         [
-            "Sparse: `Sparse.forward` returns no strided dense tensor",
+            "Sparse: `Sparse.forward` returns a tensor that is not strided and dense",
             "got: torch.sparse_coo",
             "`result.to_dense()`",
         ],
@@ -230,7 +230,9 @@ def test_a_forward_that_leaves_torch_is_named_and_not_its_backward(how: str) -> 
     function_class = forward_by(LEAVING[how])
     operator = adopted(function_class)
     for _ in range(2):
-        with pytest.raises(errors.TransformError, match=r"Leaving\.forward` runs on real tensors") as caught:
+        with pytest.raises(
+            errors.TransformError, match=r"Leaving\.forward` runs only on real tensors"
+        ) as caught:
             torch.func.hessian(lambda v: operator(v).sum())(torch.ones(3))
         assert caught.value.where == where(function_class.forward)
     assert torch.equal(torch.func.grad(lambda v: operator(v).sum())(torch.ones(3)), torch.full((3,), 2.0))
@@ -242,7 +244,7 @@ def test_the_check_names_the_forward_that_leaves_torch() -> None:
     operator, only = adopted(forward_by(Tensor.numpy)), ["vmap", "batched_gradients"]
     report = opsmith.check(operator, samples=[(torch.randn(3, 4),)], only=only, effort="quick")
     (reason,) = (each.reason for each in report.outcomes if each.property == "batched_gradients")
-    assert "Leaving.forward` cannot be run under vmap" in reason
+    assert "Leaving.forward` cannot run under vmap" in reason
 
 
 class TwoTangents(Square):
@@ -332,33 +334,44 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "another number of results": (
         lambda: other_calls(adopted(OneOrTwo), (torch.ones(2), True), (torch.ones(2), False)),
         errors.ResultCountError,
-        ["`OneOrTwo.forward` returned another number of results", "a tuple of 2", "got: 1", "signature="],
+        ["`OneOrTwo.forward` returned a different number of results", "a tuple of 2", "got: 1", "signature="],
     ),
     "a number": (
         lambda: adopted(MaybeNumber)(torch.ones(2)),
         errors.ResultTypeError,
-        ["`MaybeNumber.forward` returned something else", "argument: result", "float 2.0", "torch.as_tensor"],
+        [
+            "`MaybeNumber.forward` returned a different result",
+            "argument: result",
+            "float 2.0",
+            "torch.as_tensor",
+        ],
     ),
     "too few gradients": (
         lambda: adopted(TooFew)(x(), x()).sum().backward(),
         errors.GradientCountError,
-        ["`TooFew.backward` does not answer", "argument: y", "2 gradients: `x`, `y`", "got: 1", "in order"],
+        [
+            "`TooFew.backward` does not return one gradient",
+            "argument: y",
+            "2 gradients: `x`, `y`",
+            "got: 1",
+            "in order",
+        ],
     ),
     "a gradient for a number": (
         lambda: adopted(ForANumber)(x(), 2.0).sum().backward(),
         errors.GradientCountError,
-        ["`ForANumber.backward` gives a gradient for `n`, which is not a tensor", "expected: None"],
+        ["`ForANumber.backward` returns a gradient for `n`, which is not a tensor", "expected: None"],
     ),
     "a backward that writes later": (
         later_write,
         errors.SavedTensorModifiedError,
-        ["`WritesLater.backward` wrote into a grad_output, as its first run did not", "grad.clone()"],
+        ["`WritesLater.backward` wrote into a grad_output, unlike its first run", "grad.clone()"],
     ),
     "two tangents for one result": (
         lambda: torch.func.jvp(adopted(TwoTangents), (torch.ones(3),), (torch.ones(3),)),
         errors.GradientCountError,
         [
-            "`TwoTangents.jvp` does not answer for the results",
+            "`TwoTangents.jvp` does not return one tangent for each result",
             "expected: 1 tangent",
             "got: 2",
             "one tangent for each",
@@ -367,32 +380,36 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "NumPy of a saved tensor in a second order": (
         lambda: second_order(adopted(Undetached)),
         errors.TransformError,
-        ["`Undetached.backward` cannot be run in a second order", "there is no reference", "reference=..."],
+        ["`Undetached.backward` cannot run in a second order", "there is no reference", "reference=..."],
     ),
     "NumPy twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(ByNumpy)(v).sum())(torch.ones(3)),
         errors.TransformError,
-        ["`ByNumpy.forward` runs on real tensors only", "no derivative", "reference=..."],
+        ["`ByNumpy.forward` runs only on real tensors", "no second-order derivative", "reference=..."],
     ),
     "NumPy in the backward alone, twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(BackByNumpy)(v).sum())(torch.ones(3)),
         errors.TransformError,
-        ["`BackByNumpy.backward` runs on real tensors only", "no derivative", "reference=..."],
+        ["`BackByNumpy.backward` runs only on real tensors", "no second-order derivative", "reference=..."],
     ),
     "results that depend on data, compiled": (
         lambda: torch.compile(adopted(Positive), backend="eager", fullgraph=True)(torch.tensor([1.0, -1.0])),
         errors.ShapeError,
-        ["the results of `Positive.forward` have another shape", "for others of the same shapes", "got: "],
+        [
+            "the results of `Positive.forward` depends on the numbers",
+            "which compiled code cannot know",
+            "got: ",
+        ],
     ),
     "NumPy in a second order": (
         lambda: second_order(adopted(ByNumpy)),
         errors.GraphCutError,
-        ["`ByNumpy.backward` gives do not depend on `grad`", "once_differentiable", "reference=..."],
+        ["the gradients of `ByNumpy.backward` depend on `grad`", "once_differentiable", "reference=..."],
     ),
     "twice through once_differentiable": (
         lambda: second_order(adopted(Once)),
         errors.TransformError,
-        ["`Once.backward` is marked with `once_differentiable`", "take the mark away", "reference=..."],
+        ["`Once.backward` is marked with `once_differentiable`", "remove the mark", "reference=..."],
     ),
     "twice through once_differentiable, by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(Once)(v).sum())(torch.ones(2)),

@@ -91,7 +91,7 @@ def test_a_function_and_a_namespace_are_no_operators() -> None:
         (
             {"deterministic": False},
             "False",
-            "leave it out; give it torch's tag `nondeterministic_bitwise` where it is defined",
+            "leave it out; give it torch's tag `nondeterministic_bitwise` in its definition",
         ),
     ],
     ids=["name", "signature", "kind", "deterministic"],
@@ -104,7 +104,7 @@ def test_what_is_for_classes(given: dict[str, Any], shown: str, hint: str, defin
     with says(
         errors.UsageError,
         f"""
-        theirs::classes: `{argument}` is for a Function class, and not for an operator of torch.library
+        theirs::classes: `{argument}` is for a Function class, not for an operator of torch.library
           argument: {argument}
           got: {shown}
           hint: {hint}
@@ -117,7 +117,7 @@ def test_no_reference(define: Define, says: Any) -> None:
     with says(
         errors.UsageError,
         """
-        theirs::alone: it is adopted with a reference, from which what it lacks is derived
+        theirs::alone: it must be adopted with a reference, from which the missing rules are derived
           argument: reference
           expected: a function that computes the same in plain PyTorch
           got: None
@@ -149,20 +149,20 @@ def test_several_overloads(define: Define, says: Any) -> None:
         (
             "views(Tensor(a) x) -> Tensor(a)",
             "CPU",
-            "its schema says that it returns a view of an argument, or several arguments",
+            "its schema shows that it returns a view of an argument, or several arguments",
             "adopt an operator that returns new tensors, or the one argument that it writes into",
         ),
         (
             "both(Tensor(a!) x, Tensor(b!) y) -> (Tensor(a!), Tensor(b!))",
             "CPU",
-            "its schema says that it returns a view of an argument, or several arguments",
+            "its schema shows that it returns a view of an argument, or several arguments",
             "adopt an operator that returns new tensors, or the one argument that it writes into",
         ),
         (
             "composed(Tensor x) -> Tensor",
             "CompositeImplicitAutograd",
-            "it is composite: torch sees the operations that it is made of, which have everything",
-            "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
+            "it is composite: torch sees the operations that it is made of, which have all rules",
+            "use it as it is; to check it, declare a function that calls it with `@opsmith.operator`",
         ),
         (
             "empty(Tensor x) -> Tensor",
@@ -195,7 +195,7 @@ def test_a_reference_that_does_not_return_what_is_written(define: Define, says: 
     with says(
         errors.SignatureMismatchError,
         f"""
-        theirs::returns: the reference returns another number of results than the operator
+        theirs::returns: the reference and the operator return different numbers of results
           expected: theirs::returns(Tensor(a!) x) -> Tensor(a!)
           got: nothing(x: Tensor) -> None
           where: {place(nothing)}
@@ -217,7 +217,7 @@ def test_a_functional_form_whose_name_is_taken(define: Define, says: Any, place:
         f"""
         theirs::put: torch already has an operator `theirs::put_functional`, the name of its functional form
           where: {place(store)}
-          hint: rename that one
+          hint: rename that operator
         """,
     ):
         opsmith.adopt(operator, reference=store)
@@ -229,7 +229,7 @@ def test_one_of_torch_s_own(says: Any) -> None:
         """
         aten::sin: it is one of torch's own, whose gradients and kernels are torch's
           got: aten::sin(Tensor self) -> Tensor
-          hint: declare one of your own that calls it
+          hint: declare your own operator that calls it
         """,
     ):
         opsmith.adopt(torch.ops.aten.sin.default, reference=same)
@@ -246,7 +246,7 @@ def test_one_of_ours(suffix: str, returned: str, name: str, says: Any) -> None:
     with says(
         errors.UsageError,
         f"""
-        {name}{suffix}: it is declared with opsmith, and has everything
+        {name}{suffix}: it is declared with opsmith, and has all kernels and rules
           got: {name}{suffix}(Tensor x) -> {returned}
           hint: use the handle that `@opsmith.operator` made
         """,
@@ -262,7 +262,7 @@ def test_declaring_a_name_that_is_adopted(define: Define, place: Place, says: An
         theirs::taken: the name is taken by `{__name__}.same`
           got: {__name__}.same, {place(same)}
           where: {place(same)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator("theirs::taken")(same)
@@ -278,12 +278,12 @@ def test_captured_parameter(define: Define, place: Place, says: Any) -> None:
     with says(
         errors.CapturedTensorError,
         f"""
-        theirs::captured: it uses `weight`, which requires a gradient and is not an argument
+        theirs::captured: it uses `weight`, which requires a gradient but is not an argument
           argument: weight
-          expected: a function of its arguments alone
+          expected: a function that uses only its arguments
           got: Tensor
           where: {place(capturing)}
-          hint: make it an argument, `weight: Tensor`, or use `weight.detach()` made outside
+          hint: make it an argument, `weight: Tensor`, or compute `weight.detach()` outside
         """,
     ):
         opsmith.adopt(operator, reference=capturing)
@@ -330,7 +330,7 @@ def bare(x, by=3, more=None):  # type: ignore[no-untyped-def]
     return x * by
 
 
-ARGUMENTS = "take as many arguments by position, and those after `*` under the same names"
+ARGUMENTS = "take as many arguments by position, and keyword-only arguments under the same names"
 MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "more": (
         "more(Tensor x) -> Tensor",
@@ -349,7 +349,7 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "default-without-hints": (
         "bare_default(Tensor x, float by=3., int[] more=[2]) -> Tensor",
         bare,
-        "the default of `more` is None, and that of the operator's `more` [2]",
+        "the default of `more` is None, but the default of the operator's `more` is [2]",
         "more",
         "write `more: list[int] = [2]`, or leave the default out",
     ),
@@ -377,70 +377,70 @@ MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "type": (
         "type(Tensor x, str mode) -> Tensor",
         scaled,
-        "`by` of the reference is float, and `mode` of the operator str",
+        "`by` of the reference is float, but `mode` of the operator is str",
         "mode",
         "write `by: str`",
     ),
     "enum": (
         "enum(Tensor x, str mode) -> Tensor",
         moded,
-        "`mode` of the reference is Mode, and `mode` of the operator str",
+        "`mode` of the reference is Mode, but `mode` of the operator is str",
         "mode",
         "write `mode: str`",
     ),
     "text": (
         "text(Tensor x, float m, Tensor? when=None) -> Tensor",
         quoted,
-        "`m` of the reference is str, and `m` of the operator float",
+        "`m` of the reference is str, but `m` of the operator is float",
         "m",
         "write `m: float`",
     ),
     "optional": (
         "optional(Tensor x, Tensor? other) -> Tensor",
         given,
-        "`y` of the reference is Tensor, and `other` of the operator Tensor | None",
+        "`y` of the reference is Tensor, but `other` of the operator is Tensor | None",
         "other",
         "write `y: Tensor | None`",
     ),
     "list": (
         "list(Tensor x, Tensor y) -> Tensor",
         listed,
-        "`ys` of the reference is list[Tensor], and `y` of the operator Tensor",
+        "`ys` of the reference is list[Tensor], but `y` of the operator is Tensor",
         "y",
         "write `ys: Tensor`",
     ),
     "item": (
         "item(Tensor x, Tensor?[] ys) -> Tensor",
         listed,
-        "`ys` of the reference is list[Tensor], and `ys` of the operator list[Tensor | None]",
+        "`ys` of the reference is list[Tensor], but `ys` of the operator is list[Tensor | None]",
         "ys",
         "write `ys: list[Tensor | None]`",
     ),
     "length": (
         "length(Tensor x, int[2] k) -> Tensor",
         pair,
-        "`k` of the reference is tuple[int, int, int], and `k` of the operator int | tuple[int, int]",
+        "`k` of the reference is tuple[int, int, int], but `k` of the operator is int | tuple[int, int]",
         "k",
         "write `k: int | tuple[int, int]`",
     ),
     "default": (
         "default(Tensor x, float by=2.) -> Tensor",
         defaulted,
-        "the default of `by` is 3.0, and that of the operator's `by` 2.0",
+        "the default of `by` is 3.0, but the default of the operator's `by` is 2.0",
         "by",
         "write `by: float = 2.0`, or leave the default out",
     ),
     "results": (
         "results(Tensor x) -> (Tensor, Tensor)",
         same,
-        "the reference returns another number of results than the operator",
+        "the reference and the operator return different numbers of results",
         None,
         "return a tensor for one result, and a tuple of tensors for several",
     ),
     "single": (
         "single(Tensor x) -> Tensor",
         halves,
-        "the reference returns another number of results than the operator",
+        "the reference and the operator return different numbers of results",
         None,
         "return a tensor for one result, and a tuple of tensors for several",
     ),
@@ -484,24 +484,24 @@ def test_reference_that_does_not_fit(case: str, define: Define, place: Place, sa
     [
         (
             "streams(Tensor x, Stream s) -> Tensor",
-            "`s` is of a type that opsmith does not know",
+            "`s` has a type that opsmith does not support",
             "s",
             "Stream, in ",
-            "it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
+            "use tensors, numbers, strings, dtypes, devices, layouts, generators or lists of them",
         ),
         (
             "counts(Tensor x) -> int",
             "an operator returns a tensor, or a fixed number of them",
             "return",
             "",
-            "let it return a tensor for each result; a list of tensors can be put into one",
+            "let it return a tensor for each result; a list of tensors can be stacked into one tensor",
         ),
         (
             "lists(Tensor x) -> Tensor[]",
             "an operator returns a tensor, or a fixed number of them",
             "return",
             "",
-            "let it return a tensor for each result; a list of tensors can be put into one",
+            "let it return a tensor for each result; a list of tensors can be stacked into one tensor",
         ),
     ],
     ids=["argument", "int", "list"],
@@ -527,7 +527,7 @@ def test_a_kernel_beside_its_own(define: Define, place: Place, says: Any) -> Non
     with says(
         errors.UsageError,
         f"""
-        theirs::kernels: it was adopted, and has kernels of its own, which stays in force
+        theirs::kernels: it was adopted with its own kernels, which cannot be replaced
           where: {place(same)}
           hint: register it with `torch.library.impl`
         """,
@@ -542,9 +542,9 @@ def test_a_fake_kernel_beside_its_own(define: Define, library: Any, place: Place
     with says(
         errors.UsageError,
         f"""
-        theirs::fakes: it was adopted, and has a fake kernel of its own, which stays in force
+        theirs::fakes: it was adopted with its own fake kernel, which cannot be replaced
           where: {place(same)}
-          hint: fix that one
+          hint: correct that fake kernel
         """,
     ):
         adopted.fake(torch.empty_like)
@@ -572,8 +572,8 @@ def test_without_the_capability(form: Callable[[Any], Any], define: Define, says
     with says(
         errors.UnsupportedTorchError,
         """
-        theirs::off: it was registered elsewhere, and to adopt it needs the capability `library_operators`, which is off
-          hint: `opsmith doctor` says why; declare an operator of your own, with this one as a kernel
+        theirs::off: it was registered elsewhere; adopting it needs the capability `library_operators`, which is off
+          hint: `opsmith doctor` shows why; declare your own operator, with this operator as a kernel
         """,  # noqa: E501
     ):
         public.overloads_of(subject)

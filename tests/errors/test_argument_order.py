@@ -92,11 +92,11 @@ def test_another_order_is_refused(attached: str, name: str, place: Place, says: 
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: {what} has the operator's names in another order, and gets the arguments by position
+        {name}: {what} has the operator's names in another order, but gets the arguments by position
           expected: f(x, y)
           got: swapped(y: 'Tensor', x: 'Tensor') -> 'Tensor'
           where: {place(swapped)}
-          hint: write `def f(x, y): ...`, in this order, or give its parameters names of their own
+          hint: write `def f(x, y): ...`, in this order, or give its parameters different names
         """,
     ):
         ATTACHED[attached](name, swapped)
@@ -194,7 +194,7 @@ def test_the_reference_of_an_operator_of_a_library(
 ) -> None:
     library.define("minus(Tensor x, Tensor y) -> Tensor")
     library.impl("minus", lambda x, y: x - y, "CPU")
-    problem = "has the operator's names in another order, and gets the arguments by position"
+    problem = "has the operator's names in another order, but gets the arguments by position"
     with says(
         errors.SignatureMismatchError,
         f"""
@@ -202,7 +202,7 @@ def test_the_reference_of_an_operator_of_a_library(
           expected: other_order::minus(Tensor x, Tensor y) -> Tensor
           got: swapped(y: Tensor, x: Tensor) -> Tensor
           where: {place(swapped)}
-          hint: take the arguments in the operator's order, or give the parameters names of their own
+          hint: take the arguments in the operator's order, or give the parameters different names
         """,
     ):
         opsmith.adopt(torch.ops.other_order.minus, reference=swapped)

@@ -127,7 +127,7 @@ def test_formula_that_asks_for_the_one_gradient_of_two_results(name: str, place:
           argument: grad
           expected: one of `x`, `result0`, `result1`, `grad_result0`, `grad_result1`
           where: {place(formula)}
-          hint: with several results each has its own: `grad_result0`, `grad_result1`
+          hint: with several results, each has its own gradient: `grad_result0`, `grad_result1`
         """,
     ):
         operator.gradients(x=formula)
@@ -172,14 +172,14 @@ def test_formula_whose_parameters_name_nothing(
     formula: Any, shown: str, name: str, place: Place, says: Any
 ) -> None:
     operator = opsmith.operator(name)(scaled)
-    problem = f"the gradient of `x` takes `{shown}`; a formula's parameters name what it needs"
+    problem = f"the gradient of `x` takes `{shown}`, but its parameters must be names of single values"
     with says(
         errors.FormulaError,
         f"""
         {name}: {problem}
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           where: {place(formula)}
-          hint: name each thing that the formula uses
+          hint: write one parameter for each value that the formula uses
         """,
     ):
         operator.gradients(x=formula)
@@ -191,7 +191,7 @@ def test_formula_with_a_default(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` gives its parameter `by` a default, which would hide what it needs
+        {name}: the gradient of `x` gives its parameter `by` a default, which would hide a value that it needs
           argument: by
           where: {place(formula)}
           hint: close over the value instead: write the formula inside a function that has it
@@ -205,7 +205,7 @@ def test_formula_without_a_signature(name: str, place: Place, says: Any) -> None
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` has no signature that could be read
+        {name}: the signature of the gradient of `x` cannot be read
           expected: parameters from `x`, `weight`, `by`, `result`, `grad`
           got: neg
           where: {place(scaled)}
@@ -296,10 +296,10 @@ def test_true_and_surrogate_gradients(surrogate_first: bool, name: str, place: P
     with says(
         errors.GradientConflictError,
         f"""
-        {name}: true and surrogate gradients are declared for one operator
+        {name}: true and surrogate gradients are both declared for this operator
           got: {second.__name__}(...)
           where: {place(scaled)}
-          hint: keep one of them; declare the operator again to change your mind
+          hint: keep one of the two; to change the kind, declare the operator again
         """,
     ):
         second(weight=lambda grad: grad)
@@ -311,7 +311,7 @@ def test_kernel_for_an_unknown_device(device: str, name: str, says: Any) -> None
     with says(
         errors.DeviceNameError,
         f"""
-        {name}: a kernel's device is not given as a device type that torch knows
+        {name}: the device of a kernel is not a device type that torch knows
           expected: a str such as 'cpu', 'cuda' or 'mps', without an index
           got: {device!r}
           hint: write `op.kernel('cpu', ...)` or `op.kernel('cuda', ...)`
@@ -326,7 +326,7 @@ def test_a_kernel_is_required_by_a_device_type(device: Any, name: str, says: Any
     with says(
         errors.DeviceNameError,
         f"""
-        {name}: a kernel's device is not given as a device type that torch knows
+        {name}: the device of a kernel is not a device type that torch knows
           expected: a str such as 'cpu', 'cuda' or 'mps', without an index
           got: {device!r}
           hint: write `op.require_kernel('cpu')` or `op.require_kernel('cuda')`
@@ -370,7 +370,7 @@ def test_sample_that_does_not_fit(
         f"{name}: sample 0 does not fit the signature: {problem}",
         *(f"  {detail}" for detail in details),
         f"  where: {place(samples)}",
-        "  hint: yield the arguments as a call of the operator would give them",
+        "  hint: yield the arguments as a call of the operator passes them",
     ]
     with says(errors.SampleError, "\n".join(lines)):
         samples_of(samples, Make(), operator.specification.schema, name)
@@ -480,7 +480,7 @@ def test_samples_that_are_no_function(name: str, place: Place, says: Any) -> Non
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: samples are given as a function that yields them
+        {name}: samples must be a function that yields them
           expected: a function of `make`
           got: int 3
           where: {place(scaled)}
@@ -500,7 +500,7 @@ def test_kernel_for_no_dtype(name: str, dtypes: Any, says: Any) -> None:
         f"""
         {name}: a kernel is declared for a value that is not a dtype
           argument: dtypes
-          expected: a list of torch.dtype, with one at least
+          expected: a list of at least one torch.dtype
           got: {dtypes!r}
           hint: write `dtypes=[torch.float32, torch.float64]`
         """,
@@ -537,7 +537,7 @@ def test_gradients_in_two_ways_at_once(
     with says(
         errors.FormulaError,
         f"""
-        {name}: gradients are given in one of three ways at a time
+        {name}: `gradients` mixes ways to give formulas in one call
           expected: one joint formula, or names of inputs, or `name=formula` for each input
           got: {got}
           where: {place(product)}
@@ -555,7 +555,7 @@ def test_operator_of_a_module_that_is_not_there(says: Any) -> None:
         messages::nobody: the module that declared this operator cannot be found
           expected: a module `no_such_package.operators`
           got: No module named 'no_such_package'
-          hint: install what holds `no_such_package.operators`, or put it where Python looks for modules
+          hint: install the package of `no_such_package.operators`, or put it where Python looks for modules
         """,
     ):
         opsmith.find_operator("messages::nobody", "no_such_package.operators")

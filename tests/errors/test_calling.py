@@ -67,14 +67,14 @@ CALL = "call it as `operator(x, by=2.0, shift=0)`"
         pytest.param(
             (torch.ones(2), 10**400),
             {},
-            "`by` is a number that torch cannot hold",
+            "`by` is a number that torch cannot store",
             ["argument: by", "expected: a float of 64 bits", f"got: int 1{'0' * 56}..."],
             id="beyond-float",
         ),
         pytest.param(
             (torch.ones(2),),
             {"shift": -(2**63) - 1},
-            "`shift` is a number that torch cannot hold",
+            "`shift` is a number that torch cannot store",
             ["argument: shift", "expected: an int of 64 bits", "got: int -9223372036854775809"],
             id="beyond-int",
         ),
@@ -136,7 +136,7 @@ def test_numbers_that_torch_cannot_hold_after_the_first_calls(kwargs: Any, name:
     for _ in range(3):
         operator(torch.ones(2), 2, 3, (1, 2))
     (argument,) = kwargs
-    with pytest.raises(errors.ArgumentError, match=f"`{argument}` is a number that torch cannot hold"):
+    with pytest.raises(errors.ArgumentError, match=f"`{argument}` is a number that torch cannot store"):
         operator(torch.ones(2), **kwargs)
 
 
@@ -289,7 +289,7 @@ def test_tensor_that_is_not_strided_and_dense(
     with says(
         errors.LayoutError,
         f"""
-        {name}: it takes strided dense tensors only
+        {name}: it takes only strided dense tensors
           argument: x
           expected: torch.strided
           got: {got}
@@ -305,7 +305,7 @@ def test_sparse_tensor_in_a_list(name: str, place: Place, says: Any) -> None:
     with says(
         errors.LayoutError,
         f"""
-        {name}: it takes strided dense tensors only
+        {name}: it takes only strided dense tensors
           argument: xs[1]
           expected: torch.strided
           got: torch.sparse_coo
@@ -351,7 +351,7 @@ def test_reference_that_writes_into_its_input(
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into an input that it does not declare
+        {name}: an operator must not write into an input that it does not declare as written
           argument: x
           where: {place(reference)}
           hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
@@ -365,7 +365,7 @@ def test_kernel_that_writes_into_its_input(name: str, place: Place, says: Any) -
     with says(
         errors.MutationError,
         f"""
-        {name}: an operator must not write into an input that it does not declare
+        {name}: an operator must not write into an input that it does not declare as written
           argument: x
           where: {place(writes_as_kernel)}
           hint: declare it, `mutates=("x",)`; or work on a copy: `x = x.clone()`
@@ -458,11 +458,11 @@ def test_wrong_number_of_results(reference: Any, got: str, name: str, place: Pla
     with says(
         errors.ResultCountError,
         f"""
-        {name}: it returned another number of results than declared
+        {name}: the number of its results differs from the declared number
           expected: a tuple of 2 tensors
           got: {got}
           where: {place(reference)}
-          hint: return what the type hint says, or change the type hint
+          hint: return the declared results, or change the type hint
         """,
     ):
         operator(torch.ones(2))
@@ -492,7 +492,7 @@ def both(x: Tensor) -> Tensor:
         pytest.param(
             nothing,
             "None",
-            "return the result; annotate it as `Tensor | None` if there may be none",
+            "return the result; annotate it as `Tensor | None` if it may be None",
             id="none",
         ),
         pytest.param(
@@ -553,12 +553,12 @@ def test_global_tensor_that_requires_a_gradient(gradient: bool, name: str, place
     with says(
         errors.CapturedTensorError,
         f"""
-        {name}: it uses `captured_weight`, which requires a gradient and is not an argument
+        {name}: it uses `captured_weight`, which requires a gradient but is not an argument
           argument: captured_weight
-          expected: a function of its arguments alone
+          expected: a function that uses only its arguments
           got: Tensor
           where: {place(uses_a_global)}
-          hint: make it an argument, `captured_weight: Tensor`, or use `captured_weight.detach()` made outside
+          hint: make it an argument, `captured_weight: Tensor`, or compute `captured_weight.detach()` outside
         """,
     ):
         operator(torch.ones(2, requires_grad=gradient))
@@ -611,12 +611,12 @@ def test_reference_that_gives_what_it_writes_another_shape(name: str, place: Pla
     with says(
         errors.MetadataError,
         f"""
-        {name}: it gave `x` another shape, other strides or other memory
+        {name}: it changed the shape, strides or memory of `x`
           argument: x
-          expected: new numbers in the memory that it has
+          expected: new numbers in the same memory
           got: shape [3], strides [1] after the call
           where: {place(resizes)}
-          hint: write `x.copy_(...)`; return a new tensor for a result of another shape
+          hint: write `x.copy_(...)`; return a new tensor for a result of a different shape
         """,
     ):
         operator(torch.ones(2))
@@ -634,6 +634,6 @@ def test_a_text_that_torch_cannot_hold() -> None:
     def of_text(x: Tensor, mode: str = "a") -> Tensor:
         return x.clone()
 
-    with pytest.raises(errors.ArgumentError, match="`mode` is a text that torch cannot hold") as caught:
+    with pytest.raises(errors.ArgumentError, match="`mode` is a string that torch cannot store") as caught:
         of_text(torch.ones(1), "\ud800")
     assert (caught.value.argument, caught.value.got) == ("mode", r"str '\ud800'")

@@ -72,10 +72,10 @@ def test_a_word_with_another_use_is_named(bad: str, word: str, says: Any) -> Non
     with says(
         errors.NameFormatError,
         f"""
-        `{word}` is no part of an operator's name: torch or Python has another use for it
+        `{word}` cannot be part of an operator's name: torch or Python uses it otherwise
           expected: two identifiers with `::` between them, which torch does not use for itself
           got: {bad!r}
-          hint: take another word than `{word}`
+          hint: replace `{word}` by another word
         """,
     ):
         opsmith.operator(bad)
@@ -95,12 +95,12 @@ def test_no_operator_is_declared_in_a_namespace_of_torch() -> None:
     spaces = found.stdout.split()
     assert {"aten", "prims", "c10d", "quantized"} <= {*spaces}
     for space in spaces:
-        with pytest.raises(errors.NameFormatError, match=f"`{space}` is no part of an operator's name"):
+        with pytest.raises(errors.NameFormatError, match=f"`{space}` cannot be part of an operator's name"):
             opsmith.operator(f"{space}::opsmith_twice")
 
 
 def test_the_hint_for_a_namespace_of_torch_works() -> None:
-    with pytest.raises(errors.NameFormatError, match="take another word than `aten`"):
+    with pytest.raises(errors.NameFormatError, match="replace `aten` by another word"):
         opsmith.operator("aten::opsmith_twice")
     operator = opsmith.operator("not_aten::opsmith_twice")(identity)
     assert operator(torch.ones(2)).tolist() == identity(torch.ones(2)).tolist()
@@ -142,7 +142,7 @@ def test_name_taken_by_another_module(name: str, place: Place, says: Any) -> Non
         {name}: the name is taken by `{__name__}.identity`
           got: elsewhere.other, elsewhere.py:1
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(elsewhere["other"])
@@ -175,7 +175,7 @@ def test_two_versions_of_a_package(name: str, says: Any) -> None:
         {name}: the name is taken by `scales.ops.scale`, which looks like another copy of the same package
           got: app.vendored.scales.ops.scale, app.vendored.scales.ops.py:5
           where: scales.ops.py:5
-          hint: import one of the two; a copy that stays beside another has a namespace of its own: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`
+          hint: import only one of the two copies; if you need both, give this one its own namespace: `@opsmith.operator(__name__.replace(".", "_") + "::{short}")`
         """,  # noqa: E501
     ):
         imported("app.vendored.scales.ops", 3, repr(name))
@@ -197,7 +197,7 @@ def test_name_taken_by_another_function_of_the_module(name: str, place: Place, s
         {name}: the name is taken by `{__name__}.identity`
           got: {__name__}.{other.__qualname__}, {place(other)}
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(other)
@@ -211,7 +211,7 @@ def test_name_taken_outside_opsmith(name: str, place: Place, says: Any) -> None:
         f"""
         {name}: torch already has an operator `{name}`, which opsmith did not declare
           where: {place(identity)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name)(identity)
@@ -228,7 +228,7 @@ def test_name_of_the_sibling_with_hidden_results_taken(name: str, place: Place, 
         f"""
         {name}: torch already has an operator `{name}_and_hidden`, which opsmith did not declare
           where: {place(halves)}
-          hint: choose another name; the namespace is best the name of your package
+          hint: choose another name, best with the name of your package as its namespace
         """,
     ):
         opsmith.operator(name, hidden=("other",))(halves)
@@ -253,11 +253,11 @@ def test_written_arguments_that_are_no_names(given: Any, name: str, says: Any) -
     with says(
         errors.UsageError,
         f"""
-        {name}: it must be told by name what it writes into
+        {name}: `mutates` must contain names of arguments
           argument: mutates
           expected: names of arguments
           got: {given!r}
-          hint: write `mutates=("x",)`, or leave it out where it writes into nothing
+          hint: write `mutates=("x",)`, or leave it out if the operator writes into no argument
         """,
     ):
         opsmith.operator(name, mutates=given)
@@ -357,11 +357,11 @@ class UnknownTuple(NamedTuple):
 Untyped = collections.namedtuple("Untyped", "size")  # type: ignore[misc]
 
 OTHERWISE = "use Tensor, int, float, bool, str, complex, torch.dtype, torch.device, a list or `| None` of one"
-BY_PARTS = "take its parts as arguments of their own, each with `| None`"
-BY_VALUES = "pass its values as arguments of their own"
-BY_FUNCTION = "declare one operator per function, or pass a `str` that chooses one"
-BY_ITEMS = "say what it holds, for example `list[int]`"
-BY_KIND = "say which type it is, for example `Tensor` or `float`"
+BY_PARTS = "take its parts as separate arguments, each with `| None`"
+BY_VALUES = "pass each of its values as a separate argument"
+BY_FUNCTION = "declare one operator per function, or pass a `str` that selects the function"
+BY_ITEMS = "add the type of its items: `list[int]`"
+BY_KIND = "write an exact type, such as `Tensor` or `float`"
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
             np.float32, "float32", "take a `Tensor` and convert inside with `.numpy()`", id="numpy-scalar"
         ),
         pytest.param(
-            nn.Parameter, "Parameter", "annotate it as `Tensor`; a Parameter is one", id="parameter"
+            nn.Parameter, "Parameter", "annotate it as `Tensor`; a Parameter is a Tensor", id="parameter"
         ),
         pytest.param(nn.Module, "Module", "take its parameters as `Tensor` arguments", id="module"),
         pytest.param(list, "list", BY_ITEMS, id="bare-list"),
@@ -391,7 +391,7 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
         pytest.param(
             Literal["sum", 1],
             "Literal['sum', 1]",
-            "let its values be all strings or all whole numbers",
+            "make all its values strings, or all whole numbers",
             id="literal",
         ),
         pytest.param(
@@ -401,31 +401,31 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
         pytest.param(
             WithTensor,
             "WithTensor",
-            "take the tensors of `WithTensor` as arguments of their own",
+            "take the tensors of `WithTensor` as separate arguments",
             id="dataclass-with-tensor",
         ),
         pytest.param(
             WithDict,
             "WithDict",
-            "`inside` of `WithDict`: pass its values as arguments of their own",
+            "`inside` of `WithDict`: pass each of its values as a separate argument",
             id="dataclass-with-dict",
         ),
         pytest.param(
             Derived,
             "Derived",
-            "let the arguments of `Derived` be its fields, and nothing else",
+            "give `Derived` no other arguments than its fields",
             id="dataclass-with-a-derived-field",
         ),
         pytest.param(
             Unknown,
             "Unknown",
-            "let the type hints of `Unknown` name what its module has: name 'nowhere' is not defined",
+            "use only names of its module in the type hints of `Unknown`: name 'nowhere' is not defined",
             id="dataclass-with-an-unknown-annotation",
         ),
         pytest.param(
             UnknownTuple,
             "UnknownTuple",
-            "let the type hints of `UnknownTuple` name what its module has: name 'nowhere' is not defined",
+            "use only names of its module in the type hints of `UnknownTuple`: name 'nowhere' is not defined",
             id="namedtuple-with-an-unknown-annotation",
         ),
         pytest.param(Plain | None, "test_declaring.Plain | None", BY_PARTS, id="optional-dataclass"),
@@ -445,7 +445,7 @@ BY_KIND = "say which type it is, for example `Tensor` or `float`"
         pytest.param(
             tuple[Tensor, Tensor],
             "tuple[Tensor, Tensor]",
-            "take the tensors of `tuple[Tensor, Tensor]` as arguments of their own",
+            "take the tensors of `tuple[Tensor, Tensor]` as separate arguments",
             id="tuple-of-tensors",
         ),
         pytest.param(Tensor | float, "Tensor | float", OTHERWISE, id="tensor-or-float"),
@@ -471,8 +471,8 @@ def test_unsupported_type(annotation: Any, shown: str, hint: str, name: str, pla
 
 
 NUMBER = "return a tensor without dimensions, `torch.tensor(value)`"
-NOTHING = "return a tensor; an operator that writes into an argument is declared with `mutates=`"
-VARIES = "write `-> list[Tensor]` where their number varies"
+NOTHING = "return a tensor; if the operator writes into an argument, declare it with `mutates=`"
+VARIES = "write `-> list[Tensor]` if their number varies"
 TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
 
 
@@ -501,7 +501,7 @@ def test_unsupported_return_type(
     with says(
         errors.UnsupportedTypeError,
         f"""
-        {name}: an operator returns a tensor, a list of tensors, or a tuple of two or more of these
+        {name}: an operator must return a tensor, a list of tensors, or a tuple of two or more of these
           argument: return
           got: {shown}
           where: {place(reference)}
@@ -548,7 +548,7 @@ def test_parameter_that_cannot_be_named(form: str, name: str, says: Any) -> None
         {name}: an operator cannot take `{form}`
           argument: {form.strip("*, /")}
           where: forms.py:1
-          hint: name every argument; for a number of tensors that varies take `list[Tensor]`
+          hint: name every argument; for a varying number of tensors take `list[Tensor]`
         """,
     ):
         opsmith.operator(name)(module["reference"])
@@ -564,7 +564,7 @@ def test_reserved_name_of_an_argument(reserved: str, name: str, says: Any) -> No
         {name}: formulas keep names that begin with `grad` or `result` for gradients and results
           argument: {reserved}
           where: reserved.py:1
-          hint: rename the argument, as `given_{reserved}`
+          hint: rename the argument, for example to `given_{reserved}`
         """,
     ):
         opsmith.operator(name)(module["reference"])
@@ -595,7 +595,7 @@ def test_default_of_the_wrong_type(name: str, place: Place, says: Any) -> None:
           expected: float
           got: 'two'
           where: {place(scaled)}
-          hint: change the one or the other
+          hint: change the default or the type hint
         """,
     ):
         opsmith.operator(name)(scaled)
@@ -631,7 +631,7 @@ def test_default_of_the_wrong_length(name: str, place: Place, says: Any) -> None
           expected: tuple[int, int]
           got: (1, 2, 3)
           where: {place(pooled)}
-          hint: change the one or the other
+          hint: change the default or the type hint
         """,
     ):
         opsmith.operator(name)(pooled)
@@ -693,11 +693,11 @@ def test_names_that_do_not_fit_the_results(
     with says(
         errors.ResultNameError,
         f"""
-        {name}: the names of the results do not fit what the reference returns
+        {name}: the names of the results do not fit the results of the reference
           expected: 2 names, at least one of them not hidden
           got: {got}
           where: {place(halves)}
-          hint: give `results=` and `hidden=` one name for each tensor returned, in order
+          hint: give one name in `results=` or `hidden=` for each result, in order
         """,
     ):
         opsmith.operator(name, **options)(halves)
@@ -780,7 +780,7 @@ def test_argument_whose_name_a_schema_cannot_write(name: str, place: Place, says
         f"""
         {name}: torch's schema language cannot write the name of `α`
           argument: α
-          expected: letters of ASCII, digits and `_`
+          expected: ASCII letters, digits and `_`
           where: {place(scaled)}
           hint: rename the argument
         """,

@@ -34,13 +34,13 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         pytest.param(
             lambda grad, x: (grad.mT @ x).reshape(6),
             [6],
-            "reshape it, or look whether two dimensions are swapped",
+            "reshape it, or check whether two dimensions are swapped",
             id="flat",
         ),
         pytest.param(
-            lambda grad, x: grad.mT @ x[:, :2], [2, 2], "look at which dimensions are summed", id="cut"
+            lambda grad, x: grad.mT @ x[:, :2], [2, 2], "check which dimensions are summed", id="cut"
         ),
-        pytest.param(lambda grad, x: grad.sum(), [], "look at which dimensions are summed", id="summed"),
+        pytest.param(lambda grad, x: grad.sum(), [], "check which dimensions are summed", id="summed"),
     ],
 )
 def test_gradient_of_the_wrong_shape(
@@ -52,7 +52,7 @@ def test_gradient_of_the_wrong_shape(
         f"""
         {name}: the gradient of `weight` has the wrong shape
           argument: weight
-          expected: [2, 3], or a shape that broadcasting made of it
+          expected: [2, 3], or a shape to which it was broadcast
           got: {got}
           where: {place(formula)}
           hint: {hint}
@@ -72,7 +72,7 @@ def test_gradient_of_the_wrong_dtype(name: str, place: Place, says: Any) -> None
           expected: torch.float32
           got: torch.float64
           where: {place(formula)}
-          hint: make new tensors with `dtype=grad.dtype`, and cast nothing
+          hint: make new tensors with `dtype=grad.dtype`, without casts
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -92,7 +92,7 @@ def test_integer_gradient_where_dtypes_are_mixed(name: str, place: Place, says: 
           expected: torch.float32
           got: torch.int32
           where: {place(formula)}
-          hint: make new tensors with `dtype=grad.dtype`, and cast nothing
+          hint: make new tensors with `dtype=grad.dtype`, without casts
         """,
     ):
         operator(torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.float64)).sum().backward()
@@ -136,7 +136,7 @@ def test_gradient_that_is_no_tensor(value: Any, got: str, name: str, place: Plac
           expected: a tensor of shape [4, 3]
           got: {got}
           where: {place(formula)}
-          hint: return a tensor, or `opsmith.zero` where the gradient is zero
+          hint: return a tensor, or `opsmith.zero` if the gradient is zero
         """,
     ):
         operator(*inputs()).sum().backward()
@@ -166,7 +166,7 @@ def test_joint_gradient_that_answers_for_others(
     with says(
         errors.GradientCountError,
         f"""
-        {name}: the joint gradient does not answer for the inputs that it covers
+        {name}: the joint gradient does not return a gradient for each input that it covers
           expected: a dict with `x`, `weight`
           got: {got}
           where: {place(joint)}
@@ -214,10 +214,10 @@ def test_gradient_of_an_item_of_a_list(name: str, place: Place, says: Any) -> No
         f"""
         {name}: the gradient of `xs[2]` has the wrong shape
           argument: xs[2]
-          expected: [3], or a shape that broadcasting made of it
+          expected: [3], or a shape to which it was broadcast
           got: [2]
           where: {place(formula)}
-          hint: look at which dimensions are summed
+          hint: check which dimensions are summed
         """,
     ):
         # The second tensor needs no gradient, so nobody looks at what was returned for it.
@@ -318,8 +318,8 @@ def test_formula_that_writes_into_what_it_was_given(
 
 
 IN_TORCH = (
-    "write the formula with torch operations or opsmith operators, so that a second order exists; "
-    "where the gradient is zero, give `opsmith.zero`"
+    "write the formula with torch operations or opsmith operators, so that a second-order gradient exists; "
+    "if the gradient is zero, give `opsmith.zero`"
 )
 
 
@@ -344,7 +344,7 @@ def test_second_order_through_a_formula_that_loses_the_graph(
     with says(
         errors.GraphCutError,
         f"""
-        {name}: the gradient of `x` does not depend on `grad` as far as torch can see
+        {name}: torch cannot see that the gradient of `x` depends on `grad`
           argument: x
           where: {place(formula)}
           hint: {IN_TORCH}
@@ -362,7 +362,7 @@ def test_joint_formula_that_loses_the_graph_for_one_input(name: str, place: Plac
     with says(
         errors.GraphCutError,
         f"""
-        {name}: the gradient of `weight` does not depend on `grad` as far as torch can see
+        {name}: torch cannot see that the gradient of `weight` depends on `grad`
           argument: weight
           where: {place(joint)}
           hint: {IN_TORCH}
@@ -380,7 +380,7 @@ def test_integer_result_differentiated(name: str, place: Place, says: Any) -> No
     with says(
         errors.IntegerResultError,
         f"""
-        {name}: an input requires a gradient, and `result` is torch.int32, which has none
+        {name}: an input requires a gradient, but `result` is torch.int32, which has none
           argument: result
           expected: a floating or complex result, since a formula uses its gradient
           got: torch.int32
@@ -410,7 +410,7 @@ def test_opaque_operator_traced_without_a_fake_kernel(way: str, name: str, place
     with says(
         errors.MissingFakeError,
         f"""
-        {name}: it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need
+        {name}: it is opaque and has no fake kernel, but tracing, compiling and `meta` tensors need one
           where: {place(routine)}
           hint: {WRITE_FAKE}
         """,
@@ -423,7 +423,7 @@ def test_opaque_operator_differentiated_without_a_gradient(name: str, place: Pla
     with says(
         errors.MissingGradientError,
         f"""
-        {name}: the operator is opaque, and no gradient is given for `x`
+        {name}: the operator is opaque, but no gradient is given for `x`
           argument: x
           where: {place(routine)}
           hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
@@ -439,7 +439,7 @@ def test_forward_mode_of_an_opaque_operator_without_a_gradient(name: str, place:
         with says(
             errors.MissingGradientError,
             f"""
-            {name}: the operator is opaque, and no gradient is given for `x`
+            {name}: the operator is opaque, but no gradient is given for `x`
               argument: x
               where: {place(routine)}
               hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`
@@ -449,7 +449,7 @@ def test_forward_mode_of_an_opaque_operator_without_a_gradient(name: str, place:
 
 
 HINT_HIDDEN = (
-    "let the formulas take `grad_root` into account; where `root` depends on no input, "
+    "let the formulas use `grad_root`; if `root` depends on no input, "
     "declare `results={'root': opsmith.non_differentiable}`"
 )
 
@@ -467,7 +467,8 @@ def test_second_order_through_a_hidden_result_of_an_opaque_operator(
     (first,) = torch.autograd.grad(operator(x).sum(), x, create_graph=True)
     torch.testing.assert_close(first, x**-0.5)
     message = f"""
-        {name}: a second order, or forward mode, needs the derivative of the hidden `root`, and it is opaque
+        {name}: a second-order gradient, or forward mode, needs the derivative of the hidden \
+result `root`, but the operator is opaque
           argument: root
           where: {place(formula)}
           hint: {HINT_HIDDEN}
@@ -479,7 +480,7 @@ def test_second_order_through_a_hidden_result_of_an_opaque_operator(
 
 
 AS_HIDDEN = (
-    "return what was drawn as a hidden result that is non-differentiable, and give formulas that use it"
+    "return the drawn numbers as a hidden result that is non-differentiable, and give formulas that use it"
 )
 
 
@@ -519,9 +520,9 @@ def test_opaque_random_operator_under_vmap(randomness: str, name: str, place: Pl
     with says(
         errors.TransformError,
         f"""
-        {name}: it is random and called for each example, and vmap has randomness={randomness!r}
+        {name}: it is random and called for each example, but vmap has randomness={randomness!r}
           where: {place(noise)}
-          hint: call `vmap(..., randomness='different')`, or pass what is drawn as an argument
+          hint: call `vmap(..., randomness='different')`, or pass the drawn numbers as an argument
         """,
     ):
         torch.func.vmap(operator, randomness=randomness)(torch.ones(3, 2))
@@ -557,7 +558,7 @@ def test_transform_of_an_opaque_operator_without_a_gradient(
     with says(
         errors.MissingGradientError,
         f"""
-        {name}: the operator is opaque, and no gradient is given for `x`
+        {name}: the operator is opaque, but no gradient is given for `x`
           argument: x
           where: {place(routine)}
           hint: write `.gradients(x=lambda grad: ...)`, or `x=opsmith.non_differentiable`

@@ -234,8 +234,8 @@ def test_ctx_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(scale))
     assert said.endswith(
-        "hint: leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class "
-        "with `ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`"
+        "hint: leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
+        "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
     )
 
     @opsmith.operator(name)
@@ -255,7 +255,7 @@ def test_ctx_with_its_type_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scale))
     assert "argument: ctx" in said
-    assert "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`" in said
+    assert "`ctx`: `opsmith.adopt(Class, 'mylib::name')`" in said
 
 
 @pytest.mark.parametrize("parameter", ["self", "cls"])
@@ -305,9 +305,7 @@ def test_a_tangent_by_numpy_under_torch_func(name: str, kind: str, transform: st
     }[transform]
     said = refused(errors.ForwardModeError, run)
     assert said.startswith(f"{name}: its tangent reads the memory of tensors, as NumPy does")
-    assert said.endswith(
-        "hint: write the tangent with torch operations, or take it in `torch.autograd.forward_ad`"
-    )
+    assert said.endswith("hint: write the tangent with torch operations, or use `torch.autograd.forward_ad`")
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(operator(forward_ad.make_dual(ONES, ONES))).tangent
     torch.testing.assert_close(tangent, ONES.cos())
@@ -328,7 +326,7 @@ def of(returned: Any, annotation: Any = Tensor) -> Any:
     return reference
 
 
-MAY_BE_NONE = "return the result; annotate it as `Tensor | None` if there may be none"
+MAY_BE_NONE = "return the result; annotate it as `Tensor | None` if it may be None"
 REFERENCES = {
     "tuple": (lambda x: (x * 1, x * 2), "annotate `-> tuple[Tensor, Tensor]`, or return one tensor"),
     "three": (lambda x: (x, x, x), "annotate `-> tuple[Tensor, Tensor, Tensor]`, or return one tensor"),
@@ -369,9 +367,7 @@ def test_what_a_reference_returns_for_one_tensor(name: str, given: str) -> None:
             id="item",
         ),
         pytest.param(tuple[Tensor, Tensor], lambda x: None, "return the results", id="forgotten-tuple"),
-        pytest.param(
-            tuple[Tensor, Tensor], lambda x: (x * 2,), "return what the type hint says", id="too-few"
-        ),
+        pytest.param(tuple[Tensor, Tensor], lambda x: (x * 2,), "return the declared results", id="too-few"),
     ],
 )
 @pytest.mark.parametrize("aspect", ["kernel", "fake"])

@@ -36,9 +36,9 @@ def test_plain_tensor_beside_a_dtensor(name: str, place: Place, says: Any, mesh:
     with says(
         errors.PlacementError,
         f"""
-        {name}: a plain tensor is given beside a DTensor
+        {name}: a plain tensor is mixed with a DTensor
           argument: weight
-          expected: DTensors only, or none
+          expected: only DTensors, or only plain tensors
           got: a plain tensor of shape [3]
           where: {place(scaled)}
           hint: call it with `distribute_tensor(weight, mesh, placements)`
@@ -53,7 +53,7 @@ def test_shards_of_an_opaque_operator(name: str, place: Place, says: Any, mesh: 
     with says(
         errors.PlacementError,
         f"""
-        {name}: it is opaque, so that its results on parts of a tensor are unknown
+        {name}: it is opaque, so its results on parts of a tensor are unknown
           argument: x
           expected: a DTensor that is replicated
           got: a DTensor of shape [3], placed as [Shard(dim=0)]
@@ -73,10 +73,10 @@ def test_random_operator(name: str, place: Place, says: Any, mesh: Any) -> None:
     with says(
         errors.PlacementError,
         f"""
-        {name}: it draws random numbers, and the ranks may draw different ones
+        {name}: it draws random numbers, and the ranks may draw different numbers
           got: a DTensor of shape [3], placed as [Replicate()]
           where: {place(noisy)}
-          hint: pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`
+          hint: pass the drawn numbers as an argument, or call it on this rank's part, `x.to_local()`
         """,
     ):
         operator(x)
@@ -110,7 +110,7 @@ def test_a_sum_that_is_not_computed_is_written(name: str, place: Place, says: An
     with says(
         errors.PlacementError,
         f"""
-        {name}: `cache`, which is written, is a sum that is not computed yet
+        {name}: the written argument `cache` is a sum that is not computed yet
           argument: cache
           expected: a DTensor that is replicated or sharded
           got: a DTensor of shape [3], placed as [Partial(sum)]
@@ -132,7 +132,7 @@ def test_a_write_on_several_meshes(name: str, place: Place, says: Any, mesh: Any
     with says(
         errors.PlacementError,
         f"""
-        {name}: the DTensors of a write are on several meshes
+        {name}: the DTensors of an in-place call are on several meshes
           argument: x
           expected: {mesh}
           got: {other}
@@ -207,7 +207,7 @@ def test_what_cannot_be_written_on_each_rank(
     with says(
         errors.PlacementError,
         f"""
-        {name}: `{label}` cannot be written on each rank alone
+        {name}: `{label}` cannot be written without communication between the ranks
           argument: {label}
           expected: a DTensor whose new value has the same placements, without communication
           got: a DTensor of shape [4], placed as [Shard(dim=0)]; {reason}
@@ -249,7 +249,7 @@ def test_what_nothing_shows_to_be_written_on_each_rank(
     with says(
         errors.PlacementError,
         f"""
-        {name}: nothing shows that `cache` can be written on each rank alone
+        {name}: it is not proved that `cache` can be written without communication between the ranks
           argument: cache
           expected: a DTensor whose new value has the same placements, without communication
           got: a DTensor of shape [3], placed as [Shard(dim=0)]; {reason}
@@ -270,7 +270,7 @@ def test_a_write_that_changes_the_shape(name: str, place: Place, says: Any, two_
     with says(
         errors.PlacementError,
         f"""
-        {name}: nothing shows that `caches[0]` can be written on each rank alone
+        {name}: it is not proved that `caches[0]` can be written without communication between the ranks
           argument: caches[0]
           expected: a DTensor whose new value has the same placements, without communication
           got: a DTensor of shape [4, 1], placed as [Shard(dim=0)]; `aten.squeeze_.dim` changes its shape
@@ -304,7 +304,7 @@ def test_what_is_read_is_gathered_for_a_write(name: str, mesh: Any) -> None:
             "[Replicate()]",
             "call it with `out.redistribute(placements=[Shard(dim=0)])`",
         ),
-        (None, "[Partial(sum)]", "[Replicate()]", "call it without `out=`, and copy what it returns"),
+        (None, "[Partial(sum)]", "[Replicate()]", "call it without `out=`, and copy the results"),
     ],
     ids=["sharded", "partial"],
 )

@@ -163,8 +163,8 @@ def test_a_list_of_tensors_for_an_argument_without_a_type() -> None:
     told = str(raised.value)
     assert told.startswith(f"{name}: sample 0 does not fit the signature: `xs` has the wrong type")
     assert "got: list of Tensor" in told
-    assert "annotate it where it is taken, `xs: list[Tensor]`" in told
-    with pytest.raises(errors.SampleError, match="one argument that is a list stands in a tuple of one"):
+    assert "annotate the parameter, `xs: list[Tensor]`" in told
+    with pytest.raises(errors.SampleError, match="write a single argument that is a list as"):
         opsmith.check(Silent, samples=[[vector(), vector()]], only=FAST)
 
 
@@ -175,7 +175,7 @@ def test_a_forward_that_returns_nothing() -> None:
     assert told.startswith("Silent: `Silent.forward` returned None on sample 0\n")
     assert "expected: a tensor, or a tuple of tensors" in told
     assert f"where: {HERE}:" in told
-    assert "hint: end `forward` by `return result`" in told
+    assert "hint: end `forward` with `return result`" in told
 
 
 def test_names_that_torch_cannot_write() -> None:

@@ -24,32 +24,42 @@ def normed(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
-    "no-text": (3, "is one string with one `->` in it", None, "write the arguments, `->`, and the results"),
+    "no-text": (
+        3,
+        "must be a string with one `->` in it",
+        None,
+        "write the arguments, `->`, and the results",
+    ),
     "no-arrow": (
         "x: B M",
-        "is one string with one `->` in it",
+        "must be a string with one `->` in it",
         None,
         "write the arguments, `->`, and the results",
     ),
     "unknown-argument": (
         "y: B M -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'y: B M'",
         "begin each entry with one of `x`, `weight`",
     ),
     "no-tensor": (
         "stride: B -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'stride: B'",
         "begin each entry with one of `x`, `weight`",
     ),
     "twice": (
         "x: B, x: B -> B",
-        "names each tensor once",
+        "must name each tensor once",
         "'x: B'",
         "begin each entry with one of `x`, `weight`",
     ),
-    "two-results": ("x: B -> B, B", "gives each result its dimensions", "'B, B'", "write 1 after `->`"),
+    "two-results": (
+        "x: B -> B, B",
+        "must give the dimensions of each result",
+        "'B, B'",
+        "write 1 after `->`",
+    ),
     "not-a-size": (
         "x: B M! -> B",
         "has a dimension that cannot be read",
@@ -70,21 +80,21 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
     ),
     "unbound": (
         "x: B M -> B Q",
-        "uses `Q`, which no argument gives a size",
+        "uses `Q`, whose size no argument shows",
         None,
-        "let an argument have it as a dimension of its own, or write `_`",
+        "make it a dimension of an argument, or write `_`",
     ),
     "unbound-expression": (
         "x: B 2*M -> B",
-        "uses `M`, which no argument gives a size",
+        "uses `M`, whose size no argument shows",
         None,
-        "let an argument have it as a dimension of its own, or write `_`",
+        "make it a dimension of an argument, or write `_`",
     ),
     "leading-result": (
         "x: B M -> ... B",
-        "has `...` in a result alone",
+        "has `...` only in a result",
         None,
-        "let an argument begin with `...` too",
+        "begin an argument with `...`, too",
     ),
 }
 
@@ -115,7 +125,7 @@ def test_results_of_an_operator_that_only_writes(name: str, place: Place, says: 
     with says(
         errors.ShapePatternError,
         f"""
-        {name}: `shapes=` gives each result its dimensions
+        {name}: `shapes=` must give the dimensions of each result
           argument: shapes
           expected: `x: B M, weight: N M -> B N`, in the order of the arguments and results
           got: 'M'
@@ -167,7 +177,7 @@ def test_batching_with_a_hidden_result_of_unknown_shape(name: str, place: Place,
     with says(
         errors.UsageError,
         f"""
-        {name}: `batching` needs the shape of every result, of hidden ones too
+        {name}: `batching` needs the shape of every result, including hidden results
           argument: batching
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'B'
@@ -199,12 +209,12 @@ def test_not_elementwise_after_all(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, although `batching='elementwise'` says so
+        {name}: `result` has no dimension for the batch, against `batching='elementwise'`
           argument: result
           expected: [5, 2, 2]
           got: [5, 1, 2]
           where: {place(linear)}
-          hint: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed separately
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2), torch.ones(5, 2, 2))
@@ -220,12 +230,12 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, although `batching='B'` says so
+        {name}: `result` has no dimension for the batch, against `batching='B'`
           argument: result
           expected: [10, ...]
           got: [1, 3]
           where: {place(total)}
-          hint: leave `batching=` out: then each example is computed as it would be alone
+          hint: leave `batching=` out: then each example is computed separately
         """,
     ):
         torch.vmap(operator)(torch.ones(5, 2, 3))
@@ -235,12 +245,12 @@ def test_result_of_another_shape(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: the shape of `result` is not the one in `shapes=`
+        {name}: the shape of `result` differs from `shapes=`
           argument: result
           expected: `B`, that is [4]
           got: [4, 2]
           where: {place(linear)}
-          hint: write what the function returns: `_` stands for a size that cannot be inferred
+          hint: correct `shapes=` or the function; write `_` for a size that cannot be inferred
         """,
     ):
         opsmith.operator(name, shapes="x: B M, weight: N M -> B")(linear)(torch.ones(4, 3), torch.ones(2, 3))
@@ -274,7 +284,7 @@ def test_size_that_is_none(step: int, size: int, name: str, place: Place, says: 
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` would have a negative size, or one that divides by zero
+        {name}: `result` would have a negative size, or a size that divides by zero
           argument: result
           expected: `H//step-2`
           got: [{size}]
@@ -292,7 +302,7 @@ def test_batching_by_a_number_that_is_given(name: str, place: Place, says: Any) 
     with says(
         errors.UsageError,
         f"""
-        {name}: `batching` names an argument whose value is a size, which a batch would change
+        {name}: `batching` names an argument whose value is a size, but a batch would change this size
           argument: batching
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'n'

@@ -14,8 +14,8 @@ import opsmith
 from opsmith import errors
 
 AS_TORCH = (
-    "write the formula with torch operations or opsmith operators, so that a second order exists; "
-    "where the tangent is zero, give `opsmith.zero`"
+    "write the formula with torch operations or opsmith operators, so that a second-order derivative exists; "
+    "if the tangent is zero, give `opsmith.zero`"
 )
 Place = Callable[[Callable[..., Any]], str]
 x = torch.arange(6.0).reshape(2, 3)
@@ -43,7 +43,7 @@ def test_no_such_result(name: str, place: Place, says: Any) -> None:
           argument: x
           expected: one of `result`
           where: {place(scaled)}
-          hint: name the tangent after the result: a gradient belongs to an input, a tangent to a result
+          hint: name the tangent after a result: gradients belong to inputs, tangents to results
         """,
     ):
         opsmith.operator(name)(scaled).tangents(x=lambda tangent_x: tangent_x)
@@ -86,7 +86,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: tangents are given in one of three ways at a time
+        {name}: `tangents` mixes ways to give formulas in one call
           expected: one joint formula, or names of results, or `name=formula` for each result
           got: {place(formula)}, result=...
           where: {place(scaled)}
@@ -102,7 +102,7 @@ def test_two_ways_at_once(name: str, place: Place, says: Any) -> None:
         pytest.param(
             lambda grad: grad,
             "grad",
-            "a gradient is an input of the backward; forward mode has `tangent_x`",
+            "forward mode has tangents instead of gradients: `tangent_x`",
             id="gradient",
         ),
         pytest.param(
@@ -140,7 +140,7 @@ RETURNED: dict[str, tuple[Any, type[errors.OpsmithError], str, str, str, str]] =
         "is not a tensor",
         "a tensor of shape [2, 3]",
         "float 1.0",
-        "return a tensor, or `opsmith.zero` where the tangent is zero",
+        "return a tensor, or `opsmith.zero` if the tangent is zero",
     ),
     "shape": (
         lambda tangent_x: tangent_x[:, :2],
@@ -148,7 +148,7 @@ RETURNED: dict[str, tuple[Any, type[errors.OpsmithError], str, str, str, str]] =
         "has the wrong shape",
         "[2, 3], or a shape that broadcasts to it",
         "[2, 2]",
-        "look at which dimensions the result has",
+        "check which dimensions the result has",
     ),
     "dtype": (
         lambda tangent_x: tangent_x.double(),
@@ -156,7 +156,7 @@ RETURNED: dict[str, tuple[Any, type[errors.OpsmithError], str, str, str, str]] =
         "has the wrong dtype",
         "torch.float32",
         "torch.float64",
-        "make new tensors with `dtype=result.dtype`, and cast nothing",
+        "make new tensors with `dtype=result.dtype`, without casts",
     ),
     "complex": (
         lambda tangent_x: tangent_x * 1j,
@@ -164,7 +164,7 @@ RETURNED: dict[str, tuple[Any, type[errors.OpsmithError], str, str, str, str]] =
         "has the wrong dtype",
         "torch.float32",
         "torch.complex64",
-        "make new tensors with `dtype=result.dtype`, and cast nothing",
+        "make new tensors with `dtype=result.dtype`, without casts",
     ),
     "device": (
         lambda tangent_x: tangent_x.to("meta"),
@@ -214,7 +214,7 @@ def test_joint_tangent_without_an_answer(name: str, place: Place, says: Any) -> 
     with says(
         errors.GradientCountError,
         f"""
-        {name}: the joint tangent does not answer for the results that it covers
+        {name}: the joint tangent does not return a tangent for each result that it covers
           expected: a dict with `result`
           got: Tensor
           where: {place(formula)}
@@ -249,7 +249,7 @@ def test_not_implemented(name: str, place: Place, says: Any) -> None:
         {name}: the tangent of `result` is not implemented: no adjoint
           argument: result
           where: {place(scaled)}
-          hint: take the gradient in reverse mode, or give a formula: `.tangents(result=...)`
+          hint: use reverse mode, or give a formula: `.tangents(result=...)`
         """,
     ):
         in_forward_mode(operator)
@@ -266,7 +266,7 @@ def test_formula_that_leaves_the_graph(name: str, place: Place, says: Any) -> No
         says(
             errors.GraphCutError,
             f"""
-        {name}: the tangent of `result` does not depend on the tangents that come in as far as torch can see
+        {name}: torch cannot see that the tangent of `result` depends on the tangents of the inputs
           argument: result
           where: {place(formula)}
           hint: {AS_TORCH}

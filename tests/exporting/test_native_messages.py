@@ -80,7 +80,7 @@ def test_places_that_cannot_be_written(
     assert fails(errors.UsageError, of.single, library=given) == (
         f"no file can be written to `{shown.format(folder=tmp_path)}`\n"
         "  argument: library\n"
-        "  expected: a file in a folder that is there, and can be written to\n"
+        "  expected: a file in an existing folder that can be written to\n"
         f"  got: {got.format(folder=tmp_path)}\n"
         f"  hint: {hint}"
     )

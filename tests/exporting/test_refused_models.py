@@ -76,7 +76,7 @@ def test_paths_that_cannot_be_written(path: str, got: str, hint: str, tmp_path: 
         opsmith.export_onnx(opsmith.ops.exp, X, tmp_path / path)
     assert caught.value.message() == (
         f"no file can be written to `{tmp_path / path}`\n  argument: path\n"
-        "  expected: a file in a folder that is there, and can be written to\n"
+        "  expected: a file in an existing folder that can be written to\n"
         f"  got: {got.format(folder=tmp_path)}\n  hint: {hint}"
     )
 

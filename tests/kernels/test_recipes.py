@@ -140,7 +140,7 @@ def test_shapes_that_are_not_those_of_the_reference_are_refused_in_each_call() -
 
     wrong.kernel("cpu", cpp="void wrong(View<const float, 1> x, View<float, 1> y) {}")
     for _ in range(2):
-        with pytest.raises(errors.ShapeError, match="the shape of `result` is not the one in `shapes=`"):
+        with pytest.raises(errors.ShapeError, match="the shape of `result` differs from `shapes=`"):
             wrong(torch.randn(5))
 
 

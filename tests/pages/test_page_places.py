@@ -67,7 +67,7 @@ def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-EXPECTED = "  expected: a file in a folder that is there, and can be written to"
+EXPECTED = "  expected: a file in an existing folder that can be written to"
 
 
 @pytest.mark.parametrize(

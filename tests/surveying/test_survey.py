@@ -75,7 +75,7 @@ VERDICTS = {
     ),
     "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base of other classes"]),
     "AnswersOnce": ("works", []),
-    "LeavesInBackward": ("works", ["cannot be run in a second order"]),
+    "LeavesInBackward": ("works", ["cannot run in a second order"]),
     "Nested": ("works", []),
     "NoSuchMethod": ("wrong", ["its forward raises AttributeError: 'Tensor' object has no attribute 'frob"]),
     "AsksAnObject": ("needs a declaration", ["guessed calls ran", "`samples=`"]),

@@ -82,9 +82,9 @@ def test_a_source_that_does_not_compile(
         extension.compile_calls()
     text = str(caught.value)
     assert "the C++ compiler does not compile calls in C++" in text
-    assert "expected: a compiler of C++20" in text
+    assert "expected: a C++20 compiler" in text
     assert "broken" in text
-    assert "the same is done in Python" in text
+    assert "without them, Python does the same work" in text
 
 
 def test_a_library_that_is_no_module_is_told_and_not_used(

@@ -784,14 +784,14 @@ def test_a_second_order_without_a_graph_is_never_zero_in_silence(name: str) -> N
         if name == "zeros" and queries.on("torch_func"):
             assert not second().any()
         else:
-            with pytest.raises(errors.GraphCutError, match="does not depend on `grad`"):
+            with pytest.raises(errors.GraphCutError, match="cannot see that the gradient of `x` depends"):
                 second()
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(cubed(x).sum(), x, create_graph=True)
     if name == "zeros":
         assert not torch.autograd.grad((gradient + 0 * x).sum(), x)[0].any()
     else:
-        with pytest.raises(errors.GraphCutError, match="do not depend on `grad`"):
+        with pytest.raises(errors.GraphCutError, match="cannot see that the gradients"):
             torch.autograd.grad((gradient + x).sum(), x)
 
 

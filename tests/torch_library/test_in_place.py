@@ -179,7 +179,7 @@ def test_functional_form(operator: Any, name: str) -> None:
 def test_a_mapped_value_is_not_written_into_a_tensor_that_is_not_mapped(operator: Any) -> None:
     with pytest.raises(errors.TransformError) as caught:
         F.vmap(operator, in_dims=(None, 0))(CACHE.clone(), torch.stack([X, -X]))
-    assert "cannot write a value that `vmap` maps into `cache`" in str(caught.value)
+    assert "cannot write a mapped value into `cache`" in str(caught.value)
 
 
 def test_functional_form_maps_what_is_written() -> None:
@@ -542,7 +542,7 @@ def test_another_tensor_than_the_one_that_was_written_is_refused() -> None:
 
     with pytest.raises(errors.AliasError, match="it did not return `cache`") as caught:
         returns_another_(CACHE.clone())
-    assert caught.value.expected == "`cache` itself, as `returns='cache'` says"
+    assert caught.value.expected == "`cache` itself, as declared by `returns='cache'`"
     assert caught.value.hint == "write `return cache`"
 
 
@@ -578,7 +578,8 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
                 == "`x`, where the first argument is `cache: Tensor`, and it writes into `cache`"
             )
     with pytest.raises(
-        errors.UnsupportedTypeError, match="an operator that returns `cache` returns a tensor"
+        errors.UnsupportedTypeError,
+        match="an operator that returns `cache` must be annotated as returning a tensor",
     ):
         opsmith.operator("in_place::cannot_return", mutates=["cache"], returns="cache")(nothing)
 
@@ -638,7 +639,7 @@ def test_handles() -> None:
     assert str(derived.torch_operator._schema) == (
         "in_place::derived(Tensor(a!) cache, Tensor x, float by=0.5) -> ()"
     )
-    with pytest.raises(errors.UsageError, match="has no parts of its own"):
+    with pytest.raises(errors.UsageError, match="nothing can be attached to it"):
         derived.functional.gradients(cache=lambda grad: grad)
     changing = declare("changing", decay)
     form = changing.functional

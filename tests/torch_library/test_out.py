@@ -306,7 +306,7 @@ def test_an_argument_of_that_name() -> None:
     def taken(x: Tensor, out: int = 2) -> Tensor:
         return x * out
 
-    with pytest.raises(errors.UsageError, match="`out=` is the argument `out` already"):
+    with pytest.raises(errors.UsageError, match="`out=` needs the name `out`, which is already an argument"):
         taken.out(torch.ones(3), out=torch.empty(3))
 
 
@@ -315,7 +315,7 @@ def test_its_parts_belong_to_the_operator() -> None:
     operator.out(torch.ones(3), out=torch.empty(3))
     form = operator.out_operator
     with pytest.raises(
-        errors.UsageError, match="it is derived from `outs::scale`, and has no parts of its own"
+        errors.UsageError, match="it is derived from `outs::scale`, so nothing can be attached to it"
     ):
         form.kernel("cpu", lambda x, by=2.0, *, out: None)
 

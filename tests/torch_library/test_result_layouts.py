@@ -83,8 +83,8 @@ def test_a_reference_that_looks_at_data_needs_a_fake_kernel() -> None:
     )
     assert where == f"  where: {firsts.specification.where}"
     assert hint == (
-        "  hint: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result, as "
-        "large as it may become: a kernel writes into memory that is there before it runs"
+        "  hint: write `@op.fake` over a function that returns `x.new_empty(shape)` for each result, of "
+        "maximum size: a kernel writes into memory that is allocated before it runs"
     )
     firsts.fake(lambda x, count: x.new_empty(1))
     assert firsts(torch.zeros(3), torch.tensor(1)).tolist() == [1]

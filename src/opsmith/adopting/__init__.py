@@ -33,7 +33,7 @@ _ORIGINS: tuple[tuple[Callable[[Any], bool], Callable[..., Operator[..., Any]]],
     (is_function_class, adopt_function),
     (is_operator, adopt_registered),
 )
-"""Origins of operators that are adopted: a test of what was given, and the function that adopts it."""
+"""Kinds of subjects that can be adopted: a test of the subject, and the function that adopts it."""
 
 
 @overload
@@ -75,15 +75,15 @@ def adopt(
 ) -> Operator[..., Any]:
     """Make an operator of an `autograd.Function` class, or of an operator of torch.library.
 
-    The class is not changed. An operator of torch.library keeps its name, kernels and rules, and calls of
-    `torch.ops.ns.name` gain the missing ones, derived from a reference.
+    The class is not changed. An operator of torch.library keeps its name, kernels and rules. The missing
+    rules are derived from a reference; calls of `torch.ops.ns.name` use them, too.
 
     Args:
         subject: The class: old style, with `setup_context`, or with methods that take `self`. Or an operator:
             `torch.ops.ns.name`, one of its overloads, a `torch.library.custom_op`.
         name: `namespace::name` of the operator that a class becomes.
-        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. It
-            takes over where the class cannot be used, as in some transforms and second orders.
+        reference: The same mathematics in plain PyTorch, with the arguments of `forward` by position. It is
+            used where the class cannot be, as in some transforms and second-order gradients.
         samples: A function that returns a list of argument tuples. `check` runs on them, and types are
             inferred from them if there are no annotations.
         signature: Signature of `forward`, as a function with annotations or as text. Without it a type comes
@@ -91,17 +91,18 @@ def adopt(
         kind: Kind of its backward: `"true"` (the derivative), `"surrogate"`, `"approximate"`,
             `"nonlinear"` in grad_output, `"stochastic"` or `"float32"`; or several of them.
         opaque: True if its code is not made of torch operations, so that it is never run on fake tensors.
-        deterministic: False if it rounds otherwise from run to run, as sums with atomics do: a call is an
-            error under `torch.use_deterministic_algorithms(True)`. An operator of torch.library has a tag.
+        deterministic: False if its rounding differs from run to run, as for sums with atomics: a call raises
+            an error under `torch.use_deterministic_algorithms(True)`. An operator of torch.library has a tag.
         accept: Findings of `check` to accept: the reason by `(property, cause)`, as `("vmap", "raises")`.
-        mutates: Names of the arguments that the class marks as dirty and the operator writes into. Without it
-            its code, samples and calls show them. Those left out are copied: `()` for an operator that writes
-            nothing.
+        mutates: Names of the arguments that the class marks as dirty and the operator writes into. By default
+            its code, samples and calls show them. Arguments left out are copied: `()` makes an operator that
+            writes nothing.
 
     Raises:
         NameFormatError, NameTakenError, UsageError, UnknownInputError: If an argument is invalid.
-        ParameterKindError, MissingAnnotationError, UnsupportedTypeError, NotAFunctionError: If the class is.
-        SignatureMismatchError, CapturedTensorError: If the reference is.
+        ParameterKindError, MissingAnnotationError, UnsupportedTypeError, NotAFunctionError: If the class is
+            invalid.
+        SignatureMismatchError, CapturedTensorError: If the reference is invalid.
 
     Example:
         >>> import torch, opsmith

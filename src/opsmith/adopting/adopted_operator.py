@@ -1,4 +1,4 @@
-"""Handles of an adopted Function class: they call it, and learn from calls."""
+"""Handles of an adopted Function class: they call the class, and learn types and results from calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MISFITS = (errors.ArgumentError, errors.ResultTypeError, errors.ResultCountErro
 def _by_author(
     rules: Mapping[str, Any], by_class: Mapping[str, Any], names: Collection[str]
 ) -> dict[str, Any]:
-    """The rules that are not those of the class, for the inputs or results that there still are."""
+    """The author's rules, without the rules of the class, for the current inputs or results."""
     return {
         name: rule
         for name, rule in rules.items()
@@ -45,10 +45,10 @@ class AdoptedOperator(Operator[..., Any]):
 
     _form: Operator[..., Any] | None = None
     _kept: tuple[Registration, ...] = ()
-    """Registrations with fewer types, which graphs may contain."""
+    """Earlier registrations, with fewer types, which graphs may contain."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; a call that shows other types or results than were assumed changes them."""
+        """Compute the operator; learn the types and results of a call if they differ from the known ones."""
         if torch.compiler.is_compiling():
             return self._computed(args, kwargs)
         try:
@@ -60,9 +60,9 @@ class AdoptedOperator(Operator[..., Any]):
             return results
 
     def _marking_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute on copies a call that must not write, as on a leaf, and note that its flags mark nothing.
+        """Compute a call that must not write, as on a leaf, on copies, and note that its flags mark nothing.
 
-        Return None if they mark something, or earlier runs have shown what they mark.
+        Return None if the flags mark an argument, or if earlier runs have shown the arguments that they mark.
         """
         adopted = self._class
         if adopted is None or not adopted.schema.new_values:
@@ -85,7 +85,7 @@ class AdoptedOperator(Operator[..., Any]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Compute a call of the operator or its functional form, and take over what it shows."""
+        """Compute a call of the operator or its functional form, and learn its types and results."""
         before, first = self._specification, None
         while True:
             tried = self._specification
@@ -96,7 +96,7 @@ class AdoptedOperator(Operator[..., Any]):
                 own = error.operator in (self.name, functional_name(self.name))
                 misfit = isinstance(error, _MISFITS) and own
                 found: ObservedReturn | None = getattr(error, "observed", None)
-                # Where there is nothing new, another thread may have learnt it in the meantime.
+                # If nothing is new, another thread may have learnt it in the meantime.
                 if misfit and (self._learn(args, kwargs, found) or self._specification is not tried):
                     continue
                 if misfit and found is not None and found.unmarked:
@@ -129,14 +129,14 @@ class AdoptedOperator(Operator[..., Any]):
 
     @property
     def torch_operators(self) -> tuple[Any, ...]:
-        """All `OpOverload`s of the operator, those with fewer types last; see `Operator.torch_operators`."""
+        """All `OpOverload`s of the operator, the earlier ones last; see `Operator.torch_operators`."""
         registrations = (self._registration, *reversed(self._kept))
         return tuple(overload for each in registrations for overload in each.overloads)
 
     def redeclare(
         self, specification: Specification, register: Callable[[Specification], Registration] | None = None
     ) -> None:
-        """Become another operator of the same name; see `Operator.redeclare`."""
+        """Replace the operator by a new one of the same name; see `Operator.redeclare`."""
         for _ in range(self._specification.generation - specification.generation):
             self._registration.remove()
             *kept, self._registration = self._kept
@@ -146,17 +146,17 @@ class AdoptedOperator(Operator[..., Any]):
         self._form = self.functional if chosen and specification.schema.written else None
 
     def _note_flags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the flags of a call in place that has marked nothing: later ones are not done in place."""
+        """Note the flags of an in-place call that marked nothing: later such calls do not run in place."""
         with _LEARNING:  # another thread may be replacing the facts
             adopted = self._class
             if adopted is not None and self._specification.schema.written:
                 flags = adopted.flags_of(*adopted.completed(args, kwargs))
                 note(adopted.facts.dirty_under, flags, frozenset())
-                self._form = self.functional  # found here, since compiled code takes no locks
+                self._form = self.functional  # read here, since compiled code takes no locks
                 adopted.facts.chosen = True
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], observed: ObservedReturn | None) -> bool:
-        """Take over the types and results of a call; return False if they show nothing new."""
+        """Learn the types and results of a call; return False if none of them is new."""
         if torch.compiler.is_dynamo_compiling():  # Dynamo compiles each function after a graph break
             new: bool = torch.compiler.disable(self._learn)(args, kwargs, observed)
             return new
@@ -183,7 +183,7 @@ class AdoptedOperator(Operator[..., Any]):
                 if learned.provenance().samples is None
                 else packed_samples(learned.provenance().samples, learned),
             )
-            if self._registration.traced:  # a kept graph goes on with the operator that it contains
+            if self._registration.traced:  # an existing graph keeps the operator that it contains
                 specification = replace(specification, generation=specification.generation + 1)
                 grown = register_operator(specification)
                 self._kept, self._registration = (*self._kept, self._registration), grown
@@ -193,7 +193,7 @@ class AdoptedOperator(Operator[..., Any]):
             return True
 
     def _unlearn(self, before: Specification) -> None:
-        """Forget what a call showed that then failed."""
+        """Forget the types and results that were learnt from a call that then failed."""
         if torch.compiler.is_dynamo_compiling():
             torch.compiler.disable(self._unlearn)(before)
             return
@@ -215,22 +215,22 @@ class AdoptedOperator(Operator[..., Any]):
     def _call_hint(self, *, out: bool = False) -> str:
         hint = '`adopt(..., signature="(x: Tensor, n: int) -> Tensor")`'
         call = super()._call_hint(out=out)
-        return call if out else f"{call}; if its types are others, declare them: {hint}"
+        return call if out else f"{call}; if it takes other types, declare them: {hint}"
 
     @property
     def function_class(self) -> type[torch.autograd.Function] | None:
-        """The class; None after the operator was declared again as another one."""
+        """The class; None after another operator was declared under this name."""
         return None if self._class is None else self._class.function_class
 
     @property
     def _class(self) -> AdoptedFunction | None:
-        """The origin; None after the operator was declared again as another one."""
+        """The origin; None after another operator was declared under this name."""
         origin = self._specification.origin
         return origin if isinstance(origin, AdoptedFunction) else None
 
 
 class AdoptedFunctionalForm(DerivedOperator[..., Any]):
-    """Handle of the functional form of an adopted class: it returns what `apply` does, on copies."""
+    """Handle of the functional form of an adopted class: it returns the results of `apply`, run on copies."""
 
     _owner: AdoptedOperator
 
@@ -241,7 +241,7 @@ class AdoptedFunctionalForm(DerivedOperator[..., Any]):
         return self._owner.learning(self._computed, args, kwargs)
 
     def _computed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self is not self._owner.functional:  # the types have grown since
+        if self is not self._owner.functional:  # a call has shown more types since
             return self._owner.functional(*args, **kwargs)
         adopted = class_of(self._owner.specification.origin)
         if not adopted.schema.new_values:  # a call has shown that it writes nothing

@@ -35,7 +35,7 @@ class ClassSamples:
         """Return the arguments of each sample, as forward takes them.
 
         Raises:
-            SampleError: If it is not a list of samples, or one has more or fewer arguments than forward.
+            SampleError: If it is not a list of samples, or a sample has more or fewer arguments than forward.
         """
         given = read_samples(self.source, make, self.operator, self.location)
         remark = missing_list_hint(self.source, self._takes)
@@ -61,7 +61,7 @@ class ClassSamples:
                 and self._takes([sample])
                 and not remark
             ):
-                remark = "one argument that is a list stands in a tuple of one, `([...],)`; or "
+                remark = "write a single argument that is a list as `([...],)`; or "
             raise self._misfit(f"sample {position} has {count}", remark)
         return list(sample)
 
@@ -82,7 +82,7 @@ class ClassSamples:
 
     @property
     def _range(self) -> tuple[int, int | None]:
-        """Return the least and the largest number of arguments of forward."""
+        """Return the minimum and the maximum number of arguments of forward."""
         fixed = [each for each in self._parameters if each.kind in _FIXED]
         least = sum(each.default is each.empty for each in fixed)
         return least, len(fixed) if len(fixed) == len(self._parameters) else None
@@ -108,7 +108,7 @@ Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 def class_samples(
     samples: Samples | ClassSamples, function_class: type[torch.autograd.Function], operator: str, giver: str
 ) -> ClassSamples | None:
-    """Return the samples as given, read if they are an iterator; None if there are none.
+    """Return the given samples, an iterator as a list; None if there are none.
 
     Args:
         samples: A list, or a function that may take `make`.
@@ -117,7 +117,7 @@ def class_samples(
         giver: Name of the function that received them.
 
     Raises:
-        SampleError: If it is neither.
+        SampleError: If the samples are neither.
     """
     if samples is None or isinstance(samples, ClassSamples):
         return samples

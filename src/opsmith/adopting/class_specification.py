@@ -50,7 +50,7 @@ def specification_of(
 
 
 def computed_by(adopted: AdoptedFunction) -> dict[str, Any]:
-    """Return the parts of a specification that compute a class, in place if it writes into arguments."""
+    """Return the parts of a specification that run a class, in place if it writes into arguments."""
     schema, reference = adopted.call_schema, adopted.reference
     if reference is None:
         reference = adopted.compute(None, in_place=bool(schema.written))
@@ -60,7 +60,7 @@ def computed_by(adopted: AdoptedFunction) -> dict[str, Any]:
 
 
 def class_gradients(adopted: AdoptedFunction) -> dict[str, Rule]:
-    """Return the gradient rules by argument: the backward of the class, and none for its constants."""
+    """Return the gradient rule of each argument: the class's backward, or none for a constant."""
     rules: dict[str, Rule] = {}
     if adopted.backward is not None:
         rules = dict.fromkeys(adopted.differentiable, gradient_formula(adopted))
@@ -69,10 +69,10 @@ def class_gradients(adopted: AdoptedFunction) -> dict[str, Rule]:
 
 
 def class_tangents(adopted: AdoptedFunction) -> dict[str, TangentRule]:
-    """Return the tangent rules of a class by result: its own jvp, or one derived from its backward."""
+    """Return the tangent rule of each result of a class: its own jvp, or a rule derived from its backward."""
     results = [result.name for result in adopted.schema.results if result.differentiable]
     if adopted.random:
-        why = "its forward draws random numbers, and forward mode would have to run it again and draw others"
+        why = "its forward draws random numbers, and forward mode would run it again with different numbers"
         return dict.fromkeys(results, not_implemented(why))
     formula = tangent_formula(adopted)
     if formula is not None:
@@ -90,7 +90,7 @@ def flat_reference(
     parameters: ForwardArguments,
     operator: str,
 ) -> Callable[..., Any]:
-    """Return a reference with the operator's arguments that returns its results in a flat tuple."""
+    """Return a reference that takes the operator's arguments and returns its results in a flat tuple."""
     flat = not isinstance(outputs, tuple) or outputs == tuple(range(len(outputs)))  # in the same order
     by_position = None if parameters.plain else parameters.names
     check_attached(reference, "the reference", schema, operator, by_position)
@@ -108,7 +108,7 @@ def flat_reference(
 
 
 def packed_samples(samples: ClassSamples, adopted: AdoptedFunction) -> LocatedSamples:
-    """Return the samples as calls of the operator, whose arguments carry those of forward."""
+    """Return the samples as calls of the operator, whose arguments carry the arguments of forward."""
 
     def packed(make: Make) -> Iterable[Any]:
         return [CallArguments(*adopted.completed(tuple(values), {})) for values in samples.values(make)]

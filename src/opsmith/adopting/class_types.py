@@ -1,7 +1,7 @@
 """Types of Function classes and of `adopt`, for type checkers and editors. No program imports them.
 
-The types of an adopted class are those of its forward. `setup_context` shows whether the first parameter of
-forward is the context: torch's own is annotated with `Any`, which fits `NoType`; one that is written is not.
+An adopted class has the types of its forward. `setup_context` shows whether the first parameter of forward
+is the context: torch's own `setup_context` is annotated with `Any`, which fits `NoType`; an author's is not.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class NoType:
-    """Type of no value: what fits it has no annotation."""
+    """Type that no value has: only an unannotated (`Any`) type fits it."""
 
 
 class Untyped(Protocol):
-    """A class whose forward says nothing about its result, nor, perhaps, about its arguments."""
+    """A class whose forward has no annotation of its result, and perhaps none of its arguments."""
 
     @property
     def forward(self) -> Callable[..., NoType]: ...
@@ -39,7 +39,7 @@ class WithContext(Protocol[P, R_co]):
 
 
 class ResultTyped(Protocol[R_co]):
-    """A class whose forward says what it returns, and not which of its parameters is the context."""
+    """A class whose forward has a return annotation, but does not show which parameter is the context."""
 
     @property
     def forward(self) -> Callable[..., R_co]: ...
@@ -66,7 +66,7 @@ class AdoptOptions(TypedDict, total=False):
 
 
 class ClassOptions(AdoptOptions, total=False):
-    """Options of `adopt` of a class that has types of its own."""
+    """Options of `adopt` for a class that has type annotations."""
 
     reference: Callable[..., Any] | None
 

@@ -96,7 +96,7 @@ def _describe(
     run: Runner,
     mutates: tuple[str, ...] | None,
 ) -> AdoptedFunction:
-    """Describe a class as an operator: its arguments and results, from all that its author declared."""
+    """Describe a class as an operator: its arguments and results, from all declarations of its author."""
     stated = stated_signature(signature, name)
     calls = [] if samples is None else samples.values(Make())
     arguments, parameters = arguments_of(function_class, stated, calls)
@@ -134,7 +134,7 @@ def _describe(
 def _given_tensors(
     arguments: tuple[Argument, ...], results: Sequence[Result], known: Mapping[str, inspect.Parameter]
 ) -> tuple[Argument, ...]:
-    """Return the arguments, those that are written as tensors if nothing shows that they may be None."""
+    """Return the arguments; a written one is a plain tensor if nothing shows that it may be None."""
     written = {each.written for each in results}
     return tuple(
         replace(each, kind=replace(each.kind, optional=False))
@@ -163,10 +163,10 @@ def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:
 
 
 def keeps_state_in_init(function_class: type[torch.autograd.Function]) -> bool:
-    """Return True if a class has an `__init__` of its own, and methods that take the instance as `self`.
+    """Return True if a class has its own `__init__`, and methods that take the instance as `self`.
 
-    `apply` makes no instance, so a static or class method cannot depend on `__init__`, which torch's own
-    `InplaceFunction` has, too.
+    `apply` makes no instance, so a static or class method cannot depend on `__init__`. torch's own
+    `InplaceFunction` has an `__init__`, too.
     """
     own = inspect.getattr_static(function_class, "__init__")
     if own in (torch.autograd.Function.__init__, torch.autograd.function.InplaceFunction.__init__):
@@ -184,6 +184,6 @@ def _refuse_unfit(function_class: Any, operator: str) -> None:
         raise refused("has no `forward`", "write `forward(ctx, x)` as a static method")
     if keeps_state_in_init(function_class):
         raise refused(
-            "has an `__init__`, whose state torch's `apply` has not taken since 1.3",
-            "give what it is made with to `forward` as arguments",
+            "has an `__init__`, which torch's `apply` has not called since 1.3",
+            "pass the arguments of `__init__` to `forward` instead",
         )

@@ -35,7 +35,7 @@ def learned_from(
     kwargs: dict[str, Any],
     observed: ObservedReturn | None = None,
 ) -> AdoptedFunction | None:
-    """Return the class with the types and results that a call shows, too; None if these are not new.
+    """Return the class with the types and results that a call shows added; None if none of them is new.
 
     The author's `signature=` is never changed.
     """
@@ -51,7 +51,7 @@ def learned_from(
             observed.structure,
             adopted.schema.names,
             certain=certain,
-            flagged=any(map(has_flag, tuple(facts.dirty_under))),  # which other threads change
+            flagged=any(map(has_flag, tuple(facts.dirty_under))),  # other threads change it
         )
         if learned is None or (origin.stated and _optional_results(learned[1]) != _optional_results(results)):
             return None
@@ -90,12 +90,12 @@ def learned_from(
 
 
 def has_flag(flags: tuple[Any, ...]) -> bool:
-    """Return True if an argument is a flag: a bool, a text or None."""
+    """Return True if an argument is a flag: a bool, a string or None."""
     return any(value not in (..., torch.Tensor) for value in flags)
 
 
 def _optional_results(results: Sequence[Result]) -> list[bool]:
-    """Return for each result True if it may be None: no call changes more of `signature=` than writes."""
+    """Return for each result True if it may be None; of `signature=`, a call changes only what is written."""
     return sorted(each.optional for each in results)
 
 

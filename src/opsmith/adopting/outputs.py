@@ -1,8 +1,8 @@
 """Outputs of an adopted class: the number of results, their structure, and those that may be None.
 
 They come from `signature=`; else from the return annotation of the reference or of `forward`; else from a run
-on the first sample; else from the return statements of `forward`. A call that returns something else outranks
-all but the first.
+on the first sample; else from the return statements of `forward`. If a call returns something else, the call
+outranks all of these except `signature=`.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ def outputs_of(
     Args:
         function_class: The class.
         stated: Return annotation of `signature=`; `inspect.Signature.empty` if there is none.
-        hints: Other return annotations; the first that can be read is used.
-        run: Runs it on a sample, if there is one; returns the sample's index and the outputs.
+        hints: Other return annotations; the first one that can be read is used.
+        run: Runs the class on a sample; returns the sample's index and the outputs. None without samples.
         parameters: The parameters of forward, as the operator's arguments carry them.
-        mutates: Names of the arguments that it writes into, if its author declared them.
+        mutates: Names of the arguments that the class writes into, if its author declared them.
 
     Raises:
-        MissingAnnotationError: If it returns nothing as far as its source shows.
+        MissingAnnotationError: If its source shows no result.
         UnsupportedTypeError: If it returns, or declares, something other than tensors.
         LayoutError: If it returns a sparse, nested, quantised or mkldnn tensor.
         ResultTypeError: If it returns nothing.
-        UsageError: If the output that is a declared argument is not known.
+        UsageError: If it is not known which output is a declared argument.
     """
     if stated is not inspect.Signature.empty and _of_hint(stated) is _UNKNOWN:
         raise errors.UnsupportedTypeError(
-            "`signature` declares a type of result that an operator does not return",
+            "`signature` declares a type of result that an operator cannot return",
             argument="return",
-            expected="`Tensor`, `Tensor | None`, `None`, or a tuple of such",
+            expected="`Tensor`, `Tensor | None`, `None`, or a tuple of these",
             got=str(stated),
             hint='write for example `signature="(x: Tensor) -> tuple[Tensor, Tensor]"`',
         )
@@ -96,11 +96,11 @@ def outputs_of(
     }
     if unknown:
         raise errors.UsageError(
-            f"the output of `{function_class.__qualname__}.forward` that is `{min(unknown)}` is not known: "
+            f"it is not known which output of `{function_class.__qualname__}.forward` is `{min(unknown)}`: "
             "this needs a declaration",
             argument="mutates",
             expected=f"`return {min(unknown)}`, at the top of what forward returns",
-            hint="give `samples=`, on the first of which it writes; or leave `mutates=` out: calls show it",
+            hint="give `samples=`, and let it write in the first; or leave `mutates=` out: calls show it",
         )
     return numbered(shape, arguments)
 
@@ -117,14 +117,14 @@ def learned_outputs(
     certain: bool,
     flagged: bool,
 ) -> tuple[Outputs, tuple[Result, ...]] | None:
-    """Return the structure of outputs that also fits a value of another structure; None if there is none.
+    """Return a structure that fits the outputs so far and a newly returned value; None if there is none.
 
     Args:
         outputs: The structure so far.
         results: The results so far.
-        returned: The other structure.
+        returned: Structure of the newly returned value.
         arguments: Names of the operator's arguments.
-        certain: False if the structure so far was never seen in a run.
+        certain: False if no run has shown the structure so far.
         flagged: True if flags of the call may choose whether an argument is written.
     """
     before = _shape_of(outputs, results)
@@ -168,7 +168,7 @@ def _of_returned(
     arguments: Sequence[str],
     mutates: Sequence[str] | None,
 ) -> Shape:
-    """Return the structure of what forward returned on a sample, with the arguments that it marked."""
+    """Return the structure of the value that forward returned on a sample, with the arguments it marked."""
     last = len(arguments) - 1
     marked = {each: arguments[min(at, last)] for each, at in returned.marked.items()}
     allowed = arguments if mutates is None else mutates
@@ -181,19 +181,19 @@ def _of_returned(
         argument="return",
         expected="a tensor, or a tuple of tensors",
         got=shown(returned.value),
-        hint="end `forward` by `return result`",
+        hint="end `forward` with `return result`",
     )
 
 
 def _of_value(value: Any, function_class: type, written: dict[int, str]) -> Shape:
-    """Return the structure of a value; `written` has the name of each argument that is left to be found."""
+    """Return the structure of a value; `written` has the names of the written arguments not yet found."""
     if id(value) in written:
         return WrittenOutput(written.pop(id(value)))
     if isinstance(value, torch.Tensor):
         foreign = unsupported_kind(value)
         if foreign is not None:
             raise errors.LayoutError(
-                f"`{function_class.__qualname__}.forward` returns no strided dense tensor",
+                f"`{function_class.__qualname__}.forward` returns a tensor that is not strided and dense",
                 argument="return",
                 expected="torch.strided",
                 got=foreign.name,
@@ -208,8 +208,8 @@ def _of_value(value: Any, function_class: type, written: dict[int, str]) -> Shap
         f"`{function_class.__qualname__}.forward` returns a value that is not a tensor",
         argument="return",
         got=shown(value),
-        hint="return tensors alone: `torch.as_tensor(...)` of a number; what only its backward needs belongs "
-        "on `ctx`",
+        hint="return only tensors, `torch.as_tensor(...)` for a number; keep values that only the backward "
+        "needs on `ctx`",
     )
 
 
@@ -248,13 +248,13 @@ def _of_source(
     *,
     head: bool = False,
 ) -> Shape:
-    """Return the structure that the return statements of a function agree on: one value, or a tuple.
+    """Return the structure that all return statements of a function share: one value, or a tuple.
 
     Args:
         function: The function.
         dirty: Names of the operator's arguments that it marks as dirty.
-        reader: Its reader, which knows the arguments in its expressions.
-        head: True for the values before those that a star spreads.
+        reader: Its reader, which finds arguments in its expressions.
+        head: True to read only the values before a starred item.
     """
 
     def written(expression: ast.expr) -> str | None:
@@ -274,9 +274,9 @@ def _of_source(
 
 
 def _head(expression: ast.expr | None) -> ast.expr | None:
-    """Return a tuple with the items before the first that a star spreads, or that a sum adds.
+    """Return a tuple with only the items before the first starred item, or before a `+`.
 
-    Another expression stays as it is.
+    Other expressions are returned unchanged.
     """
     first = expression
     while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):
@@ -288,7 +288,7 @@ def _head(expression: ast.expr | None) -> ast.expr | None:
 
 
 def _of_code(code: types.CodeType) -> Iterator[Shape]:
-    """Return the structure from bytecode, if there is no source: a tuple display, or one value."""
+    """Yield the structures of return statements from bytecode, without a source: a tuple, or one value."""
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     for before, instruction in itertools.pairwise(instructions):
         if instruction.opname != "RETURN_VALUE":  # a constant is not a result
@@ -300,7 +300,7 @@ def _of_code(code: types.CodeType) -> Iterator[Shape]:
 
 
 def _always_none(function: source.Definition) -> frozenset[str]:
-    """Return the names that each assignment in a function makes None."""
+    """Return the names that only assignments of None set in a function."""
     names = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
     stored = Counter(each.id for each in names if isinstance(each.ctx, ast.Store))
     given = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
@@ -320,7 +320,7 @@ def _always_none(function: source.Definition) -> frozenset[str]:
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the targets of an assignment with their values, side by side in tuples."""
+    """Yield each target of an assignment with its value; the items of tuples in pairs."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for pair in zip(target.elts, value.elts, strict=True):
             yield from _assigned(*pair)
@@ -349,7 +349,7 @@ def _of_expression(
 
 
 def _with_written(shape: Shape, other: Shape) -> Shape:
-    """Return a structure with the written arguments of another one, where they fit each other."""
+    """Return a structure with the written arguments of another structure, where the two fit each other."""
     if isinstance(shape, tuple) and isinstance(other, tuple) and len(shape) == len(other):
         return tuple(map(_with_written, shape, other))
     return other if isinstance(other, WrittenOutput) and shape == "tensor" else shape
@@ -378,7 +378,7 @@ def _leaves(shape: Shape) -> Iterator[str | WrittenOutput]:
 
 
 def _once(shape: Shape, before: set[WrittenOutput]) -> Shape:
-    """Return a structure in which an argument that is returned twice is written once, and a copy then."""
+    """Return a structure in which an argument that is returned twice is a copy the second time."""
     if isinstance(shape, tuple):
         return tuple([_once(inner, before) for inner in shape])
     if shape in before:
@@ -389,7 +389,7 @@ def _once(shape: Shape, before: set[WrittenOutput]) -> Shape:
 
 
 def numbered(shape: Shape, arguments: Sequence[str]) -> tuple[Outputs, tuple[Result, ...]]:
-    """Return a structure with positions of results in it, and the results: new values of arguments first."""
+    """Return a structure with the positions of results, and the results: new values of arguments first."""
     shape = _once(shape, set())
     found = list(_leaves(shape))
     new = sorted(
@@ -406,7 +406,7 @@ def numbered(shape: Shape, arguments: Sequence[str]) -> tuple[Outputs, tuple[Res
         return new.index(shape.argument) if isinstance(shape, WrittenOutput) else next(position)
 
     outputs = positions(shape)
-    top = side_by_side(outputs)  # those in a nested tuple have no gradient in torch either
+    top = side_by_side(outputs)  # tensors in a nested tuple have no gradient in torch either
     names = ["result"] if len(others) == 1 else [f"result{at}" for at in range(len(others))]
     values = [Result(f"result_{name}", written=name) for name in new]
     rest = [

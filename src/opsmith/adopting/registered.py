@@ -67,19 +67,19 @@ def adopt_registered(
 
     Args:
         subject: One of its overloads, a packet with one overload, or a `torch.library.custom_op`.
-        name: None: it keeps its own.
+        name: Must be None: the operator keeps its own name.
         reference: The mathematics in plain PyTorch; it needs no type hints.
         samples: Function that yields representative inputs, or a list of them.
         module: The module that adopts.
         accept: Findings of a check to accept.
-        **of_class: Arguments that only a class takes, which are refused unless they are the defaults.
+        **of_class: Arguments that only a class takes; values other than the defaults are refused.
     """
     _refuse_options(subject, name=name, **of_class)
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
     if reference is None:
         raise errors.UsageError(
-            "it is adopted with a reference, from which what it lacks is derived",
+            "it must be adopted with a reference, from which the missing rules are derived",
             operator=signature.name,
             argument="reference",
             expected="a function that computes the same in plain PyTorch",
@@ -108,7 +108,7 @@ def adopt_registered(
 
 
 def _refuse_taken_form(specification: Specification) -> None:
-    """Refuse an operator that writes, and whose functional form would have the name of another one."""
+    """Refuse an in-place operator if another operator has the name of its functional form."""
     name = functional_name(specification.name)
     if not specification.schema.written or not capabilities.operator_exists(name):
         return
@@ -117,7 +117,7 @@ def _refuse_taken_form(specification: Specification) -> None:
             f"torch already has an operator `{name}`, the name of its functional form",
             operator=specification.name,
             where=specification.where,
-            hint="rename that one",
+            hint="rename that operator",
         )
 
 
@@ -133,10 +133,10 @@ _OF_CLASSES: dict[str, tuple[Any, str]] = {
     "signature": (None, ""),
     "kind": ("true", "; attach `op.surrogate_gradients(...)` to the result"),
     "opaque": (False, ""),
-    "deterministic": (True, "; give it torch's tag `nondeterministic_bitwise` where it is defined"),
-    "mutates": (None, "; its schema says what it writes into"),
+    "deterministic": (True, "; give it torch's tag `nondeterministic_bitwise` in its definition"),
+    "mutates": (None, "; its schema shows the arguments that it writes into"),
 }
-"""Arguments of `adopt` that only a class takes: each default, and advice after the hint of the error."""
+"""Arguments of `adopt` that only a class takes: the default, and advice to add to the error's hint."""
 
 
 def _refuse_options(subject: Any, /, **given: Any) -> None:
@@ -148,7 +148,7 @@ def _refuse_options(subject: Any, /, **given: Any) -> None:
     for argument, (default, also) in _OF_CLASSES.items():
         if given[argument] != default:
             raise errors.UsageError(
-                f"`{argument}` is for a Function class, and not for an operator of torch.library",
+                f"`{argument}` is for a Function class, not for an operator of torch.library",
                 operator=_name(capabilities.overloads_of(subject) or {}),
                 argument=argument,
                 got=repr(given[argument]),
@@ -160,7 +160,7 @@ def overload_of(subject: Any) -> Any:
     """Return the only overload of an operator.
 
     Raises:
-        UsageError: If it has several, or is one of torch's own, or cannot be adopted and is not pure.
+        UsageError: If it has several overloads, is one of torch's own, or cannot be adopted and is not pure.
     """
     overload = _overload(capabilities.overloads_of(subject) or {}, subject)
     signature = capabilities.signature_of(overload)
@@ -182,38 +182,38 @@ def _overload(overloads: Mapping[str, Any], subject: Any) -> Any:
 
 
 def _name(overloads: Mapping[str, Any]) -> str:
-    """Return the name that several overloads share, or that of the only one."""
+    """Return the shared name of several overloads, or the full name of a single overload."""
     name = capabilities.signature_of(next(iter(overloads.values()))).name
     return name if len(overloads) == 1 else name.partition(".")[0]
 
 
 def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
-    """Refuse an operator that cannot be adopted, or is not missing anything.
+    """Refuse an operator that cannot be adopted, or that has all kernels and rules.
 
     Raises:
-        UsageError: If it cannot be adopted, or lacks nothing.
+        UsageError: If it cannot be adopted, or has all kernels and rules.
     """
     ours = {each.name for each in declared_operators() if not each.specification.origin.registered}
     refusal: tuple[str, str] | None = None
     if {signature.name, signature.name.removesuffix(HIDDEN_SUFFIX)} & ours:
         refusal = (
-            "it is declared with opsmith, and has everything",
+            "it is declared with opsmith, and has all kernels and rules",
             "use the handle that `@opsmith.operator` made",
         )
     elif signature.name.partition("::")[0] in _TORCH_NAMESPACES:
         refusal = (
             "it is one of torch's own, whose gradients and kernels are torch's",
-            "declare one of your own that calls it",
+            "declare your own operator that calls it",
         )
     elif signature.views:
         refusal = (
-            "its schema says that it returns a view of an argument, or several arguments",
+            "its schema shows that it returns a view of an argument, or several arguments",
             "adopt an operator that returns new tensors, or the one argument that it writes into",
         )
     elif capabilities.registers_kernel(overload, COMPOSITE):
         refusal = (
-            "it is composite: torch sees the operations that it is made of, which have everything",
-            "use it as it is; `@opsmith.operator` over a function that calls it gives it a name to check",
+            "it is composite: torch sees the operations that it is made of, which have all rules",
+            "use it as it is; to check it, declare a function that calls it with `@opsmith.operator`",
         )
     elif not has_kernel(overload):
         refusal = "it has no kernel on any device", "import the library that registers its kernels first"

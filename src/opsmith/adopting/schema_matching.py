@@ -34,20 +34,20 @@ from opsmith.core.schema import REQUIRED, Argument, Schema, schema_of
 from opsmith.torch_library import capabilities
 
 _TYPES = {**{base.schema: base for base in VALUE_TYPES.values()}, "int": INT, "number": NUMBER}
-"""Types of values by the name of torch's compiler."""
+"""Types of values, by torch's name for the type in a schema."""
 _ALSO = {NUMBER: (FLOAT, COMPLEX), FLOAT: (NUMBER,)}
-"""Other types that a reference may have for a type of the operator."""
+"""Further types that a reference may have for a type of the operator."""
 _RESULT_WORDS = ("result", "out", "output", "answer", "value")
-"""Names for results without a name; the first that is not the name of an argument is used."""
+"""Names for results without a name; the first one that no argument has is used."""
 
 
 def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> Schema:
-    """Return the schema of an operator with its own names and defaults, and the reference's containers.
+    """Return the schema of an operator, with its own names and defaults, and the reference's containers.
 
     Args:
         signature: The schema as torch has it.
-        reference: Its arguments are matched by position; keyword-only arguments of the operator by name.
-            Where it has no type hint, the type is the operator's.
+        reference: The reference. Its arguments are matched by position, keyword-only arguments by name.
+            An argument without a type hint gets the operator's type.
 
     Raises:
         SignatureMismatchError: If the reference does not have the operator's signature.
@@ -69,19 +69,19 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
     if len(taken) < len(positional) or {each.name for each in named} != by_name.keys():
         raise mismatch.error(
             "the reference does not take the operator's arguments",
-            "take as many arguments by position, and those after `*` under the same names",
+            "take as many arguments by position, and keyword-only arguments under the same names",
         )
     if reordered([each.name for each in taken], [each.name for each in positional]):
         raise mismatch.error(
             f"the reference {REORDERED}",
-            "take the arguments in the operator's order, or give the parameters names of their own",
+            "take the arguments in the operator's order, or give the parameters different names",
         )
     pairs = [*zip(positional, taken, strict=True), *((each, by_name[each.name]) for each in named)]
     arguments = tuple(_argument(declared, other, mismatch) for declared, other in pairs)
     count = 1 if signature.returns is not None else len(signature.results)
     if len(of_reference.results) != count or (count == 1) != of_reference.single:
         raise mismatch.error(
-            "the reference returns another number of results than the operator",
+            "the reference and the operator return different numbers of results",
             f"write into `{signature.returns}`, and return it"
             if signature.returns is not None
             else "return a tensor for one result, and a tuple of tensors for several",
@@ -94,26 +94,26 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
 def _with_letters(
     arguments: Sequence[Argument], signature: capabilities.OperatorSchema
 ) -> tuple[Argument, ...]:
-    """Return the arguments, those that are written with a letter of their own."""
+    """Return the arguments, each written one with its own letter."""
     letters = iter(string.ascii_lowercase)
     written = {each.name for each in signature.arguments if each.written}
     return tuple(replace(each, alias=next(letters)) if each.name in written else each for each in arguments)
 
 
 def _known(signature: capabilities.OperatorSchema, reference: Callable[..., Any]) -> dict[str, ArgumentType]:
-    """The operator's types by the names of the reference's parameters, for those without a type hint."""
+    """The operator's type for each parameter of the reference without a type hint, by name."""
     found = _by_parameter(signature, reference)
     if not found:
         return {}
     bare = [name for name, each in resolved(reference).parameters.items() if each.annotation is each.empty]
-    # A parameter too many is refused below, with both signatures.
+    # An extra parameter is refused below, with both signatures.
     return {name: _kind(found[name], signature) if name in found else ArgumentType(TENSOR) for name in bare}
 
 
 def _by_parameter(
     signature: capabilities.OperatorSchema, reference: Callable[..., Any]
 ) -> dict[str, capabilities.ArgumentSchema]:
-    """The operator's arguments by the names of the reference's parameters."""
+    """The operator's argument for each parameter of the reference, by name."""
     if not inspect.isroutine(reference):
         return {}  # `schema_of` refuses it
     unnamed = [each for each in signature.arguments if not each.keyword_only]
@@ -150,7 +150,7 @@ def _refuse_results(signature: capabilities.OperatorSchema) -> None:
             operator=signature.name,
             argument="return",
             got=signature.text,
-            hint="let it return a tensor for each result; a list of tensors can be put into one",
+            hint="let it return a tensor for each result; a list of tensors can be stacked into one tensor",
         )
 
 
@@ -189,7 +189,7 @@ class _Hint(str):
 
 
 def _written(reference: Callable[..., Any]) -> str:
-    """Return the text of a signature, with or without `from __future__ import annotations`."""
+    """Return the text of a signature: the same with and without `from __future__ import annotations`."""
     signature = resolved(reference)
 
     def shown(annotation: Any) -> Any:
@@ -200,12 +200,12 @@ def _written(reference: Callable[..., Any]) -> str:
 
 
 def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: _Mismatch) -> Argument:
-    """Return an argument with the operator's name and default, in the container of the reference."""
+    """Return an argument with the operator's name and default, and the reference's container."""
     kind = _kind(declared, mismatch.signature)
     if not _fits(kind, other.kind):
         raise mismatch.error(
-            f"`{other.name}` of the reference is {other.kind.annotation()}, and `{declared.name}` of the "
-            f"operator {kind.annotation()}",
+            f"`{other.name}` of the reference is {other.kind.annotation()}, but `{declared.name}` of the "
+            f"operator is {kind.annotation()}",
             f"write `{other.name}: {kind.annotation()}`",
             declared.name,
         )
@@ -218,8 +218,8 @@ def _argument(declared: capabilities.ArgumentSchema, other: Argument, mismatch: 
         values = [kind.restore(default), given]
         if values[0] != values[1]:
             raise mismatch.error(
-                f"the default of `{other.name}` is {values[1]!r}, and that of the operator's "
-                f"`{declared.name}` {values[0]!r}",
+                f"the default of `{other.name}` is {values[1]!r}, but the default of the operator's "
+                f"`{declared.name}` is {values[0]!r}",
                 f"write `{other.name}: {kind.annotation()} = {values[0]!r}`, or leave the default out",
                 declared.name,
             )
@@ -230,11 +230,11 @@ def _kind(declared: capabilities.ArgumentSchema, signature: capabilities.Operato
     found = re.fullmatch(r"(Optional\[)?(List\[)?(Optional\[)?(\w+)\]*", declared.type)
     if found is None or found[4] not in _TYPES:
         raise errors.UnsupportedTypeError(
-            f"`{declared.name}` is of a type that opsmith does not know",
+            f"`{declared.name}` has a type that opsmith does not support",
             operator=signature.name,
             argument=declared.name,
             got=f"{declared.type}, in {signature.text}",
-            hint="it takes tensors, numbers, strings, dtypes, devices, layouts, generators and lists of them",
+            hint="use tensors, numbers, strings, dtypes, devices, layouts, generators or lists of them",
         )
     base, sequence = _TYPES[found[4]], found[2] is not None
     return ArgumentType(
@@ -270,7 +270,7 @@ def _is_literal_of(base: ValueType, other: ValueType) -> bool:
 
 
 def _default(kind: ArgumentType, value: Any) -> Any:
-    """Return a default as a call gives it: torch's schema has dtypes, layouts and formats as numbers."""
+    """Return a default as a call passes it: torch's schema has dtypes, layouts and formats as numbers."""
     numbered = NUMBERED.get(kind.base.schema)
     if numbered is None or value is None:
         return value

@@ -1,7 +1,7 @@
 """Signature of an adopted class: the arguments of its `forward`.
 
-A type comes from `signature=`; else from the annotation, if it accepts all that was observed; else from what
-was observed, in samples and calls, and the default; else it is Tensor.
+A type comes from `signature=`; else from the annotation, if it accepts all observed values; else from the
+values observed in samples and calls, and the default; else it is Tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Signature = str | Callable[..., Any] | None
 
 
 def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.Signature:
-    """Return the signature of a class's forward, without its context, with resolved annotations if it can."""
+    """Return the signature of a class's forward without its context, its annotations resolved if possible."""
     signature = resolved(inspect.unwrap(function_class.forward))
     if function_class.setup_context is not torch.autograd.Function.setup_context:
         return signature
@@ -37,9 +37,9 @@ def forward_signature(function_class: type[torch.autograd.Function]) -> inspect.
 
 
 def value_names(function_class: type[torch.autograd.Function], count: int) -> list[str]:
-    """Return the names that forward gives to so many values; those of `*xs` are `xs[0]`, `xs[1]`, ..."""
+    """Return forward's names for this number of values; the values of `*xs` are `xs[0]`, `xs[1]`, ..."""
     every = forward_signature(function_class).parameters.values()
-    found = [each for each in every if each.kind is not inspect.Parameter.VAR_KEYWORD]  # `apply` takes none
+    found = [each for each in every if each.kind is not inspect.Parameter.VAR_KEYWORD]  # `apply` has none
     names = [each.name for each in found]
     if found and found[-1].kind is inspect.Parameter.VAR_POSITIONAL:
         rest = names.pop()
@@ -48,7 +48,7 @@ def value_names(function_class: type[torch.autograd.Function], count: int) -> li
 
 
 def stated_signature(signature: Signature, operator: str) -> inspect.Signature | None:
-    """Return `signature=`, a text in Python's notation or a function with annotations, as a signature.
+    """Return `signature=` as a signature; it is a text in Python's notation, or an annotated function.
 
     Raises:
         UsageError: If it is neither.
@@ -58,7 +58,7 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
     names: dict[str, Any] = {**vars(typing), **vars(collections.abc), "torch": torch, "Tensor": torch.Tensor}
     try:
         if not callable(signature):
-            # The future import of this module must not apply: it would turn annotations into text.
+            # The future import of this module must not apply here: it would turn annotations into text.
             exec(compile(f"def stated{signature}: ...", "<signature>", "exec", dont_inherit=True), names)
         return _resolved(names["stated"] if isinstance(signature, str) else signature)
     except (SyntaxError, NameError, TypeError, AttributeError, ValueError) as error:
@@ -66,14 +66,14 @@ def stated_signature(signature: Signature, operator: str) -> inspect.Signature |
             f"`signature` cannot be read: {error}",
             operator=operator,
             argument="signature",
-            expected="a function with type hints, or what stands after its name",
+            expected="a function with type hints, or the text after a function's name",
             got=repr(signature),
             hint='write `signature="(x: Tensor, dim: int = 1) -> Tensor"`',
         ) from error
 
 
 def resolved(function: Callable[..., Any]) -> inspect.Signature:
-    """Return a function's signature with its annotations resolved, or without them, as for a builtin."""
+    """Return a function's signature with resolved annotations; without annotations, as for a builtin."""
     try:
         return _resolved(function)
     except ValueError:
@@ -99,16 +99,16 @@ def arguments_of(
     stated: inspect.Signature | None,
     observed: Sequence[Sequence[Any]],
 ) -> tuple[tuple[Argument, ...], ForwardArguments]:
-    """Return the arguments of the operator of a class, and the parameters of forward that they carry.
+    """Return the arguments of a class's operator, and the parameters of forward that they carry.
 
     Args:
         function_class: The class.
         stated: `signature=`, if it was given.
-        observed: Arguments of samples and calls.
+        observed: Arguments observed in samples and calls.
 
     Raises:
-        ParameterKindError, UsageError: If `forward` has a parameter that `apply` never passes, or does not
-            fit `signature=`.
+        ParameterKindError, UsageError: If `forward` has a required parameter that `apply` never passes, or
+            does not fit `signature=`.
         NameFormatError: If a name is not valid in torch's schemas.
     """
     every = list(forward_signature(function_class).parameters.values())
@@ -139,10 +139,10 @@ def arguments_of(
 
 
 class _Carriers:
-    """Arguments of the operator that carry those of forward.
+    """Arguments of the operator that carry the arguments of forward.
 
     Args:
-        taken: Names that no argument for a value may have.
+        taken: Names that are already used, and that no argument for a value may have.
     """
 
     def __init__(self, taken: Sequence[str]) -> None:
@@ -202,10 +202,10 @@ def _has_value(default: Any) -> bool:
 def without_defaults(
     arguments: Sequence[Argument], parameters: ForwardArguments
 ) -> tuple[tuple[Argument, ...], dict[str, Any]]:
-    """Return the arguments without defaults that a schema cannot write, and these defaults.
+    """Return the arguments without the defaults that a schema cannot express, and those defaults by name.
 
-    An argument after one without a default cannot have one in a schema either, and one before it must not, so
-    that a call by position means the same.
+    In a schema, no argument with a default may precede an argument without one. So defaults before and after
+    such an argument are removed as well, and a call by position means the same.
     """
     plain = [not _has_value(each.default) or each.kind.base not in (OBJECT, TENSOR) for each in arguments]
     writable = all(plain) and not any(
@@ -218,7 +218,7 @@ def without_defaults(
 
 
 _BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-"""Kinds of parameters that `apply` never passes, which keep their default."""
+"""Kinds of parameters that `apply` never passes; they keep their default."""
 
 ANYTHING = ArgumentType(OBJECT, optional=True)
 """Type of a value that no schema can carry."""
@@ -230,7 +230,7 @@ _OPTIONAL_TENSOR = ArgumentType(TENSOR, optional=True)
 def _add_rest(
     carriers: _Carriers, parameter: inspect.Parameter, hint: Any, observed: Sequence[Sequence[Any]]
 ) -> None:
-    """Add the arguments for `*args`: a list of one type, else one by one as observed."""
+    """Add the arguments for `*args`: a list if all have one type, else one argument per observed value."""
     rest = [value for values in observed for value in values]
     kind = kind_of(list[hint]) if hint not in (REQUIRED, Any) else None
     if kind is not None and all(kind.accepts([value]) for value in rest):
@@ -252,7 +252,7 @@ def _containers(values: Sequence[Any]) -> list[Any]:
 def _argument(parameter: inspect.Parameter, kind: ArgumentType) -> Argument:
     name, default = parameter.name, parameter.default
     if name.startswith(RESERVED):
-        name = f"{name}_"  # formulas use these names for gradients and results
+        name = f"{name}_"  # formulas use this name for a gradient or result
     if default is None and not kind.optional:
         kind = replace(kind, optional=True)
     if default is not REQUIRED and not kind.accepts(default) and not kind.is_tensor:
@@ -274,7 +274,7 @@ def kind_of_values(values: Sequence[Any], default: Any) -> ArgumentType:
     every = [*values, *([] if default is REQUIRED else [default])]
     optional = any(value is None for value in every)
     present = [value for value in every if value is not None]
-    if not present:  # nothing is known, so that None is possible too
+    if not present:  # nothing is known, so None is possible, too
         return ArgumentType(TENSOR, optional=optional or not values)
     for kind in (_single(present), _listed(present)):
         if kind is not None:

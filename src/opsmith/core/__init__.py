@@ -1,4 +1,4 @@
 """Immutable values that describe an operator, and the handle that holds them.
 
-Nothing here registers anything with torch: that is `opsmith.torch_library`.
+Nothing here registers anything with torch: `opsmith.torch_library` does.
 """

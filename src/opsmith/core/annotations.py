@@ -28,11 +28,11 @@ from opsmith.core.argument_types import (
 
 # Hints for annotations that no schema can carry.
 _HINTS: list[tuple[Callable[[Any], bool], str]] = [
-    (lambda annotation: annotation is torch.nn.Parameter, "annotate it as `Tensor`; a Parameter is one"),
+    (lambda annotation: annotation is torch.nn.Parameter, "annotate it as `Tensor`; a Parameter is a Tensor"),
     (lambda annotation: annotation is inspect.Parameter.empty, "add a type hint"),
     (
         lambda annotation: typing.get_origin(annotation) is dict or annotation is dict,
-        "pass its values as arguments of their own",
+        "pass each of its values as a separate argument",
     ),
     (
         lambda annotation: (
@@ -40,19 +40,19 @@ _HINTS: list[tuple[Callable[[Any], bool], str]] = [
             or typing.get_origin(annotation) is Callable
             or "Callable" in str(annotation)
         ),
-        "declare one operator per function, or pass a `str` that chooses one",
+        "declare one operator per function, or pass a `str` that selects the function",
     ),
-    (lambda annotation: annotation in (list, tuple, Sequence), "say what it holds, for example `list[int]`"),
+    (lambda annotation: annotation in (list, tuple, Sequence), "add the type of its items: `list[int]`"),
     (
         lambda annotation: getattr(annotation, "__module__", "").startswith("numpy"),
         "take a `Tensor` and convert inside with `.numpy()`",
     ),
     (
         lambda annotation: typing.get_origin(annotation) is typing.Literal,
-        "let its values be all strings or all whole numbers",
+        "make all its values strings, or all whole numbers",
     ),
     (lambda annotation: _is_class(annotation, Flag), "annotate it as `int`, and call it with `flags.value`"),
-    (lambda annotation: annotation in (object, Any), "say which type it is, for example `Tensor` or `float`"),
+    (lambda annotation: annotation in (object, Any), "write an exact type, such as `Tensor` or `float`"),
     (lambda annotation: annotation is torch.nn.Module, "take its parameters as `Tensor` arguments"),
 ]
 
@@ -60,14 +60,14 @@ _HINTS: list[tuple[Callable[[Any], bool], str]] = [
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function, resolved as by `typing.get_type_hints`.
 
-    That compiles each text, which takes long for all functions of a program. Most are names of classes, which
-    are looked up here.
+    `get_type_hints` compiles each text, which takes long for all functions of a program. Most texts are names
+    of classes, which are looked up here.
 
     Args:
         function: A function of Python, or a method.
 
     Raises:
-        NameError, AttributeError, TypeError, SyntaxError: If one cannot be resolved.
+        NameError, AttributeError, TypeError, SyntaxError: If an annotation cannot be resolved.
 
     Example:
         >>> def scaled(x: "torch.Tensor", by: "float") -> "int | None": ...
@@ -105,7 +105,7 @@ def hint_for(annotation: Any) -> str:
 
 
 def kind_of(annotation: Any) -> ArgumentType | None:
-    """Return the type of an argument with this annotation; None if there is none.
+    """Return the type of an argument with this annotation; None if the annotation is not supported.
 
     Example:
         >>> kind_of(int | tuple[int, int]).schema()
@@ -163,7 +163,7 @@ def _is_class(annotation: Any, base: type) -> bool:
 
 
 class _UnfitError(Exception):
-    """A structure that cannot be taken apart exactly, with the hint for it."""
+    """A structure that cannot be split into parts without loss, with the hint of the error."""
 
     def __init__(self, hint: str) -> None:
         super().__init__(hint)
@@ -181,14 +181,14 @@ def _structure(annotation: Any, *, optional: bool) -> ArgumentType | None:
         else str(annotation).replace("torch.Tensor", "Tensor")
     )
     if optional:
-        raise _UnfitError("take its parts as arguments of their own, each with `| None`")
+        raise _UnfitError("take its parts as separate arguments, each with `| None`")
     parts: dict[str, ArgumentType] = {}
     for part, inside in hints.items():
         kind = kind_of(inside)
         if kind is None:
             raise _UnfitError(f"`{part}` of `{name}`: {hint_for(inside)}")
         if kind.is_tensor:
-            raise _UnfitError(f"take the tensors of `{name}` as arguments of their own")
+            raise _UnfitError(f"take the tensors of `{name}` as separate arguments")
         parts[part] = kind
     exact: Any = tuple if typing.get_origin(annotation) is tuple else annotation
     structure = Structure(exact, parts, issubclass(exact, tuple))
@@ -218,7 +218,7 @@ def _parts(annotation: Any) -> dict[str, Any] | None:
     if {each.name for each in fields if each.init} != set(
         inspect.signature(annotation).parameters
     ) or not all(each.init for each in fields):
-        raise _UnfitError(f"let the arguments of `{annotation.__name__}` be its fields, and nothing else")
+        raise _UnfitError(f"give `{annotation.__name__}` no other arguments than its fields")
     hints = _resolved(annotation)
     return {each.name: hints[each.name] for each in fields}
 
@@ -229,7 +229,7 @@ def _resolved(annotation: type) -> dict[str, Any]:
         return typing.get_type_hints(annotation)
     except (AttributeError, NameError, SyntaxError, TypeError) as error:
         raise _UnfitError(
-            f"let the type hints of `{annotation.__name__}` name what its module has: {error}"
+            f"use only names of its module in the type hints of `{annotation.__name__}`: {error}"
         ) from error
 
 
@@ -247,7 +247,7 @@ def _is_tuple(annotation: Any) -> bool:
 
 
 def _spread(members: list[Any], optional: bool) -> ArgumentType | None:
-    """Return the type for `int | tuple[int, int]`, another list, or the same of floats, in either order."""
+    """Return the type for `int | tuple[int, int]`, `int | list[int]`, or these with floats, in any order."""
     single, several = sorted(members, key=_is_tuple)
     kind = _single(several, optional)
     if (

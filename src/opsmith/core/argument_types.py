@@ -17,18 +17,18 @@ from opsmith.core.lowering import UnknownObject, holds_tensor, object_of, token_
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """The type of a single value, without optional or list around it.
+    """The type of a single value, without `| None` or a list around it.
 
     Args:
         annotation: Its annotation in Python.
         schema: Its type in torch's schema language.
-        accepts: Predicate of a value.
-        lower: Converts a value to one that torch's dispatcher carries; None if it carries the value itself.
-        lift: Inverse of `lower`; returns unchanged what it cannot convert, which `accepts` then rejects. None
-            if the reference takes what the dispatcher carries.
-        members: All possible values, if they can be listed.
-        exact: The Python type of every value, if checking that type is enough.
-        hint: The hint of an error about a value of another type.
+        accepts: Returns True for a value of this type.
+        lower: Converts a value for torch's dispatcher; None if the dispatcher carries the value itself.
+        lift: Inverse of `lower`; returns a value that it cannot convert unchanged, and `accepts` then rejects
+            it. None if the reference takes the dispatcher's value.
+        members: Names of all possible values, if they can be listed.
+        exact: The Python type of every value, if it is enough to check that type.
+        hint: The hint of an error about a value of the wrong type.
         held: True if the schema allows values of other types, so that the dispatcher's values are checked.
         values: The values that the type lists.
     """
@@ -49,7 +49,7 @@ class ValueType:
         if isinstance(value, Enum):
             return f'"{value.name}"'
         if self.schema == "complex":
-            # The schema language has imaginary numbers only; torch refuses the schema of any other.
+            # The schema language has only imaginary numbers; torch refuses any other complex number.
             return f"{value.imag!r}j" if value.real == 0 else repr(complex(value))
         if isinstance(value, str | torch.device):
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
@@ -59,8 +59,8 @@ class ValueType:
         return str(value).removeprefix("torch.")  # dtype, layout, memory format
 
 
-# Numbers are converted before torch sees them: its dispatcher cuts tensors and 2.5 of NumPy down to an int,
-# and refuses others that its functions take. torch.compile traces this; a number of NumPy is an array there.
+# Numbers are converted before torch sees them: its dispatcher truncates tensors and NumPy's 2.5 to an int,
+# and refuses other numbers that its functions take. torch.compile traces this; it sees NumPy's as arrays.
 _INTS = int | torch.SymInt
 _LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, int(sys.float_info.max)
 _NUMBERS = int | float | torch.SymInt | torch.SymFloat
@@ -76,13 +76,13 @@ def _conversion(types: Any, *, to_float: bool = False, symbolic: bool = False) -
     Args:
         types: The types that the schema takes.
         to_float: True if an integer becomes a float.
-        symbolic: True if the schema takes numbers that torch does not know while it compiles.
+        symbolic: True if the schema takes numbers whose value torch does not know while it compiles.
     """
 
     def lower(value: Any) -> Any:
         of_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
         number = value.item() if of_numpy else value
-        # As in Python, a bool of NumPy is no index.
+        # As in Python, a NumPy bool is not an index.
         if not isinstance(number, types) or (of_numpy and types is _INTS and isinstance(number, bool)):
             raise TypeError(types)
         if torch.compiler.is_dynamo_compiling():
@@ -96,7 +96,7 @@ def _conversion(types: Any, *, to_float: bool = False, symbolic: bool = False) -
 
 
 def _refuse_unknown(number: Any, symbolic: bool) -> None:
-    """Refuse a number of NumPy in code that torch compiles, if torch does not know the value."""
+    """Refuse a NumPy number in code that torch compiles, if torch does not know its value."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # imported while torch compiles
 
     unknown = isinstance(number, bool) or torch.compiler.is_exporting()
@@ -104,13 +104,13 @@ def _refuse_unknown(number: Any, symbolic: bool) -> None:
         raise ValueError(_UNKNOWN)
 
 
-_UNKNOWN = """torch does not know the value of a number of NumPy while it compiles
-  expected: a number of Python
+_UNKNOWN = """torch does not know the value of a NumPy number while it compiles
+  expected: a Python number
   hint: convert it before compiled code runs, as `float(n)` does"""
 
 
 def _takes(lower: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """Return the predicate of the values that a conversion takes."""
+    """Return a function that is True for the values that a conversion takes."""
 
     def accepts(value: Any) -> bool:
         try:
@@ -129,7 +129,7 @@ _as_bool = _conversion(_NUMBERS | complex | torch.SymBool)
 
 
 def is_no_utf_8(value: Any) -> bool:
-    """Return True for a text that torch cannot hold, as a name of a file that Python could not decode.
+    """Return True for a string that torch cannot store, such as a file name that Python could not decode.
 
     Example:
         >>> is_no_utf_8("\\ud800"), is_no_utf_8("é"), is_no_utf_8(1)
@@ -167,7 +167,7 @@ NUMBERED: dict[str, tuple[Any, ...]] = {
     "Layout": _numbered("strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"),
     "MemoryFormat": _numbered("contiguous_format preserve_format channels_last channels_last_3d"),
 }
-"""Values in torch's numbering, by type in the schema: in lists, torch 2.11 passes the numbers."""
+"""Values in the order of torch's numbers, by type in the schema: in lists, torch 2.11 passes the numbers."""
 
 VALUE_TYPES: dict[Any, ValueType] = {
     torch.Tensor: TENSOR,
@@ -189,7 +189,7 @@ VALUE_TYPES: dict[Any, ValueType] = {
 
 
 def enum_base(members: type[Enum]) -> ValueType | None:
-    """Return the type for an enum, carried by the names of its members; None for flags."""
+    """Return the type for an enum, carried as the name of a member; None for flags."""
     if issubclass(members, Flag):
         return None
 
@@ -238,10 +238,10 @@ OBJECT = ValueType(
     lambda value: not isinstance(value, UnknownObject) and not holds_tensor(value),
     token_of,
     object_of,
-    hint="take tensors as arguments of their own; a number stands for an object of the process that made it: "
-    "call the operator by its handle",
+    hint="take tensors as separate arguments; call the operator by its handle: a number represents an object "
+    "only in the process that made it",
 )
-"""Any object, carried by a number: a callable, a module, a dict, a nested tuple."""
+"""Any object, carried as a number: a callable, a module, a dict, a nested tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +249,14 @@ class ArgumentType:
     """The type of one argument, as its author wrote it.
 
     Args:
-        base: Type of a value, or of a list's items.
+        base: Type of the value, or of a list's items.
         optional: True if it may be None.
         sequence: True for a list.
         length: Fixed length of the list, if it has one.
         item_optional: True if items of the list may be None.
         spread: True if one value stands for all items, as in `int | tuple[int, int]`.
         as_tuple: True if the reference receives a tuple rather than a list.
-        structure: Its parts, if torch carries them one by one.
+        structure: The parts of the value, if torch carries them one by one.
     """
 
     base: ValueType
@@ -270,7 +270,7 @@ class ArgumentType:
 
     @property
     def is_tensor(self) -> bool:
-        """True if it holds tensors, and so may have a gradient."""
+        """True if it contains tensors, and so may have a gradient."""
         return self.base is TENSOR
 
     def schema(self) -> str:
@@ -302,7 +302,7 @@ class ArgumentType:
 
     @property
     def encoded(self) -> bool:
-        """True if torch's dispatcher carries another value instead of this one."""
+        """True if torch's dispatcher carries a converted value."""
         return self.structure is not None or self.base.lift is not None
 
     def accepts(self, value: Any) -> bool:
@@ -319,7 +319,7 @@ class ArgumentType:
         return all(self.item_optional if item is None else self.base.accepts(item) for item in items)
 
     def converts(self, value: Any) -> bool:
-        """Return True if calls take a value, if only as another one, as 1 for a bool."""
+        """Return True if calls take a value, perhaps by converting it, such as 1 for a bool."""
         try:
             self.lower(value)
         except TypeError:
@@ -327,7 +327,7 @@ class ArgumentType:
         return self.base.lower is not None
 
     def is_exceeded(self, value: Any) -> bool:
-        """Return True if an int in a value is larger than torch's dispatcher carries for this type."""
+        """Return True if an int in a value is larger than torch's dispatcher can carry for this type."""
         if self.base not in (INT, FLOAT, NUMBER):
             return False
         items = value if isinstance(value, list | tuple) else [value]
@@ -357,7 +357,7 @@ class ArgumentType:
         return tuple(value) if self.as_tuple else list(value)
 
     def _items(self, value: Any) -> Any:
-        """Return the items of a list, for which one value may stand; None for a value that is no list."""
+        """Return the items of a list, or of a single value that is spread; None for any other value."""
         if isinstance(value, list | tuple) or (type(value).__module__ == "numpy" and value.ndim):
             return value
         return [value] * (self.length or 1) if self.spread else None
@@ -384,7 +384,7 @@ class ArgumentType:
         return [[None if item is None else lower(item) for item in items]]
 
     def flat(self, value: Any) -> list[Any]:
-        """Return the value in a list, or all its nested parts, unconverted."""
+        """Return a list of the value, or of all its nested parts, unconverted."""
         if self.structure is None:
             return [value]
         pairs = zip(self.structure.parts.values(), self.structure.take_apart(value), strict=True)
@@ -395,7 +395,7 @@ class ArgumentType:
         return self.restore(next(values)) if self.structure is None else self.structure.lift(values)
 
     def leaves(self, name: str) -> list[tuple[str, ArgumentType]]:
-        """Return name and type of each argument of the schema that stands for one of this name."""
+        """Return the name and type of each schema argument that carries an argument of this name."""
         if self.structure is None:
             return [(name, self)]
         return [leaf for part, kind in self.structure.parts.items() for leaf in kind.leaves(f"{name}_{part}")]
@@ -421,7 +421,7 @@ class Structure:
         Raises:
             TypeError: If the value does not have this structure.
         """
-        # A value of a derived class would become one of its base class.
+        # An instance of a derived class would become an instance of its base class.
         if type(value) is not self.type or (self.by_position and len(value) != len(self.parts)):
             raise TypeError(self.type)
         return list(value) if self.by_position else [getattr(value, name) for name in self.parts]
@@ -431,7 +431,7 @@ class Structure:
         return self.fault(value) is None
 
     def fault(self, value: Any) -> tuple[str, ArgumentType, Any] | None:
-        """Return the first part of a wrong type: suffix of its name, expected type, value; else None."""
+        """Return the first part with a wrong type: suffix of its name, expected type, value; else None."""
         try:
             parts = self.take_apart(value)
         except TypeError:
@@ -472,10 +472,10 @@ class Structure:
             map(repr, parts)
         ):
             raise errors.ArgumentError(
-                f"`{self.type.__name__}.__post_init__` makes other values of the fields that it once made",
+                f"`{self.type.__name__}.__post_init__` changes fields that it has already computed",
                 expected=", ".join(f"{name}={part!r}" for name, part in zip(self.parts, parts, strict=True)),
                 got=repr(value),
                 where=where(self.type.__post_init__),
-                hint="let it leave alone what it has made, or compute it in a property",
+                hint="let it keep a computed value unchanged, or compute the value in a property",
             )
         return value

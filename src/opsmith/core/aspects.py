@@ -35,7 +35,7 @@ KERNEL_OBSERVERS: list[Callable[[Any], None]] = []
 
 
 class Aspects:
-    """The methods of a handle that attach an aspect: each replaces the specification by one that has it."""
+    """The methods of a handle that attach an aspect: each adds the aspect to a new specification."""
 
     _specification: Specification
 
@@ -57,8 +57,8 @@ class Aspects:
     def gradients(self, /, *joint: Any, **rules: Any) -> Any:
         """Give gradient formulas, by input name, or one joint formula for several inputs.
 
-        A formula's parameters name what it needs: inputs, `result` (or a result's name), `grad` (or
-        `grad_<name>`). Gradients without a formula are derived from the reference.
+        A formula's parameters are the names of the values that it needs: inputs, `result` (or a result's
+        name), `grad` (or `grad_<name>`). Gradients without a formula are derived from the reference.
 
         Args:
             *joint: A function that returns a dict of gradients by input name (as a decorator); or names of
@@ -69,7 +69,7 @@ class Aspects:
             The operator; with input names, a decorator.
 
         Raises:
-            UnknownInputError, NotDifferentiableError: If a gradient is of no input that is a tensor.
+            UnknownInputError, NotDifferentiableError: If a gradient's name is not the name of a tensor input.
             FormulaError, FormulaParameterError: If a formula, or a parameter of one, is invalid.
             GradientConflictError: If the operator has surrogate gradients.
 
@@ -93,13 +93,13 @@ class Aspects:
         read_joint: Callable[..., dict[str, Any]],
         attach: Callable[[dict[str, Any]], Self],
     ) -> Any:
-        """Attach gradients or tangents: a rule for each name, a joint formula, or a decorator of one."""
+        """Attach gradients or tangents: a rule for each name, or a joint formula, also as a decorator."""
         names = all(isinstance(each, str) for each in joint)
         if joint and (rules or not (names or len(joint) == 1)):
             given = [repr(each) if isinstance(each, str) else where(each) for each in joint]
             raise self._specification.error(
                 errors.FormulaError,
-                f"{aspect} are given in one of three ways at a time",
+                f"`{aspect}` mixes ways to give formulas in one call",
                 expected=f"one joint formula, or names of {owner}s, or `name=formula` for each {owner}",
                 got=", ".join([*given, *(f"{name}=..." for name in rules)]),
                 hint=f"call `{aspect}` once for each way",
@@ -119,8 +119,8 @@ class Aspects:
         """Give gradients that are wrong on purpose: straight-through estimators, reversal, clipping, spikes.
 
         Args:
-            stand_in: A smooth function of the same arguments. Its true gradient is the operator's where no
-                formula is given; where one is given, `check` compares the formula with it.
+            stand_in: A smooth function of the same arguments. Its true gradient is used for inputs without a
+                formula. `check` compares a given formula with its gradient.
             **rules: As for `gradients`.
 
         Raises:
@@ -149,8 +149,9 @@ class Aspects:
     def tangents(self, /, *joint: Any, **rules: Any) -> Any:
         """Give formulas for forward mode, by result name, or one joint formula for several results.
 
-        A formula's parameters name what it needs: inputs, results, and `tangent_<input>`, which is zeros
-        where an input has none. Without one, forward mode follows from the gradient formulas.
+        A formula's parameters are the names of the values that it needs: inputs, results, and
+        `tangent_<input>`, which is zero for an input without a tangent. Without formulas for tangents,
+        forward mode is derived from the gradient formulas.
 
         Args:
             *joint: A function that returns a dict of tangents by result name (as a decorator); or names of
@@ -184,7 +185,7 @@ class Aspects:
     def _own_stays(self, what: str, hint: str) -> errors.UsageError:
         return self._specification.error(
             errors.UsageError,
-            f"it was adopted, and has {what} of its own, which stays in force",
+            f"it was adopted with its own {what}, which cannot be replaced",
             hint=hint,
         )
 
@@ -203,9 +204,9 @@ class Aspects:
         if now.given and now.surrogate != surrogate:
             raise self._specification.error(
                 errors.GradientConflictError,
-                "true and surrogate gradients are declared for one operator",
+                "true and surrogate gradients are both declared for this operator",
                 got="surrogate_gradients(...)" if surrogate else "gradients(...)",
-                hint="keep one of them; declare the operator again to change your mind",
+                hint="keep one of the two; to change the kind, declare the operator again",
             )
         return self._replace(
             gradients=now.with_rules(rules, surrogate=surrogate, stand_in=stand_in or now.stand_in)
@@ -281,24 +282,24 @@ class Aspects:
 
         Args:
             device: Device type: `cpu`, `cuda`, `mps`, ...
-            function: A function with the reference's arguments and results; without it, a decorator results.
+            function: A function with the reference's arguments and results; without it, returns a decorator.
             dtypes: dtypes that it takes; all by default, float32 and float64 for a template in C++. For other
                 dtypes the reference runs, as `explain` reports.
-            strict: True if it is an error that the kernel cannot be built here.
+            strict: True to raise an error if the kernel cannot be built here.
             **options: A source, and the options of its language. `cpp=` is a function in C++, whose
-                parameters are the arguments and then the results; `cpp_file=` a file that holds it, beside
-                the one that calls this; `entry=` its name, by default the operator's; `flags=`,
+                parameters are the arguments and then the results. `cpp_file=` is a file with it, in the
+                folder of the calling file. `entry=` is its name, by default the operator's. `flags=`,
                 `include_dirs=` and `libraries=` are lists for the compiler and the linker. For CUDA C++ and
-                Triton see `CudaOptions` and `TritonOptions`. An installed package may bring another language.
-                `copies="allowed"`, in each language: what it writes in place may be copied into a layout that
-                it takes, and back; without it the kernel does not take such calls.
+                Triton see `CudaOptions` and `TritonOptions`. An installed package may add a language.
+                `copies="allowed"`, in each language: an argument that the kernel writes may be copied into a
+                layout that it takes, and back; without this option it does not take such calls.
 
         Raises:
             DeviceNameError: If torch knows no such device type.
             NotAFunctionError: If the kernel cannot be called as the operator is.
             UsageError, KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If an option
                 is not valid.
-            ModuleImportError: If the package that brings the language cannot be imported.
+            ModuleImportError: If the package that adds the language cannot be imported.
 
         Example:
             >>> @opsmith.operator("demo::negate")
@@ -350,11 +351,11 @@ class Aspects:
         return self._replace()
 
     def require_kernel(self, device: str, /) -> Self:
-        """Make it an error that its kernels for a device can neither be loaded nor built, in this process.
+        """Raise an error if its kernels for a device can neither be loaded nor built, in this process.
 
         Otherwise the reference runs in their place, after a warning. A kernel in C++ is loaded or built now.
-        What a kernel does not take, such as another dtype, the reference still computes. The environment
-        variable `OPSMITH_REQUIRE_KERNELS=1` does so for all operators.
+        The reference still computes calls that a kernel does not take, for example of a different dtype. The
+        environment variable `OPSMITH_REQUIRE_KERNELS=1` requires the kernels of all operators.
 
         Args:
             device: Device type, `cpu` or `cuda`.
@@ -377,7 +378,7 @@ class Aspects:
                 f"it has no kernel for `{device}` that is built from a source",
                 expected=f"`op.kernel({device!r}, ...)` with a source in C++, CUDA C++ or Triton",
                 got="kernels in Python" if given else "no kernel for it",
-                hint="name the device of a kernel that is built, or leave the call out",
+                hint="give the device of a kernel with a source, or leave the call out",
             )
         for each in built:
             each.require()
@@ -410,12 +411,12 @@ class Aspects:
         """
         self._check_attached(function, "the fake kernel")
         if self._specification.origin.own("fake"):
-            raise self._own_stays("a fake kernel", "fix that one")
+            raise self._own_stays("fake kernel", "correct that fake kernel")
         self._replace(fake=function)
         return function
 
     def flops(self, function: F) -> F:
-        """Give the number of floating-point operations of a call, as `torch.utils.flop_counter` counts them.
+        """Give a function for the number of floating-point operations, for `torch.utils.flop_counter`.
 
         Only an opaque operator needs it; for others the operations of the reference are counted.
 
@@ -450,7 +451,7 @@ class Aspects:
         if not callable(function):
             raise self._specification.error(
                 errors.NotAFunctionError,
-                "samples are given as a function that yields them",
+                "samples must be a function that yields them",
                 expected="a function of `make`",
                 got=shown(function),
                 hint="write `@op.samples` over `def _(make): yield make(2, 3), ...`",

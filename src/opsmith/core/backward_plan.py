@@ -1,6 +1,6 @@
 """Plan of a backward: the formulas to run and the tensors to save, for the inputs that need gradients.
 
-A call needs none where neither formula nor kernel replaces the reference: ordinary autograd follows it.
+A call without a formula or kernel needs no plan: ordinary autograd differentiates the reference.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class BackwardPlan:
     """The work of one backward.
 
     Args:
-        needed: Inputs whose gradient is wanted.
+        needed: Inputs whose gradient is requested.
         formulas: Formulas to run, each once, even if it serves several inputs.
         zeros: Inputs whose gradient is zero.
         refused: Inputs whose gradient is declared as not implemented.
         derived: Inputs whose gradient comes from recomputing the reference.
-        follows_hidden: Hidden results that formulas use without naming their gradients, which a second order
-            has to take from the reference.
+        follows_hidden: Hidden results that formulas use without using their gradients. For a second-order
+            gradient, the derivatives of these results come from the reference.
         saved: Names of the inputs and results to keep for the backward.
-        inputs: The inputs of each formula: those of which it is the rule.
+        inputs: For each formula, the inputs whose gradient it computes.
     """
 
     needed: frozenset[str]
@@ -61,7 +61,7 @@ def backward_plan(specification: Specification, needed: frozenset[str]) -> Backw
         else:
             derived.append(name)
     named = {parameter for formula in formulas for parameter in formula.parameters}
-    # A hidden result that a formula uses depends on the inputs: a second order must differentiate it.
+    # A hidden result that a formula uses depends on the inputs: a second-order gradient differentiates it.
     follows_hidden = tuple(
         result.name
         for result in schema.results

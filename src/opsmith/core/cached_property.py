@@ -1,7 +1,7 @@
 """Attributes that are computed when they are first read, without a lock.
 
-The one of `functools` takes a lock of the class before Python 3.12: a child that is forked while another
-thread holds it waits for ever.
+Before Python 3.12 `functools.cached_property` takes a lock of the class. A child that is forked while another
+thread holds the lock waits forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class cached_property(Generic[T]):  # noqa: N801  # its name in functools
     """Attribute that a method computes when it is first read.
 
-    Two threads that read it first at once compute it twice, and keep one of the two values.
+    If two threads read it for the first time at once, both compute it, and one of the two values is kept.
 
     Args:
         compute: The method.
@@ -50,7 +50,7 @@ class cached_property(Generic[T]):  # noqa: N801  # its name in functools
     def __get__(self, holder: object | None, owner: type | None = None) -> Self | T:
         if holder is None:
             return self
-        if torch.compiler.is_dynamo_compiling():  # Dynamo of torch 2.11 cannot trace what keeps the value
+        if torch.compiler.is_dynamo_compiling():  # Dynamo of torch 2.11 cannot trace the caching
             return self.func(holder)
         value: T = holder.__dict__.setdefault(self._name, self.func(holder))
         return value

@@ -57,7 +57,7 @@ def call_error(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
         if not argument.kind.accepts(value):
             if not argument.kind.converts(value):
                 return type_error(argument, value)
-            # The call takes it: another argument may be what is wrong.
+            # The call takes this value: the fault may be in another argument.
             fault = fault or (argument, value)
     return None if fault is None else type_error(*fault)
 
@@ -71,10 +71,10 @@ def type_error(argument: Argument, value: Any) -> errors.ArgumentError:
         name += behind
     problem, expected, got = f"`{name}` has the wrong type", kind.expected(), shown(value)
     if kind.is_exceeded(value):
-        problem = f"`{name}` is a number that torch cannot hold"
+        problem = f"`{name}` is a number that torch cannot store"
         expected = f"{'a float' if kind.base is FLOAT else 'an int'} of 64 bits"
     if kind.base is STR and is_no_utf_8(value):
-        problem, expected = f"`{name}` is a text that torch cannot hold", "a str that UTF-8 can encode"
+        problem, expected = f"`{name}` is a string that torch cannot store", "a str that UTF-8 can encode"
     return errors.ArgumentError(problem, argument=name, expected=expected, got=got)
 
 
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
         return f"Tensor of {value.dtype}, shape {list(value.shape)}"
     if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
         return f"{type(value).__name__} of {', '.join(sorted({str(type(item).__name__) for item in value}))}"
-    if torch.compiler.is_dynamo_compiling():  # an array has no text there
+    if torch.compiler.is_dynamo_compiling():  # there, an array cannot be converted to text
         return type(value).__name__
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
@@ -98,7 +98,7 @@ def requires_gradient(values: Iterable[Any]) -> bool:
 
 
 def tensors_in(values: list[Any]) -> list[torch.Tensor]:
-    """List the tensors among argument values, those in lists too."""
+    """List the tensors among argument values, including tensors in lists."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -118,11 +118,11 @@ def check_attached(
         what: Its description in messages.
         schema: The operator's signature.
         operator: The operator's name.
-        forward: Names of what it gets by position, where these are not the operator's arguments: those of
-            `forward`, the last of which may stand for several.
+        forward: Names of its positional parameters, if they are not the operator's arguments: the parameters
+            of `forward`, the last of which may collect several values.
 
     Raises:
-        NotAFunctionError: If it cannot be called so, or has these names in another order.
+        NotAFunctionError: If it cannot be called with these arguments, or has their names in another order.
     """
     names = list(schema.names if forward is None else forward)
     if not callable(function):
@@ -149,7 +149,7 @@ def check_attached(
         if not reordered(positional_names(signature), by_position):
             return
         problem = REORDERED
-        expected, hint = f"f({', '.join(names)})", "in this order, or give its parameters names of their own"
+        expected, hint = f"f({', '.join(names)})", "in this order, or give its parameters different names"
     raise errors.NotAFunctionError(
         f"{what} {problem}",
         operator=operator,
@@ -160,18 +160,18 @@ def check_attached(
     ) from reason
 
 
-REORDERED = "has the operator's names in another order, and gets the arguments by position"
+REORDERED = "has the operator's names in another order, but gets the arguments by position"
 """Fault of a function whose parameters are `reordered`, for messages."""
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:
-    """Return the names of the parameters that a call by position fills, but that of `*args`."""
+    """Return the names of the parameters that a call by position fills, except `*args`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [each.name for each in signature.parameters.values() if each.kind in kinds]
 
 
 def reordered(parameters: Sequence[str], names: Sequence[str]) -> bool:
-    """Return True if parameters, which get arguments by position, have some of their names in another order.
+    """Return True if positional parameters have some of the arguments' names, but in another order.
 
     Example:
         >>> reordered(("y", "x", "k"), ("x", "y", "by")), reordered(("a", "x"), ("x", "y"))

@@ -1,4 +1,4 @@
-"""Python's collection of garbage, turned off while modules are loaded or a call is measured."""
+"""Python's garbage collection, turned off while modules are loaded or a call is measured."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def without_garbage_collection() -> Iterator[None]:
 def importing_without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection during imports, then move all objects to the oldest generation.
 
-    Imports make hardly any garbage, and each collection would walk all modules. Where the process has frozen
-    objects, as the command has, no object is moved.
+    Imports make hardly any garbage, and each collection would visit all modules. If the process has frozen
+    objects, as the command-line program does, no object is moved.
     """
     enabled = gc.isenabled()
     with without_garbage_collection():

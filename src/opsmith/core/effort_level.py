@@ -25,7 +25,7 @@ def no_such_level(name: object, call: str) -> errors.UsageError:
           argument: effort
           expected: `quick`, `default`, `thorough`
           got: str 'lazy'
-          hint: take one of them, as in `opsmith.check(operator, effort="thorough")`
+          hint: use one of these levels, as in `opsmith.check(operator, effort="thorough")`
           more: opsmith rule UsageError
     """
     return errors.UsageError(
@@ -33,7 +33,7 @@ def no_such_level(name: object, call: str) -> errors.UsageError:
         argument="effort",
         expected=", ".join(f"`{each}`" for each in get_args(Level)),
         got=shown(name),
-        hint=f'take one of them, as in `opsmith.{call}(operator, effort="thorough")`',
+        hint=f'use one of these levels, as in `opsmith.{call}(operator, effort="thorough")`',
     )
 
 

@@ -24,17 +24,17 @@ class Explanation:
         forward: The function that computes the results.
         rejected: Kernels that do not take the call, each with its reason.
         gradients: The source of each gradient, by input name.
-        tangents: The source of each tangent in forward mode, by result name, if the author wrote it.
+        tangents: The source of each tangent that the author wrote for forward mode, by result name.
         saved: Inputs and results saved for the backward when every input needs a gradient.
         ordinary: True if autograd records the operations of the reference.
         recomputes: True if the backward runs the reference, or the stand-in, to derive a gradient.
         notes: Facts observed in the runs of an adopted class.
         own_autograd: True if an adopted operator has its own autograd.
-        copies: Arguments and results that are copied: the kernel takes or writes another layout, or an
-            argument is written over.
+        copies: Arguments and results that are copied: the kernel takes or writes a different layout, or an
+            argument is overwritten.
         sizing: The source of the sizes of the results of a kernel that is built from source.
         kernel: The kernel that computes the results; None if the reference does.
-        origin: Words for where the built kernel came from; empty for one in Python.
+        origin: Text that says where the built kernel came from; empty for a kernel in Python.
     """
 
     operator: str
@@ -70,7 +70,7 @@ class Explanation:
             nothing = "what its own autograd saves"
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
-            lines.append("  the backward runs what gradients are derived from")
+            lines.append("  the backward runs the function that gradients are derived from")
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -124,6 +124,6 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
 
 
 def _saved(plan: BackwardPlan) -> tuple[str, ...]:
-    """Return the names of saved tensors; an adopted class saves its own while it runs."""
+    """Return the names of saved tensors; an adopted class itself saves tensors while it runs."""
     of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
     return ("what its forward keeps on `ctx`",) if of_class else plan.saved

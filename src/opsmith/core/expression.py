@@ -1,8 +1,8 @@
 """Expressions over named sizes, such as `H//stride`, `channels // groups` or `ceil(x.numel / 256)`.
 
 One parser and evaluator serves `shapes=`, the dimensions of a module's parameters, and the launch of CUDA
-kernels. They differ by their `Language`. Python parses the text; each node of the tree must be allowed by the
-language, so that an expression can run no other code.
+kernels. Each use has its own `Language`. Python parses the text; the language must allow each node of the
+tree, so that an expression cannot run other code.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ OPERATIONS: Mapping[Any, Callable[[Any, Any], Any]] = {**_COMPARISONS, **_ARITHM
 
 
 def _divide(left: Any, right: Any) -> Any:
-    """Divide exactly, however large the numbers are."""
+    """Divide exactly, for numbers of any size."""
     from fractions import Fraction  # slow to import
 
     return Fraction(left) / right
 
 
 class ExpressionError(Exception):
-    """A text that is not an expression, or an expression without a value; the message has the reason."""
+    """A text that is not an expression, or an expression without a value; the message gives the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """The parts of an expression that one use allows; integers, names and `+ - * // %` always are.
+    """The parts of an expression that one use allows; integers, names and `+ - * // %` are always allowed.
 
     Args:
         description: The allowed parts, for messages.
@@ -94,7 +94,7 @@ class Expression:
 
     @cached_property
     def tree(self) -> ast.expr:
-        """The tree that Python reads in the text.
+        """The syntax tree of the text.
 
         Raises:
             ExpressionError: If Python cannot read it.
@@ -153,7 +153,7 @@ class Expression:
         return Expression(ast.unparse(tree), self.language)
 
 
-@functools.lru_cache(maxsize=256)  # an operator's shapes, its module and its kernels have the same ones
+@functools.lru_cache(maxsize=256)  # an operator's shapes, module and kernels share expressions
 def parse(text: str, language: Language = SIZES) -> Expression:
     """Read an expression.
 
@@ -197,7 +197,7 @@ def _compiled(node: ast.expr, language: Language) -> _Evaluate:
 
 
 def _condition(node: ast.expr, of: Callable[[ast.expr], _Evaluate]) -> _Evaluate:
-    """Return a function that evaluates a node which only languages with conditions allow."""
+    """Return a function that evaluates a node that only languages with conditions allow."""
     match node:
         case ast.Constant(value=None):
             return lambda values: None
@@ -248,5 +248,5 @@ def _item(value: Any, at: Any, node: ast.expr) -> Any:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ExpressionError(f"`{ast.unparse(node)}` indexes a value that has no items")
     if not -len(value) <= at < len(value):
-        raise ExpressionError(f"`{ast.unparse(node)}` is out of range: there are {len(value)}")
+        raise ExpressionError(f"`{ast.unparse(node)}` is out of range: there are {len(value)} items")
     return value[at]

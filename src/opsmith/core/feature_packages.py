@@ -1,7 +1,7 @@
 """Methods of a handle that are implemented by feature packages.
 
-The core does not know feature packages. `opsmith/__init__.py`, the one module that knows them all, connects
-each method to a function of a package, which is imported when the method is first called.
+The core does not know feature packages. Only `opsmith/__init__.py` knows them all: it connects each method to
+a function of a package, which is imported when the method is first called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _functions: dict[str, tuple[str, str]] = {}
 
 
 def connect_feature(method: str, module: str, function: str) -> None:
-    """Connect a method to a function of a feature package, which is imported when it is first used."""
+    """Connect a method to a function of a feature package; the first use imports the package."""
     _functions[method] = module, function
 
 
@@ -56,9 +56,9 @@ class FeatureMethods(Generic[R]):
 
         Args:
             sizes: Names of the sizes, in the constructor's order; or a mapping from letters of `shapes=`.
-            parameters: Shape of each parameter: sizes, numbers, `"a // b"`; or names alone: as in `shapes=`.
+            parameters: Shape of each parameter: sizes, numbers, `"a // b"`; or only names: as in `shapes=`.
             buffers: The same for buffers; the operator only reads them.
-            init: Function that fills each of them in place, by name, or one for all: see `opsmith.init`.
+            init: Functions that fill parameters and buffers, by name, or one for all: see `opsmith.init`.
             non_persistent: Buffers that are left out of the state_dict.
             forward: Arguments other than tensors that are given in each call, not to the constructor.
             name: Name of the class; by default the operator's, in CamelCase.
@@ -68,7 +68,7 @@ class FeatureMethods(Generic[R]):
             A subclass of `torch.nn.Module`. Bind it under its name, at the top of a module, to pickle it.
 
         Raises:
-            ModuleDeclarationError: If the arguments do not fit the operator, or one another.
+            ModuleDeclarationError: If the arguments do not fit the operator, or do not fit one another.
 
         Example:
             >>> @opsmith.operator("demo::scaled", shapes="x: B M, weight: M -> B M")

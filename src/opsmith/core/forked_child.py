@@ -1,4 +1,4 @@
-"""End of a forked child with its parent, which may be killed during a call that never returns."""
+"""Ending of a forked child when its parent ends, which may be killed during a call that never returns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-"""Number of the request in Linux's `prctl`, from `linux/prctl.h`."""
+"""Number of the request `PR_SET_PDEATHSIG` of Linux's `prctl`, from `linux/prctl.h`."""
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the system kill this forked child when the thread that forked it ends; on Linux alone.
+    """Let the system kill this forked child when the thread that forked it ends; only on Linux.
 
     Args:
         parent: Process that forked the child.
@@ -20,5 +20,5 @@ def end_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)

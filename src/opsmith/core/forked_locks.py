@@ -1,4 +1,4 @@
-"""Locks that are free in a forked process, though another thread of its parent held them."""
+"""Locks that are free in a forked process, even if another thread of its parent held them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 import weakref
 
 _locks: dict[int, tuple[weakref.ref[object], str]] = {}
-"""Holder and attribute of each lock, as long as the holder lives."""
+"""Owner and attribute of each lock, as long as the owner lives."""
 _numbers = itertools.count()
 _registered = False
 
 
 def lock_of(holder: object, name: str) -> threading.RLock:
-    """Return a new reentrant lock, which is replaced in a forked child where another thread held it.
+    """Return a new reentrant lock, which is replaced in a forked child if another thread held it.
 
-    What the lock protects must be whole at any time: the child sees it as the other thread left it.
+    The protected data must be consistent at any time: the child sees it as the other thread left it.
 
     Args:
         holder: Object or module that has the lock as an attribute.
@@ -39,7 +39,7 @@ def lock_of(holder: object, name: str) -> threading.RLock:
 
 
 def _renew() -> None:
-    """Replace the locks that a thread holds which this process does not have."""
+    """Replace the locks held by threads that this process does not have."""
     for reference, name in list(_locks.values()):
         holder = reference()
         if holder is None:

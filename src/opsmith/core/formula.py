@@ -1,4 +1,4 @@
-"""Formulas for gradients and tangents, and the three values that stand for a gradient without one."""
+"""Formulas for gradients and tangents, and the three values that replace a formula."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NonDifferentiable:
 
 @dataclass(frozen=True, slots=True)
 class NotImplementedGradient:
-    """The gradient exists and is not implemented: using it is an error."""
+    """The gradient exists but is not implemented: using it raises an error."""
 
     reason: str
 
@@ -61,10 +61,10 @@ non_differentiable = NonDifferentiable()
 
 
 def not_implemented(reason: str) -> NotImplementedGradient:
-    """Declare a gradient that exists as not implemented.
+    """Declare that a gradient exists, but is not implemented.
 
     Args:
-        reason: The reason, and perhaps an alternative; it is part of the error that a caller gets.
+        reason: The reason, and perhaps an alternative, for the error message.
 
     Example:
         >>> not_implemented("the adjoint solver is missing")
@@ -81,7 +81,7 @@ class Formula:
         function: The function.
         answers_for: The inputs whose gradients, or the results whose tangents, it computes.
         keywords: Its parameters, as written.
-        parameters: The meaning of each: the name of an input, a result, a gradient or a tangent.
+        parameters: The meaning of each parameter: the name of an input, a result, a gradient or a tangent.
         joint: True if it computes several at once.
     """
 
@@ -105,8 +105,8 @@ class FormulaNames:
         names: The names, in the order in which messages list them.
         also: Further names, which messages leave out.
         kinds: Description of the names, for messages.
-        hint: Returns the hint for another name.
-        aliases: The meaning of names that stand for others.
+        hint: Returns the hint for any other name.
+        aliases: The full name for each short name.
     """
 
     names: Sequence[str]
@@ -139,7 +139,7 @@ class FormulaNames:
             parameters = inspect.signature(function).parameters
         except ValueError as error:
             raise errors.FormulaError(
-                f"{what} has no signature that could be read",
+                f"the signature of {what} cannot be read",
                 expected=f"parameters from {listed(self.names)}",
                 got=location,
                 hint="write a function around it: `lambda grad: ...`",
@@ -147,14 +147,14 @@ class FormulaNames:
         for name, parameter in parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise errors.FormulaError(
-                    f"{what} takes `{parameter}`; a formula's parameters name what it needs",
+                    f"{what} takes `{parameter}`, but its parameters must be names of single values",
                     expected=f"parameters from {listed(self.names)}",
                     where=location,
-                    hint="name each thing that the formula uses",
+                    hint="write one parameter for each value that the formula uses",
                 )
             if parameter.default is not parameter.empty:
                 raise errors.FormulaError(
-                    f"{what} gives its parameter `{name}` a default, which would hide what it needs",
+                    f"{what} gives its parameter `{name}` a default, which would hide a value that it needs",
                     argument=name,
                     where=location,
                     hint="close over the value instead: write the formula inside a function that has it",

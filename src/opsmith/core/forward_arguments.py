@@ -13,7 +13,7 @@ from opsmith.core.cached_property import cached_property
 Form = Literal["plain", "rest", "either", "nested", "mixed"]
 
 Skeleton = tuple[Any, ...]
-"""A value without its tensors, in tuples, so that equal ones are equal objects to the dispatcher."""
+"""A value without its tensors, in tuples, so that equal values are equal objects for the dispatcher."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,11 @@ class Slot:
 
     Args:
         name: Name of the argument that carries it, or its tensors.
-        form: `plain`: one argument carries it. `rest`: it is `*args` of tensors, carried by a list. `either`:
-            it is a tensor or something else, carried by two arguments. `nested`: it is a container of
-            tensors, carried by their list and its skeleton. `mixed`: it is `*args` of tensors and others.
-        value: Name of the argument for what is not a tensor, or for the skeleton.
+        form: `plain`: one argument carries it. `rest`: it is `*args` of tensors, carried by a list.
+            `either`: it is a tensor or something else, carried by two arguments. `nested`: it is a container
+            of tensors, carried by a list of tensors and a skeleton. `mixed`: it is `*args` of tensors and
+            other values.
+        value: Name of the argument that carries a value other than a tensor, or the skeleton.
     """
 
     name: str
@@ -55,7 +56,7 @@ class ForwardArguments:
 
     @cached_property
     def plain(self) -> bool:
-        """True if each value of forward is an argument of the operator."""
+        """True if each argument of forward is an argument of the operator."""
         return all(slot.form == "plain" for slot in self.slots)
 
     @cached_property
@@ -78,7 +79,7 @@ class ForwardArguments:
         return [slot.name for slot in self.slots]
 
     def packed(self, given: Sequence[Any]) -> list[Any]:
-        """Return the operator's arguments from those of forward; inverse of `spread`."""
+        """Return the operator's arguments from forward's arguments; inverse of `spread`."""
         if self.plain:
             return list(given)
         values: list[Any] = []
@@ -95,7 +96,7 @@ class ForwardArguments:
         return values
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments of forward from those of the operator."""
+        """Return forward's arguments from the operator's arguments."""
         if self.plain:
             return list(values)
         given: list[Any] = []
@@ -116,7 +117,7 @@ class ForwardArguments:
         return given
 
     def are_packed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return True if a call gives the operator's arguments, and not those of forward."""
+        """Return True if a call has the operator's arguments, not forward's arguments."""
         if len(args) + len(kwargs) != sum(len(slot.names) for slot in self.slots):
             return False
         names = [name for slot in self.slots for name in slot.names]

@@ -1,4 +1,4 @@
-"""Functional form of an in-place operator: it writes nothing, and returns the new values first."""
+"""Functional form of an in-place operator: it writes into no argument, and returns the new values first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def functional_form(specification: Specification, run: Run) -> Specification:
 
     Args:
         specification: The in-place operator.
-        run: Runs its reference or kernel by its contract.
+        run: Runs the reference or a kernel, and checks it by the contract.
     """
     schema, fake = specification.schema, specification.fake
     changes: dict[str, Any] = {
@@ -36,7 +36,7 @@ def functional_form(specification: Specification, run: Run) -> Specification:
         "kernels": tuple(_kernel_on_copies(each, specification, run) for each in specification.kernels),
         "fake": None if fake is None else on_copies(fake, schema, specification.reference),
         "origin": DECLARED,
-        # `shapes=` says nothing of the new values: calls are held to it where they write.
+        # `shapes=` does not describe the new values: it is checked in calls of the in-place operator.
         "shapes": None,
         "batching": None,
     }
@@ -74,9 +74,9 @@ def on_copies(
     Args:
         function: Writes into its arguments.
         schema: Schema of the in-place operator.
-        wrapped: The function whose name and signature it has; by default the one that writes.
+        wrapped: The function whose name and signature it takes; by default `function`.
         copied: Copies a tensor.
-        run: Calls the function by a contract; None to call it without one.
+        run: Calls the function and checks the contract; None to call it unchecked.
     """
 
     @functools.wraps(wrapped or function)
@@ -96,7 +96,7 @@ def copied_back(function: Callable[..., Any], schema: Schema) -> Callable[..., A
     """Return a function that computes new values, copies them into the arguments and returns the results.
 
     Args:
-        function: Returns the new values before the results, as a functional form does.
+        function: Returns the new values and then the results, as a functional form does.
         schema: Schema of the in-place operator.
     """
 
@@ -111,7 +111,7 @@ def copied_back(function: Callable[..., Any], schema: Schema) -> Callable[..., A
 
 
 def write_results(schema: Schema, values: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Copy the new values of a functional form into arguments, and return what the in-place operator does."""
+    """Copy new values from a functional form into arguments; return the in-place operator's results."""
     new = iter(results)
     for argument, value in zip(schema.arguments, values, strict=True):
         if argument.alias:
@@ -122,14 +122,14 @@ def write_results(schema: Schema, values: Sequence[Any], results: Sequence[Any])
 
 
 def returned_results(schema: Schema, values: Sequence[Any], results: tuple[Any, ...]) -> Any:
-    """Return what an in-place operator does: the argument that it writes and returns, or other results."""
+    """Return an in-place operator's results: the argument that it writes and returns, or other results."""
     if schema.returns is not None:
         return values[schema.names.index(schema.returns)]
     return (results[0] if schema.single else results) if results else None
 
 
 def all_results(schema: Schema, values: Sequence[Any], returned: Any) -> tuple[Any, ...]:
-    """Return the results of the functional form: the new values, and what an in-place operator returned."""
+    """Return the results of the functional form: the new values, then an in-place operator's results."""
     new = _new_values(schema, values)
     if not schema.results or schema.returns is not None:
         return new
@@ -141,13 +141,13 @@ def _new_values(schema: Schema, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def copy_with_strides(tensor: Tensor) -> Tensor:
-    """Copy a tensor with its strides, which a kernel that writes into it takes."""
+    """Copy a tensor and keep its strides, which a kernel that writes into it takes."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def copies_of_written(
     schema: Schema, values: Sequence[Any], copied: Callable[[Tensor], Tensor] = Tensor.clone
 ) -> list[Any]:
-    """Return argument values, those that an in-place operator writes into as copies."""
+    """Return argument values, with copies of those that an in-place operator writes into."""
     pairs = zip(schema.arguments, values, strict=True)
     return [map_tensors(copied, [value])[0] if argument.alias else value for argument, value in pairs]

@@ -1,9 +1,9 @@
-"""Generate tensors like a given one: other numbers, maybe another shape, the same structure.
+"""Generate tensors like a given tensor: new numbers, maybe a new shape, the same structure.
 
-The domain of an operator is known from its samples alone. So numbers stay in the range of the given ones,
-positive ones positive and whole ones whole. Sorted, distinct and boolean tensors and permutations stay so.
-Matrices stay orthogonal, symmetric, positive definite, triangular or diagonally dominant; rows keep the sum
-or the length one.
+The domain of an operator is known only from its samples. So numbers stay in the range of the given numbers;
+positive numbers stay positive, and whole numbers whole. Sorted, distinct and boolean tensors and permutations
+keep this property. Matrices stay orthogonal, symmetric, positive definite, triangular or diagonally dominant;
+rows that sum to one, or have length one, still do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opsmith.core.tensors import tiled
 
 Shape = Sequence[int]
 Structure = Callable[[Tensor, Shape, torch.Generator], Tensor | None]
-"""Makes a tensor of a shape, if the given tensor has the structure; else returns None."""
+"""Function that makes a tensor of a shape if the given tensor has the structure; else returns None."""
 
 INEXACT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -26,11 +26,11 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LARGER, SMALLER = 4.0, 1 / 16
 
 FEW = 3
-"""Largest number of distinct values of a tensor that is a choice among them."""
+"""Maximum number of distinct values of a tensor that is a choice among few values."""
 
 
 def generate_like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Generate a tensor of this shape, with numbers and structure like the given one's.
+    """Generate a tensor of this shape, with numbers and structure like the given tensor's.
 
     Args:
         tensor: The given tensor, of any dtype.
@@ -49,15 +49,15 @@ def generate_like(tensor: Tensor, shape: Shape, generator: torch.Generator) -> T
         made = structure(given, tuple(shape), generator)
         if made is not None:
             return made.to(tensor.device, given.dtype).contiguous()
-    raise AssertionError("the last structure holds of every tensor")
+    raise AssertionError("the last structure fits every tensor")
 
 
 def repeated(tensor: Tensor, shape: Shape) -> Tensor:
-    """Return a tensor of this shape, with the given one's numbers repeated along each dimension.
+    """Return a tensor of this shape, with the given tensor's numbers repeated along each dimension.
 
     Args:
         tensor: The given tensor, of any dtype.
-        shape: Shape of the new tensor, of as many dimensions.
+        shape: Shape of the new tensor, with the same number of dimensions.
 
     Example:
         >>> import torch
@@ -71,9 +71,9 @@ def repeated(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 def is_invented(tensor: Tensor, made: Tensor) -> bool:
-    """Return True if whole numbers like the given ones do not exist in this shape.
+    """Return True if there are no whole numbers like the given ones for the new shape.
 
-    Of an empty tensor nothing is known, and a range may hold too few numbers to keep them distinct.
+    An empty tensor shows no numbers, and a range may have too few numbers to keep them distinct.
 
     Args:
         tensor: The given tensor, of any dtype.
@@ -104,8 +104,8 @@ def _structure_of(given: Tensor) -> Structure:
 def scale_factors(tensor: Tensor) -> tuple[float, ...]:
     """Return factors by which a tensor may be multiplied and stay in its domain.
 
-    Only a tensor without structure has factors. Those within [-1, 1] are not made larger, as for an arcsine
-    or a probability; those that keep away from zero are not made smaller.
+    Only a tensor without structure has factors. Tensors within [-1, 1] are not made larger: they may be
+    arguments of an arcsine, or probabilities. Tensors without numbers near zero are not made smaller.
     """
     given = tensor.detach().cpu()
     if not given.is_floating_point() or given.numel() < FEW:
@@ -182,7 +182,7 @@ def _permutation(given: Tensor, shape: Shape, generator: torch.Generator) -> Ten
 
 
 def _increasing_whole(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Draw sorted whole numbers with the given first and last one, as of offsets."""
+    """Draw sorted whole numbers with the given first and last number, such as offsets."""
     if given.dim() == 0 or given.shape[-1] < 3 or not bool((given.diff(dim=-1) >= 0).all()):
         return None
     low, high = int(given.min()), int(given.max())
@@ -226,12 +226,12 @@ def _close(first: Tensor, second: Tensor) -> bool:
 
 
 def _apart(first: Tensor, second: Tensor) -> float:
-    """Return the largest distance of two tensors of one shape, which have elements."""
+    """Return the largest distance between elements of two non-empty tensors of the same shape."""
     return float((first - second).abs().max())
 
 
 def _noise(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
-    """Draw numbers within the given size, complex if the given ones are."""
+    """Draw numbers within the given magnitude, complex if the given numbers are."""
     size = float(given.abs().max())
     real = _uniform(-size, size, shape, generator)
     return torch.complex(real, _uniform(-size, size, shape, generator)) if given.is_complex() else real
@@ -247,7 +247,7 @@ def _orthogonal(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 
 def is_symmetric(tensor: Tensor) -> bool:
-    """Return True if a tensor holds symmetric or Hermitian matrices of more than one element.
+    """Return True if a tensor consists of symmetric or Hermitian matrices of more than one element.
 
     Example:
         >>> is_symmetric(torch.eye(2)), is_symmetric(torch.ones(2, 3)), is_symmetric(torch.ones(2).diag(1))
@@ -286,7 +286,7 @@ def _triangular(given: Tensor, shape: Shape, generator: torch.Generator) -> Tens
 
 
 def _dominated(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Draw a matrix with a diagonal that outweighs the rest of each row, which is invertible."""
+    """Draw an invertible matrix whose diagonal outweighs the rest of each row."""
     if not _square(given, shape) or shape[-1] != shape[-2]:
         return None
     diagonal = given.diagonal(dim1=-2, dim2=-1).abs()
@@ -321,7 +321,7 @@ def _log_normalised(given: Tensor, shape: Shape, generator: torch.Generator) -> 
 
 
 def _sums_to_one(given: Tensor, shares: Tensor) -> int | None:
-    """Return the dimension along which shares sum up to one."""
+    """Return the dimension along which shares sum to one."""
     if bool((shares < 0).any()):
         return None
     for dimension in reversed(range(given.dim())):
@@ -342,7 +342,7 @@ def _unit_rows(given: Tensor, shape: Shape, generator: torch.Generator) -> Tenso
 
 
 def _single(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Scale one number down by up to a half; a whole one stays, since no range is known."""
+    """Scale one number down by up to a half; keep a whole number, since no range is known."""
     if given.numel() != 1:
         return None
     value = float(given)
@@ -352,7 +352,7 @@ def _single(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor |
 
 
 def _chosen(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Draw among few values, as of a mask; or among whole numbers with repetitions."""
+    """Draw among few values, as in a mask; or among whole numbers with repetitions."""
     values = given.unique()
     whole = bool((given == given.round()).all()) and len(values) < given.numel()
     if not whole and not (len(values) <= FEW and given.numel() >= 2 * len(values)):
@@ -362,7 +362,7 @@ def _chosen(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor |
 
 
 def _distinct_whole_numbers(given: Tensor, shape: Shape, generator: torch.Generator) -> Tensor | None:
-    """Draw distinct whole numbers, as of `torch.arange(12.0)`, so that a maximum stays unique."""
+    """Draw distinct whole numbers, as in `torch.arange(12.0)`, so that a maximum stays unique."""
     if not bool((given == given.round()).all()):
         return None
     count = int(torch.tensor(list(shape)).prod()) if shape else 1

@@ -17,8 +17,9 @@ from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 
 Kind = Literal["formula", "declared", "own", "stand-in", "missing", "ordinary", "reference"]
-"""Written as code; declared by a value; the autograd of an adopted operator; derived from the stand-in; not
-derivable; ordinary autograd of the reference; derived from the reference, which the backward runs again."""
+"""Written as code; declared by a value; the autograd of an adopted operator; derived from the stand-in;
+missing, as none can be derived; ordinary autograd of the reference; derived from the reference, which the
+backward runs again."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class GradientSource:
 
     Args:
         kind: Its kind.
-        words: Words for it.
-        where: `file:line` of the code that computes the gradient, if somebody wrote it.
+        words: Its description.
+        where: `file:line` of the code that computes the gradient, if an author wrote it.
     """
 
     kind: Kind

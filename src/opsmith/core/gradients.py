@@ -21,7 +21,7 @@ from opsmith.core.formula import (
 from opsmith.core.schema import Schema
 
 NEEDED = "grads_needed"
-"""Parameter of a joint formula that receives the names of the inputs that need a gradient, a frozenset."""
+"""Parameter of a joint formula that receives a frozenset of the names of the inputs that need a gradient."""
 
 AUTOCAST = "grads_autocast"
 """Parameter of the formula of a class that receives the autocast of the call, as text."""
@@ -36,7 +36,7 @@ class GradientRules:
     Args:
         rules: Rule by input name; the gradient of an input without a rule is derived from the reference.
         surrogate: True if the rules are wrong on purpose, as in a straight-through estimator.
-        stand_in: The smooth function whose true gradient the surrogate is, if the author gave one.
+        stand_in: The smooth function whose true gradient is the surrogate, if the author gave one.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
@@ -44,7 +44,7 @@ class GradientRules:
     stand_in: Callable[..., Any] | None = None
 
     def with_rules(self, rules: Mapping[str, Rule], **changes: Any) -> GradientRules:
-        """Return these rules updated by others."""
+        """Return these rules, updated by the given rules."""
         return replace(self, rules=MappingProxyType({**self.rules, **rules}), **changes)
 
     @property
@@ -58,7 +58,7 @@ class GradientRules:
 
 
 def formula_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, Rule]:
-    """Check formulas given by input name, and return them as rules.
+    """Check formulas, given by input name, and return them as rules.
 
     Raises:
         UnknownInputError, NotDifferentiableError, FormulaError, FormulaParameterError: As their names say.
@@ -75,7 +75,7 @@ def formula_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, Rule]:
 
 
 def joint_rules(function: Callable[..., Any], inputs: tuple[str, ...], schema: Schema) -> dict[str, Rule]:
-    """Check a joint formula, and return it as the rule of each of its inputs; by default of every tensor."""
+    """Check a joint formula, and return it as the rule of each of its inputs; by default, of every tensor."""
     _refuse_no_joint(function, "gradient")
     for name in inputs:
         _check_input(name, schema)
@@ -144,7 +144,7 @@ def _gradient_hint(schema: Schema, name: str) -> str:
     if name in ("grad_output", "grad_out", "g"):
         return f"the gradient of the result is called `{next(iter(schema.gradient_position))}`"
     if name == "grad" and len(schema.results) > 1:
-        return f"with several results each has its own: {listed(list(schema.gradient_position))}"
+        return f"with several results, each has its own gradient: {listed(list(schema.gradient_position))}"
     if name in ("out", "output", "y"):
         return f"the result is called `{next(iter(schema.result_position))}`"
     return ""
@@ -160,12 +160,12 @@ class TangentRules:
     rules: Mapping[str, TangentRule] = field(default_factory=lambda: MappingProxyType({}))
 
     def with_rules(self, rules: Mapping[str, TangentRule]) -> TangentRules:
-        """Return these rules updated by others."""
+        """Return these rules, updated by the given rules."""
         return TangentRules(MappingProxyType({**self.rules, **rules}))
 
 
 def tangent_rules(given: Mapping[str, Any], schema: Schema) -> dict[str, TangentRule]:
-    """Check tangents given by result name, and return them as rules.
+    """Check tangents, given by result name, and return them as rules.
 
     Raises:
         UnknownResultError, NotDifferentiableError, FormulaError, FormulaParameterError: As their names say.
@@ -207,7 +207,7 @@ def _tangent_names(schema: Schema) -> FormulaNames:
 
 
 def _result(name: str, schema: Schema) -> str:
-    """Return the name of the result; refuse one that has no tangent."""
+    """Return the name of the result; refuse a result that has no tangent."""
     name = _aliases(schema).get(name, name)
     differentiable = [result.name for result in schema.results if result.differentiable]
     if name not in schema.result_position:
@@ -215,7 +215,7 @@ def _result(name: str, schema: Schema) -> str:
             f"a tangent is given for `{name}`, which is not a result",
             argument=name,
             expected=f"one of {listed(differentiable)}",
-            hint="name the tangent after the result: a gradient belongs to an input, a tangent to a result",
+            hint="name the tangent after a result: gradients belong to inputs, tangents to results",
         )
     if name not in differentiable:
         raise errors.NotDifferentiableError(
@@ -233,7 +233,7 @@ def _aliases(schema: Schema) -> dict[str, str]:
 
 def _tangent_hint(schema: Schema, name: str) -> str:
     if name in ("grad", *schema.gradient_position):
-        return f"a gradient is an input of the backward; forward mode has {listed(list(schema.tangents))}"
+        return f"forward mode has tangents instead of gradients: {listed(list(schema.tangents))}"
     if name == "tangent" or name.removeprefix("tangent_") in schema.names:
         return f"each tensor has its own tangent: {listed(list(schema.tangents))}"
     return ""

@@ -1,4 +1,4 @@
-"""Parts of opsmith that other packages may write: what their code raises or returns is an error in words."""
+"""Parts of opsmith that other packages may write: their exceptions and wrong results become clear errors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from opsmith import errors
 from opsmith.core.location import innermost, where
 
 GROUP = "opsmith.languages"
-"""Group of entry points, as `helion = "opsmith_helion:LANGUAGE"`."""
+"""Group of entry points, such as `helion = "opsmith_helion:LANGUAGE"`."""
 SHOWN = 200
-"""Most characters of a wrong value, or of an exception, in a message."""
+"""Maximum number of characters of a wrong value, or of an exception, in a message."""
 
 
 class GuardedPart:
     """Base of the parts of a kernel language.
 
-    In a class of another package each method that this part has calls the author's in a guard: an exception
-    that is no error of opsmith becomes a `LanguageError`, and so does a result of another type than the
-    annotation says. Values of the class are compared with its annotations when it is defined.
+    In a class of another package, each method of this part calls the author's method in a guard. An exception
+    that is not an error of opsmith, or a result that does not fit its annotation, becomes a `LanguageError`.
+    Values of the class are compared with its annotations when the class is defined.
 
     Attributes:
         of_a_package: True in a class of another package.
@@ -58,7 +58,7 @@ class GuardedPart:
 
     @classmethod
     def named_types(cls) -> Mapping[str, Any]:
-        """Return types in its annotations that its module imports for type checkers alone."""
+        """Return the types in its annotations that its module imports only for type checkers."""
         return {}
 
 
@@ -75,7 +75,7 @@ def _hints(part: type[GuardedPart]) -> dict[str, Any]:
 
 
 def _guarded(cls: type, name: str, hint: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of an author in its guard."""
+    """Return an author's function, wrapped in its guard."""
     at = _place(function)
 
     @functools.wraps(function)
@@ -98,7 +98,7 @@ def _guarded(cls: type, name: str, hint: Any, function: Callable[..., Any]) -> C
 
 @contextmanager
 def _attributed(cls: type, name: str, at: str | None, parts: Sequence[Any]) -> Iterator[None]:
-    """Context manager in which an exception is the author's, at the innermost line in the author's file."""
+    """Context manager that attributes an exception to the innermost line in the author's file."""
     try:
         yield
     except errors.OpsmithError:
@@ -115,14 +115,14 @@ def _attributed(cls: type, name: str, at: str | None, parts: Sequence[Any]) -> I
 def unusable(
     part: GuardedPart, name: str, expected: str, got: Any, parts: Sequence[Any] = ()
 ) -> errors.LanguageError:
-    """Return the error for something that a part gives and that opsmith cannot use.
+    """Return the error for a value of a part that opsmith cannot use.
 
     Args:
         part: The part.
         name: Name of its method or value.
-        expected: Words for what is right.
+        expected: Description of a right value.
         got: The value.
-        parts: Other values that may name operator and language.
+        parts: Other values that may show the operator and the language.
     """
     at = _place(inspect.getattr_static(type(part), name, None))
     return _unusable(type(part), name, expected, got, at, (part, *parts))
@@ -149,7 +149,7 @@ def _place(function: Any) -> str | None:
 
 
 def _in_a_line(text: str) -> str:
-    """Return a text in one line, without addresses, which differ between processes."""
+    """Return a text in one line, without memory addresses, since they differ between processes."""
     return textwrap.shorten(re.sub(r" at 0x[0-9a-fA-F]+", "", text), SHOWN, placeholder=" ...")
 
 
@@ -158,7 +158,7 @@ def _correct(cls: type, at: str | None) -> str:
 
 
 def _named(parts: Sequence[Any]) -> tuple[str | None, str]:
-    """Return the operator that values are about, if it is one, and words for their language."""
+    """Return the operator that values belong to, if there is one, and a description of their language."""
     operators, languages = dict[str, None](), dict[str, None]()
     for each in (*parts, *(item for part in parts if isinstance(part, list | tuple) for item in part)):
         of = getattr(each, "__dict__", {}).get("kernel", each)
@@ -172,7 +172,7 @@ def _named(parts: Sequence[Any]) -> tuple[str | None, str]:
 
 
 def _package(cls: type) -> str:
-    """Return the package that brings a class, with its version; its module if none is installed."""
+    """Return the package of a class, with its version; the class's module if no package is installed."""
     from importlib.metadata import entry_points  # errors alone need it
 
     root = cls.__module__.partition(".")[0]
@@ -185,10 +185,10 @@ def _package(cls: type) -> str:
 def _refuse_misfit(
     value: Any, hint: Any, cls: type, name: str, at: str | None = None, parts: Sequence[Any] = ()
 ) -> None:
-    """Refuse a value of another type than the annotation says.
+    """Refuse a value that does not fit the annotation.
 
     Raises:
-        LanguageError: With the innermost wrong value.
+        LanguageError: If it does not fit; names the innermost wrong value.
     """
     found = _misfit(value, hint)
     if found is not None:
@@ -199,7 +199,7 @@ def _refuse_misfit(
 
 
 def _misfit(value: Any, hint: Any) -> tuple[Any, Any] | None:
-    """Return the innermost wrong value and what is right in its place; None if it fits."""
+    """Return the innermost wrong value and the expected type; None if the value fits."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind is Any or isinstance(kind, TypeVar):
         return None
@@ -216,7 +216,7 @@ def _misfit(value: Any, hint: Any) -> tuple[Any, Any] | None:
         if lacks or not isinstance(value, type) or not issubclass(value, inner[0]):
             return value, f"{hint} with `{'`, `'.join(lacks)}`" if lacks else hint
         return None
-    is_text = isinstance(value, str | bytes) and kind not in (str, bytes)  # no sequence of texts
+    is_text = isinstance(value, str | bytes) and kind not in (str, bytes)  # not a sequence of strings
     if is_text or not isinstance(value, (int, float) if kind is float else kind):
         return value, hint
     parts: Iterable[tuple[Any, Any]] = ()

@@ -1,8 +1,8 @@
 """Types of handles and of declarations, for type checkers and editors. No program imports them.
 
-A handle has the types of its calls. Those of the reference and of the functional form are others where
-results are hidden, or where arguments are written into. Such handles have a class of their own here; when the
-program runs they are of `Operator`.
+A handle has the types of its calls. The reference and the functional form have different types if results are
+hidden, or if arguments are written into. Such handles have a class of their own here; at run time their class
+is `Operator`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class WritingOperator(Operator[P, R]):
 
     @property
     def functional(self) -> Operator[P, Any]:
-        """The operator that writes nothing."""
+        """The operator that writes into no argument."""
         raise NotImplementedError
 
 
 class HidingOperator(WritingOperator[P, R], Generic[P, R, Returned]):
-    """An operator with hidden results, which its reference returns, and its calls do not."""
+    """An operator with hidden results, which its reference returns, but its calls do not."""
 
     @property
     def reference(self) -> Callable[P, Returned]:  # type: ignore[override]  # it returns more than a call
@@ -67,7 +67,7 @@ class NamedOptions(CommonOptions, total=False):
 
 
 class WritingOptions(CommonOptions, total=False):
-    """Options of `operator` with hidden results, whose names are in their order, and last."""
+    """Options of `operator` for hidden results, which come last, in the order of their names."""
 
     mutates: Iterable[str]
 
@@ -115,7 +115,7 @@ _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class HidesOneTensor(Protocol):
-    """The decorator of a reference that returns tensors, any one of which `results=` may place as hidden."""
+    """The decorator of a reference that returns tensors, any one of which `results=` may make hidden."""
 
     @overload
     def __call__(self, reference: Callable[P, _Two], /) -> HidingOperator[P, Tensor, _Two]: ...
@@ -128,7 +128,7 @@ class HidesOneTensor(Protocol):
 
 
 class HidesTwoTensors(Protocol):
-    """The decorator of a reference that returns tensors, any two of which `results=` may place as hidden."""
+    """The decorator of a reference that returns tensors, any two of which `results=` may make hidden."""
 
     @overload
     def __call__(self, reference: Callable[P, _Three], /) -> HidingOperator[P, Tensor, _Three]: ...
@@ -139,6 +139,6 @@ class HidesTwoTensors(Protocol):
 
 
 class Hides(Protocol):
-    """The decorator of a reference with hidden results, whose number is not known."""
+    """The decorator of a reference with an unknown number of hidden results."""
 
     def __call__(self, reference: Callable[P, R], /) -> HidingOperator[P, Any, R]: ...

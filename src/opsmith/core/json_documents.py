@@ -1,4 +1,4 @@
-"""JSON documents that opsmith wrote, read back: checked by their JSON schema, and made into dataclasses."""
+"""Reading of JSON documents that opsmith wrote: checked by a JSON schema, and made into dataclasses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from opsmith import errors
 from opsmith.core.call_arguments import shown
 
 LONGEST = 400
-"""Most characters of a line of an error: keys in a document may be of any length."""
+"""Maximum number of characters of a line of an error: keys in a document may be of any length."""
 
 
 @dataclass(frozen=True)
 class DocumentFormat:
-    """Format of documents: one entry, a list of entries, or the output of a command, which has such a list.
+    """Format of documents: one entry, a list of entries, or the output of a command, which contains the list.
 
     Args:
-        error: Class of the error for other documents.
+        error: Class of the error for a document that does not fit.
         noun: Name of an entry: its key in `$defs` of the schema, and, in the plural, the key of the list.
         schema: File of the JSON schema of the command's output.
         hint: Advice on how to write a document.
@@ -37,10 +37,10 @@ class DocumentFormat:
 
         Args:
             text: The document; bytes may be UTF-8, UTF-16 or UTF-32.
-            file: The file that has it, for messages.
+            file: The file with the document, for messages.
 
         Raises:
-            OpsmithError: Of the class `error`, if it is something else.
+            OpsmithError: Of the class `error`, if the document does not fit.
         """
         try:
             document = json.loads(text, parse_constant=_refuse_constant)
@@ -60,10 +60,10 @@ class DocumentFormat:
         """Return the error for a document.
 
         Args:
-            file: The file that has it.
-            expected: What was expected.
-            got: What came.
-            where: Path of the value in the document, as `$.cases[0]`.
+            file: The file with the document.
+            expected: The expected value.
+            got: The value that was read.
+            where: Path of the value in the document, such as `$.cases[0]`.
         """
         subject = "the text" if file is None else f"`{file}`"
         return self.error(
@@ -75,7 +75,7 @@ class DocumentFormat:
         )
 
     def _mismatch(self, document: Any) -> dict[str, str]:
-        """Return the first mismatch of a document: what the schema expects, what came, and where."""
+        """Return the first mismatch of a document: the expected value, the value read, and its path."""
         from jsonschema import Draft202012Validator, validators
 
         schema = json.loads(self.schema.read_text(encoding="utf-8"))
@@ -84,14 +84,14 @@ class DocumentFormat:
             schema = {"$defs": schema["$defs"], "type": "array", "items": entry}
         elif not (isinstance(document, dict) and f"{self.noun}s" in document):
             schema = {"$defs": schema["$defs"], **entry}
-        # JSON Schema's numbers are unbounded, and 1.0 is an integer to it.
+        # In JSON Schema, numbers are unbounded, and 1.0 is an integer.
         numbers = {
             name: lambda _, value, kinds=kinds: type(value) in kinds and abs(value) <= sys.float_info.max
             for name, kinds in {"integer": (int,), "number": (int, float)}.items()
         }
         checker = Draft202012Validator.TYPE_CHECKER.redefine_many(numbers)
         found = validators.extend(Draft202012Validator, type_checker=checker)(schema).iter_errors(document)
-        # Another version explains all other mismatches; else the outermost counts.
+        # A wrong version explains all other mismatches; otherwise the outermost mismatch is reported.
         error = min(found, key=lambda each: (each.validator != "const", len(each.path)), default=None)
         if error is None:
             return {}
@@ -141,7 +141,7 @@ _RULES = {"const": "{}", "enum": "one of {}", "minimum": "{} or more", "maximum"
 
 
 def _in_words(rule: str, value: Any) -> str:
-    """Return what a rule of JSON Schema expects."""
+    """Return a description of the values that a rule of JSON Schema allows."""
     if rule == "type":
         return " or ".join(_TYPES[each] for each in (value if isinstance(value, list) else [value]))
     return _RULES.get(rule, f"{rule} {{}}").format(json.dumps(value))

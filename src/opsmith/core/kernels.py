@@ -1,4 +1,4 @@
-"""Kernels by device: how they are declared, and which one takes a call."""
+"""Kernels by device: their declaration, and the choice of the kernel that takes a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opsmith.display import short_repr
 Dtypes = torch.dtype | Iterable[torch.dtype]
 """The dtypes that a kernel is declared for."""
 LaunchValue = int | str | Callable[..., Any] | Sequence[int | str]
-"""A number, an expression over sizes, a function of arguments and results, or up to three numbers."""
+"""A number, an expression over sizes, a function of arguments and results, or up to three of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Launch:
     """Launch of one of several kernels in CUDA C++ that compute an operator together.
 
     Args:
-        kernel: A `__global__` function with what is passed to it, as `"fold(partial, result)"`: arguments,
-            results and scratch buffers by name. Without parentheses it takes all of them, in this order.
-        grid: Number of blocks, in up to three dimensions; no blocks, no launch.
+        kernel: A `__global__` function with the names of its arguments, results and scratch buffers, such as
+            `"fold(partial, result)"`. Without parentheses it takes all of them, in this order.
+        grid: Number of blocks, in up to three dimensions; without blocks it is not launched.
         block: Number of threads in a block.
         shared: Bytes of dynamic shared memory.
         constants: Integer parameters of its template, by name.
@@ -50,13 +50,13 @@ class Launch:
 
 
 LAUNCH_OPTIONS = ("grid", "block", "shared", "constants")
-"""Fields of `Launch` beside the kernel."""
+"""Fields of `Launch` other than the kernel."""
 
 
 NONDETERMINISTIC = (
     "it is declared with `deterministic=False`, and torch.use_deterministic_algorithms(True) is in force"
 )
-"""Reason for which a kernel that rounds otherwise from run to run does not take a call."""
+"""Reason for which a kernel whose rounding differs from run to run does not take a call."""
 
 
 class KernelSource(Protocol):
@@ -84,27 +84,26 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
     Args:
         operator: The handle of the operator that the kernel computes.
         read: Reads the source: now, and again at each `reload`.
-        strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
-            the reference runs.
+        strict: True if a missing compiler, or a call that the kernel does not take, raises an error.
+            Otherwise the reference runs.
         copies_back: True if an argument that it writes may be copied into a layout that it takes, and back.
             Otherwise the kernel does not take such a call.
-        deterministic: False if it rounds otherwise from run to run. It then takes no call while torch must be
-            deterministic.
+        deterministic: False if its rounding differs from run to run. It then takes no call while torch must
+            be deterministic.
 
     Attributes:
-        declared: File that declares it, in whose package it may lie built; None if it is unknown.
+        declared: File that declares it, whose package may contain the built kernel; None if unknown.
         operator: The operator that the kernel computes.
         source: The source, as it was last read.
-        key: Key of the language; empty for a kernel that no author wrote, as the emulation of one.
+        key: Key of the language; empty for a kernel that no author wrote, such as an emulation.
         language: Name of the language, for messages.
-        pure: True if it is known to write into no argument but those that are declared so, and to return new
-            tensors.
-        traced: Computes the results in operations that torch.compile traces; None if it cannot see the
-            kernel.
-        by_context: True if the context of a call decides whether the kernel takes it: the choice is made for
-            each call, and none is made by its signature.
-        manner: Words for how the kernel runs on its device, for messages; empty if there is nothing to say.
-        required: True if it is an error that it can neither be loaded nor built.
+        pure: True if it is known to write only into arguments declared as written, and to return new tensors.
+            traced: Computes the results in operations that torch.compile traces; None if torch.compile cannot
+        see the kernel.
+            by_context: True if the context of a call decides whether the kernel takes it. The choice is then
+        made for each call, not by the call's signature.
+            manner: Description of how the kernel runs on its device, for messages; may be empty.
+        required: True to raise an error if it can neither be loaded nor built.
     """
 
     key: ClassVar[str] = ""
@@ -141,7 +140,7 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
     @property
     @abstractmethod
     def dtypes(self) -> Collection[torch.dtype] | None:
-        """The dtypes that it is declared for; None if they are not given, or make no difference."""
+        """The dtypes that it is declared for; None if they are not given, or do not matter."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,35 +153,35 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
 
     @property
     def takes_any_layout(self) -> bool:
-        """True if it is known to take what it writes in place in any layout."""
+        """True if it is known to take written arguments in any layout."""
         return False
 
     @property
     def computes_sizes(self) -> bool:
-        """True if the kernel computes the sizes of its results itself, which the reference does not see."""
+        """True if the kernel computes the sizes of its results itself, without the reference."""
         return False
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the dispatcher's calls of the operator, if the kernel can be called without Python.
+        """Receive the dispatcher's calls of the operator, if the kernel can be called without Python.
 
         Args:
             fallback: Function in Python for the calls that it does not take.
 
         Returns:
-            Function to call before the operator is deregistered; None if there is nothing to do then.
+            Function to call before the operator is deregistered; None if there is nothing to undo.
         """
         return None
 
     def into_results(self, operator: Any) -> BuiltKernel[S] | None:
-        """Return this kernel for the out form of its operator; None if it makes its results itself."""
+        """Return this kernel for the out form of its operator; None if it allocates its results itself."""
         return None
 
     def withdraw(self) -> None:
-        """Take no calls of the dispatcher any more, and clear the cache of calls."""
+        """Stop receiving calls of the dispatcher, and clear the cache of calls."""
 
     @abstractmethod
     def refusal(self, values: Sequence[Any]) -> str | None:
-        """Return the reason for not taking a call with these argument values; None if it does."""
+        """Return the reason why it does not take a call with these argument values; None if it takes it."""
 
     @property
     def sizing(self) -> str:
@@ -190,7 +189,7 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
         return "the reference"
 
     def narrow_indices(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Return the indices of 32 bits of calls with these values, as a compiler names them."""
+        """Return the 32-bit indices that calls with these values use, by the compiler's names."""
         return ()
 
     @abstractmethod
@@ -202,7 +201,7 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
         return self.operator.name, self.where
 
     def digest(self) -> str:
-        """Return the digest of what its author wrote."""
+        """Return the digest of its author's source and options."""
         return hashlib.sha256(f"{self.source.entry}\n{self.source.text}".encode()).hexdigest()
 
     def sources(self) -> tuple[Any, ...]:
@@ -218,10 +217,10 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
             self.source = source
 
     def require(self) -> None:
-        """Make it an error that the kernel can neither be loaded nor built, from now on.
+        """Raise an error, from now on, if the kernel can neither be loaded nor built.
 
         Raises:
-            KernelRefusedError: If this is known now.
+            KernelRefusedError: If it is already known that neither is possible.
         """
         self.required = True
 
@@ -234,10 +233,10 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
         """
 
     def compile_ahead(self) -> None:
-        """Compile it before the first call, which gets the error if that fails."""
+        """Compile it before the first call; an error is raised in the first call."""
 
     def origin_of(self, values: Sequence[Any]) -> str:
-        """Return words for where what computes a call came from; empty before it is there.
+        """Return a description of where the built kernel for a call came from; empty before it is built.
 
         Args:
             values: Argument values, which the kernel takes.
@@ -257,7 +256,7 @@ class Kernel:
         device: Device type, as in `torch.device(...).type`.
         function: A function with the reference's arguments and results.
         dtypes: The dtypes that it takes; None for all.
-        in_place: The kernel that writes in place, which `function` runs on copies, for a functional form.
+        in_place: For a functional form, the kernel that writes in place, which `function` runs on copies.
     """
 
     __repr__ = short_repr
@@ -274,7 +273,7 @@ class Kernel:
 
     @property
     def where(self) -> str:
-        """`file:line` of what its author gave."""
+        """`file:line` of the function or source that its author gave."""
         return self.given.where if isinstance(self.given, BuiltKernel) else where(self.given)
 
     def __str__(self) -> str:
@@ -289,14 +288,14 @@ class Kernel:
 
     @property
     def deterministic(self) -> bool:
-        """False if it is declared to round otherwise from run to run."""
+        """False if its rounding is declared to differ from run to run."""
         return not isinstance(self.given, BuiltKernel) or self.given.deterministic
 
     def supersedes(self, other: Kernel) -> bool:
         """Return True if this kernel, declared later, replaces another kernel of its operator.
 
-        It replaces one for the same device and dtypes. A kernel from source replaces one with the same entry
-        and some of the same dtypes, as when a notebook cell is run again.
+        It replaces a kernel for the same device and dtypes. A kernel from source replaces a kernel with the
+        same entry and some of the same dtypes, as when a notebook cell is run again.
         """
         new, old = self.function, other.function
         if isinstance(new, BuiltKernel) and isinstance(old, BuiltKernel):
@@ -316,7 +315,7 @@ class Kernel:
             return Rejected(self, NONDETERMINISTIC)
         reason = None
         if isinstance(self.given, BuiltKernel):
-            config.kernels_required()  # a typing error in it shows before the first kernel is missing
+            config.kernels_required()  # reports a typing error in it even if no kernel is missing
             reason = self.given.refusal(values)
         return Accepted(self) if reason is None else Rejected(self, reason)
 
@@ -332,7 +331,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A kernel that will not run, and why.
+    """A kernel that will not run, with the reason.
 
     Args:
         kernel: The kernel.
@@ -348,13 +347,13 @@ class Rejected:
 
     @property
     def strict(self) -> bool:
-        """True if the rejection is an error, because the kernel was declared with `strict=True`."""
+        """True if the rejection raises an error, because the kernel was declared with `strict=True`."""
         given = self.kernel.given
         return not self.elsewhere and isinstance(given, BuiltKernel) and given.strict
 
 
 def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
-    """Refuse a call that a kernel under `strict=True` does not take.
+    """Refuse a call that a kernel with `strict=True` does not take.
 
     Raises:
         KernelRefusedError: With the reason.
@@ -365,8 +364,8 @@ def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
                 f"its kernel for {each.kernel.device} does not take the call: {each.reason}",
                 operator=operator,
                 where=each.kernel.where,
-                hint="call it with what the kernel takes, or leave `strict=True` out, and the next kernel or "
-                "the reference computes the rest",
+                hint="call it with arguments that the kernel takes; or leave `strict=True` out, so that the "
+                "next kernel or the reference computes other calls",
             )
 
 
@@ -384,12 +383,12 @@ def choose(
 
 
 def check_device(device: Any, operator: str, call: str = "op.kernel({device!r}, ...)") -> None:
-    """Refuse what is not the name of a device type that torch knows.
+    """Refuse a value that is not the name of a device type that torch knows.
 
     Args:
-        device: The name.
+        device: The value.
         operator: Name of the operator.
-        call: The call that it is given to, for the hint.
+        call: The call that received it, for the hint.
     """
     try:
         known = isinstance(device, str) and torch.device(device).type == device
@@ -398,7 +397,7 @@ def check_device(device: Any, operator: str, call: str = "op.kernel({device!r}, 
     if not known:
         calls = (f"`{call.format(device=each)}`" for each in ("cpu", "cuda"))
         raise errors.DeviceNameError(
-            "a kernel's device is not given as a device type that torch knows",
+            "the device of a kernel is not a device type that torch knows",
             operator=operator,
             expected="a str such as 'cpu', 'cuda' or 'mps', without an index",
             got=repr(device),
@@ -410,7 +409,7 @@ def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
     """Return the dtypes that a kernel is declared for, from a list or a single dtype.
 
     Raises:
-        KernelDtypeError: If one of them is not a dtype, or there is none.
+        KernelDtypeError: If one of the values is not a dtype, or the list is empty.
     """
     listed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
     if isinstance(listed, Iterable):
@@ -421,7 +420,7 @@ def dtypes_of(dtypes: Any, operator: str) -> frozenset[torch.dtype]:
         "a kernel is declared for a value that is not a dtype",
         operator=operator,
         argument="dtypes",
-        expected="a list of torch.dtype, with one at least",
+        expected="a list of at least one torch.dtype",
         got=repr(dtypes),
         hint="write `dtypes=[torch.float32, torch.float64]`",
     )

@@ -29,7 +29,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def where(function: Callable[..., Any]) -> str:
-    """Return `file:line` of a Python function, under its decorators, or of a kernel's source; else its name.
+    """Return `file:line` of a Python function without decorators, or of a kernel's source; else its name.
 
     Example:
         >>> where(len)
@@ -46,7 +46,7 @@ def where(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class CallSite:
-    """The location of a call that creates a class, named as a class statement there would be.
+    """The location of a call that creates a class, for the name that a class statement there would give it.
 
     Args:
         module: Name of the module.
@@ -69,7 +69,7 @@ def call_site(frame: FrameType | None) -> CallSite:
         >>> some()
         'some.<locals>.'
     """
-    if frame is None:  # another Python than CPython
+    if frame is None:  # a Python other than CPython
         return CallSite("__main__", "", "")
     code = frame.f_code
     if code.co_flags & inspect.CO_OPTIMIZED:
@@ -116,7 +116,7 @@ def _folders() -> tuple[str, ...]:
 
 
 def is_user_code(file: str) -> bool:
-    """Return True for a file that is not torch's, Python's or opsmith's, or is a bundled operator's.
+    """Return True for a file of a bundled operator, or one that does not belong to torch, Python or opsmith.
 
     Example:
         >>> is_user_code(torch.__file__), is_user_code("network.py")
@@ -131,7 +131,7 @@ def is_user_code(file: str) -> bool:
 
 
 def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
-    """The line of the innermost user frame among this one and its callers; None where there is none."""
+    """The line of the innermost user frame among this frame and its callers; None if there is none."""
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
@@ -140,7 +140,7 @@ def user_line_of_frame(frame: FrameType | None) -> SourceLine | None:
 
 
 HELD_BY_FRAME = 3 if sys.version_info < (3, 13) else -1
-"""Number of references to the local variables of a frame: its own, a name and an argument."""
+"""Number of references to the local variables of a frame: the frame's, a variable's and an argument's."""
 
 
 def scopes_of_callers() -> Iterator[dict[str, Any]]:
@@ -150,7 +150,7 @@ def scopes_of_callers() -> Iterator[dict[str, Any]]:
         if is_user_code(frame.f_code.co_filename):
             live = frame.f_locals
             scope = dict(live)
-            # Before Python 3.13 a copy, which holds what the function lets go of; `locals()` returns it, too.
+            # Before Python 3.13 this is a copy, which keeps deleted values alive; `locals()` returns it, too.
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(live) <= HELD_BY_FRAME:
                 live.clear()
             yield from (scope, frame.f_globals)
@@ -192,7 +192,7 @@ def line_at(where: str) -> str:
 
 
 def short_path(file: str) -> str:
-    """A path relative to where packages are installed, or to the working folder.
+    """A path relative to the folder of installed packages, or to the working folder.
 
     Example:
         >>> short_path(torch.__file__)
@@ -206,6 +206,6 @@ def short_path(file: str) -> str:
 
 
 def short_location(where: str) -> str:
-    """Shorten a `file:line` likewise."""
+    """Shorten the path of a `file:line`, as `short_path` does."""
     found = parsed(where)
     return where if found is None else f"{short_path(found[0])}:{found[1]}"

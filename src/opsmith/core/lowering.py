@@ -1,4 +1,4 @@
-"""Lowering of arguments: values that torch's dispatcher does not carry become values that it does."""
+"""Lowering of arguments: conversion of values that torch's dispatcher cannot carry to values that it can."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoweredArgument(Protocol):
 
     @property
     def keyword_only(self) -> bool:
-        """True if it is given by name alone."""
+        """True if it is keyword-only."""
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
@@ -47,24 +47,24 @@ class UnknownObject:
 
 
 class _Holder:
-    """A holder, which has weak references, of an object that has none."""
+    """A holder, which supports weak references, of an object that does not."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _HeldNumber(int):
-    """The number of a held object: it keeps the holder alive, and so the object."""
+    """The number of a held object: it keeps the holder alive, and so the object, too."""
 
     holder: _Holder
 
 
 class Tokens:
-    """Numbers of this process that stand for objects, which torch's dispatcher does not carry.
+    """Numbers of this process that represent objects, since torch's dispatcher cannot carry objects.
 
-    An object keeps its number as long as it lives, and a number is never given to another object. One that
-    has no weak references has its number as long as somebody holds that, as a call does while it runs. Plain
-    values that are equal (tuples of strings, slices) share one. The numbers mean nothing in another process.
+    An object keeps its number as long as it lives, and a number is never reused. An object without support
+    for weak references keeps its number as long as the number is referenced, as by a running call. Equal
+    plain values (tuples of strings, slices) share a number. The numbers mean nothing in another process.
     """
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ class Tokens:
         with self._lock:
             key = _key(value)
             token = self._tokens.get(key)
-            # A collection between the two look-ups may forget an equal value.
+            # A garbage collection between the two look-ups may remove an equal value.
             watched = None if token is None else self._watched.get(token, lambda: None)()
             if token is None or watched is None:
                 token, watched = self._next + 1, _watchable(value)
                 self._next = token
                 self._watched[token] = weakref.ref(watched, lambda _: self._forget(token, key))
-                self._tokens[key] = token  # last: an interrupt or a fork may come between
+                self._tokens[key] = token  # last: an interrupt or a fork may come before
             if pin:
                 self._pinned[token] = watched
             if type(watched) is not _Holder:
@@ -99,7 +99,7 @@ class Tokens:
         with self._lock:
             if self._tokens.get(key) == token:
                 del self._tokens[key]
-            self._watched.pop(token, None)  # last, as `take` looks each number of `_tokens` up
+            self._watched.pop(token, None)  # last, since `take` looks up each number of `_tokens`
 
     def find(self, token: int) -> Any:
         """Return the object of a number, or `UnknownObject`."""
@@ -110,12 +110,12 @@ class Tokens:
 
 
 def _watchable(value: Any) -> Any:
-    """Return an object that has weak references and lives as long as a value, or holds it."""
+    """Return an object that supports weak references, and lives as long as a value or keeps it alive."""
     try:
         weakref.ref(value)
     except TypeError:
         return _Holder(value)
-    # Each access to a method creates a new object, which dies at once.
+    # Each access to a method creates a new object, which is freed at once.
     return _Holder(value) if isinstance(value, types.MethodType) else value
 
 
@@ -123,8 +123,8 @@ _TOKENS = Tokens()
 
 
 def _key(value: Any) -> Hashable:
-    """Return the identity of an object: type and text of a plain value, else `id`."""
-    if type(value) in _PLAIN:  # an instance of a subclass may hold more than its text shows
+    """Return the identity of an object: type and text for a plain value, `id` for others."""
+    if type(value) in _PLAIN:  # an instance of a subclass may contain more than its text shows
         return type(value), repr(value)
     if type(value) is tuple:
         return tuple, *map(_key, value)
@@ -138,7 +138,7 @@ def _key(value: Any) -> Hashable:
 
 
 def prepare() -> None:
-    """Make numbers constants of compiled code; this imports torch's compiler, which is slow."""
+    """Make the numbers constants in compiled code; this imports torch's compiler, which is slow."""
     global _constant, _container
     if _constant is _pinned:
         _constant = torch.compiler.assume_constant_result(_pinned)
@@ -146,7 +146,7 @@ def prepare() -> None:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Return True for a tensor, or a container of tensors, whose gradient would be lost in an object."""
+    """Return True for a tensor or container of tensors: carried as an object, it would lose its gradient."""
     if isinstance(value, dict):
         return any(map(holds_tensor, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -155,7 +155,7 @@ def holds_tensor(value: Any) -> bool:
 
 
 def token_of(value: Any) -> int:
-    """Return the number of an object; while a call is compiled, as a constant.
+    """Return the number of an object; as a constant while a call is compiled.
 
     Raises:
         TypeError: For a tensor, or a container of tensors.
@@ -181,7 +181,7 @@ def object_of(token: Any) -> Any:
 def _traced(value: Any) -> int:
     """Return the number of an object in code that torch compiles, as a constant of that code.
 
-    Guards are added: on the value of a plain value, on the identity of any other object.
+    Guards are added: on the value of plain data, on the identity of any other object.
     """
     if isinstance(value, torch.Tensor):
         raise TypeError(torch.Tensor)
@@ -218,14 +218,14 @@ def _make_container(name: str, inside: str) -> int:
 
 _constant: Callable[[Any], int] = _pinned
 _container: Callable[[str, str], int] = _make_container
-# Decided by version and not by a capability: nothing private is used, and a self-test would import and run
-# torch's compiler, which takes seconds in each process.
+# Decided by torch's version, not by a capability: nothing private is used, and a self-test would import and
+# run torch's compiler, which takes seconds in each process.
 TRACED = torch.__version__ >= "2.12"
-"""True if compiled code supports `id` of any object, as a guard."""
+"""True if compiled code can guard on `id` of any object."""
 
 
 class Lowering:
-    """Conversion of the arguments of an operator to those of its schema, and back.
+    """Conversion of an operator's arguments to the arguments of its schema, and back.
 
     torch.compile traces `call`, so it is plain code over plain attributes.
 
@@ -254,7 +254,7 @@ class Lowering:
     def call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of torch's operator for a call; arguments that are not given stay out.
+        """Return the arguments of torch's operator for a call, without arguments that were not given.
 
         Raises:
             TypeError: If a value is not of its argument's type, or belongs to no argument.
@@ -283,7 +283,7 @@ class Lowering:
         }
 
     def lift(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the values of all arguments of a call of torch's operator, defaults filled in."""
+        """Return the values of all arguments of a call of torch's operator, with defaults filled in."""
         lowered = list(args)
         for leaf in self._leaves[len(args) :]:
             given = leaf.name in kwargs or leaf.default is self._required

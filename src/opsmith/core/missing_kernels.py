@@ -1,4 +1,4 @@
-"""Kernels that can neither be loaded nor built: the reference runs after a warning, or it is an error."""
+"""Kernels that can neither be loaded nor built: the reference runs after a warning, or an error is raised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _in_silence: ContextVar[bool] = ContextVar("missing_kernels_in_silence", default
 
 @contextmanager
 def in_silence() -> Iterator[None]:
-    """Context manager in which nothing is warned of, as where a report names the reason."""
+    """Context manager without warnings, for use where a report shows the reason."""
     token = _in_silence.set(True)
     try:
         yield
@@ -28,10 +28,10 @@ def in_silence() -> Iterator[None]:
 
 
 def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> str:
-    """Return the reason for which a kernel does not take calls here; the first one of a process is warned of.
+    """Return the reason why a kernel does not take calls here; warn of the first one in a process.
 
     Args:
-        kernel: A kernel that no built library serves, and that cannot be built.
+        kernel: A kernel that is in no built library, and that cannot be built.
         error: Reason why it cannot be built.
 
     Raises:
@@ -48,25 +48,25 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
         requiring = f"{config.REQUIRE_KERNELS}=1" if by_environment else "`require_kernel`"
         raise kernel.error(
             errors.KernelRefusedError,
-            f"its kernel in {kernel.language} is required by {requiring}, and cannot be loaded or built here",
+            f"its kernel in {kernel.language} is required by {requiring}, but cannot be loaded or built here",
             expected="a built kernel in its package that fits this machine, or a compiler",
             got=f"{error.problem}: {error.got}",
-            hint="install what is missing, as a package with built kernels for this machine, or a compiler; "
-            "`opsmith doctor` shows what is here",
+            hint="install a package with built kernels for this machine, or a compiler; "
+            "`opsmith doctor` shows the missing tools",
         ) from error
     if not _warned and not _in_silence.get():
         warn_caller(
             f"{kernel.operator.name}: the reference runs in place of its kernel in {kernel.language}, "
-            f"{kernel.where}: {reason}. `opsmith doctor` shows what is missing here, and "
+            f"{kernel.where}: {reason}. `opsmith doctor` shows the missing tools, and "
             f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this "
-            "warning appears once in a process"
+            "warning appears only once in a process"
         )
-        _warned = True  # last: a filter may make the warning an error, which each call then raises
+        _warned = True  # last: if a filter makes the warning an error, each call raises it
     return reason
 
 
 def with_reason(error: errors.ToolchainError, reason: str) -> errors.ToolchainError:
-    """Return an error that also says why no built kernel of the package is used, if there is a reason."""
+    """Return an error with the reason why no built kernel of the package is used, if there is one."""
     if not reason:
         return error
     got = f"{error.got}; {reason}"

@@ -53,7 +53,7 @@ class Registration(Protocol):
     out_form: OutForm | None
     functional: Operator[..., Any] | None
     owner: Operator[..., Any]
-    """The handle. Code that is traced calls methods without arguments: torch 2.11 takes constants alone."""
+    """The handle. Traced code calls methods without arguments: torch 2.11 takes only constants."""
 
     @property
     def traced(self) -> bool:
@@ -67,7 +67,7 @@ class Registration(Protocol):
 
     @property
     def copied_results(self) -> tuple[str, ...]:
-        """Results of kernels that earlier calls have copied into other strides, in words."""
+        """Descriptions of the kernel results that earlier calls have copied into different strides."""
         ...
 
     def update(self, specification: Specification) -> None:
@@ -79,30 +79,30 @@ class Registration(Protocol):
         ...
 
     def forget_calls(self) -> None:
-        """Validate the next call as the first one of a process."""
+        """Validate the next call like the first call of a process."""
         ...
 
     def make_functional(self) -> None:
-        """Make the functional form of an operator that writes in place, if there is none."""
+        """Make the functional form of an in-place operator, if it does not exist yet."""
         ...
 
     def make_out_form(self) -> None:
-        """Make the out form, if there is none."""
+        """Make the out form, if it does not exist yet."""
         ...
 
 
 _NO_TENSORS = (int, float, complex, str, list, tuple)
-"""Types of values that nobody converts to a tensor."""
+"""Types of values that are never converted to a tensor."""
 
 _FOR_OPSMITH = {
     *("derived_kind", "forget_calls", "function_class", "is_handle", "learning"),
     *("out_operator", "redeclare", "replace_kernels"),
 }
-"""Members of a handle that other modules of opsmith use, and that no page names."""
+"""Members of a handle that other modules of opsmith use, and that are not documented."""
 
 
 class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
-    """An operator: call it as the function that it was declared with, and attach handwritten parts to it.
+    """An operator: call it like the function that it was declared with, and attach handwritten parts to it.
 
     Example:
         >>> import torch, opsmith
@@ -118,7 +118,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     __name__: str
     __wrapped__: Callable[P, R]
     is_handle = True
-    """Mark of handles, for modules that this one imports."""
+    """Mark of handles, for modules that this module imports."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._describe(specification)
 
     def __new__(cls, *args: Any) -> Operator[P, R]:
-        """Make a handle of a class of its own, whose calls an accelerator may take over."""
+        """Make a handle with a class of its own, so that an accelerator can replace its calls."""
         return super().__new__(
             type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
         )
@@ -155,7 +155,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         except errors.OpsmithError:
             raise
         except (RuntimeError, TypeError, ValueError):
-            # Checked only after a failure, which keeps valid calls fast; its message is better than torch's.
+            # Checked only after a failure, so that valid calls stay fast; the message is better than torch's.
             self._check_call(args, kwargs)
             raise
 
@@ -202,12 +202,12 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         signature = specification.schema.signature(specification.reference)
         self.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
         self.__annotations__["return"] = signature.return_annotation
-        # Where a handle and its class have the same docstring, `help` shows the class, with its methods.
+        # If a handle and its class have the same docstring, `help` shows the class, with its methods.
         described: Any = type(self)
         described.__signature__, described.__doc__ = signature, self.__doc__
 
     def __dir__(self) -> list[str]:
-        """List what authors and callers use."""
+        """List the members that authors and callers use."""
         names = set(super().__dir__()) - _FOR_OPSMITH
         return sorted(each for each in names if each.startswith("__") or not each.startswith("_"))
 
@@ -251,7 +251,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     @property
     def specification(self) -> Specification:
-        """The frozen value that describes the operator now; attaching an aspect replaces it."""
+        """The frozen value that describes the current operator; attaching an aspect replaces it."""
         return self._specification
 
     @property
@@ -266,7 +266,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     @property
     def functional(self) -> Operator[P, R]:
-        """The operator that writes nothing, and returns the new values before the other results.
+        """The operator that writes into no argument, and returns the new values before the other results.
 
         An operator that is not declared with `mutates=` is its own functional form.
 
@@ -288,20 +288,20 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         return form
 
     def out(self, /, *args: Any, out: R, **kwargs: Any) -> R:
-        """Compute the operator into tensors that are there already, and return them.
+        """Compute the operator into existing tensors, and return them.
 
-        Kernels in C++ write straight into them. No gradient flows.
+        Kernels in C++ write directly into these tensors. The results have no gradient.
 
         Args:
             args: The arguments of a call.
             out: Tensor with the shape, dtype and device of the result, or a tuple of one for each result. It
-                shares no elements with an argument.
-            kwargs: The arguments that are given by name.
+                must not share elements with an argument.
+            kwargs: Keyword arguments of the call.
 
         Raises:
             UsageError: If a result may be a list or None, or `out` is not a tensor for each result.
-            ShapeError, ResultTypeError: If `out` has another shape or dtype.
-            PlacementError: If `out` is on another device, or is a DTensor with other placements.
+            ShapeError, ResultTypeError: If `out` has a wrong shape or dtype.
+            PlacementError: If `out` is on a wrong device, or is a DTensor with wrong placements.
             MutationError: If `out` cannot be written, or an argument requires a gradient.
 
         Example:
@@ -331,7 +331,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
 
     @property
     def out_operator(self) -> Operator[..., Any]:
-        """The operator in place that `out` calls, with an argument for each result."""
+        """The in-place operator that `out` calls, with an argument for each result."""
         return self._out_form().operator
 
     def _out_form(self) -> OutForm:
@@ -350,8 +350,8 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def torch_operators(self) -> tuple[Any, ...]:
         """All `OpOverload`s of the operator, `torch_operator` first.
 
-        Graphs that torch makes may contain the others: one returns hidden results, too, one writes and
-        returns nothing, one computes new values in place of a write.
+        Graphs that torch makes may contain the others: an operator that also returns hidden results, one
+        that writes and returns nothing, and one that returns new values instead of writing.
 
         Example:
             >>> import opsmith.ops
@@ -379,11 +379,11 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
     def redeclare(
         self, specification: Specification, register: Callable[[Specification], Registration] | None = None
     ) -> None:
-        """Become another operator of the same name; everything attached before is removed.
+        """Replace the operator by a new one of the same name; everything attached before is removed.
 
         Args:
             specification: The operator.
-            register: Registers it where the present registration cannot take it: one writes, one does not.
+            register: Registers it if the current registration does not fit: only one of them writes.
         """
         before = self._specification
         if register is None or bool(before.schema.written) == bool(specification.schema.written):
@@ -402,7 +402,7 @@ class Operator(Aspects, FeatureMethods[R], Generic[P, R]):
         self._describe(specification)
 
     def forget_calls(self) -> None:
-        """Let the next call be as the first one of a process: it is validated, and bypasses nothing.
+        """Treat the next call like the first call of a process: it is validated, and skips no step.
 
         Example:
             >>> import torch, opsmith.ops
@@ -431,13 +431,13 @@ def _hint_of(specification: Specification, *, out: bool) -> str:
 
 
 class DerivedOperator(Operator[P, R]):
-    """A form of another operator, to which formulas and kernels are attached.
+    """A form of an operator; formulas and kernels are attached to that operator.
 
     Args:
         specification: The form.
         registration: Its registration.
-        owner: The other operator.
-        name: Attribute of the owner that holds this handle.
+        owner: The operator of which this is a form.
+        name: Attribute of the owner for this handle.
     """
 
     def __init__(
@@ -457,6 +457,6 @@ class DerivedOperator(Operator[P, R]):
     def _replace(self, **aspects: Any) -> Self:
         raise self._specification.error(
             errors.UsageError,
-            f"it is derived from `{self._owner.name}`, and has no parts of its own",
+            f"it is derived from `{self._owner.name}`, so nothing can be attached to it",
             hint=f"attach {', '.join(aspects)} to `{self._owner.name}`",
         )

@@ -17,9 +17,9 @@ from opsmith.core.specification import OUT, Specification
 
 
 def out_form(specification: Specification, compute: Callable[[list[Any]], Sequence[Tensor]]) -> Specification:
-    """Return the specification of the out form, an operator in place that writes into `out`.
+    """Return the specification of the out form, an in-place operator that writes into `out`.
 
-    Its arguments are those of the operator and, by name alone, one for each visible result. Hidden results
+    It has the arguments of the operator and a keyword-only argument for each visible result. Hidden results
     stay results.
 
     Args:
@@ -36,9 +36,9 @@ def out_form(specification: Specification, compute: Callable[[list[Any]], Sequen
         raise specification.error(
             errors.UsageError,
             "`out=` needs results that are tensors in every call",
-            expected="a result `Tensor`, or a tuple of them",
+            expected="a result `Tensor`, or a tuple of tensors",
             got=found,
-            hint="call it without `out=`, and copy what it returns"
+            hint="call it without `out=`, and copy the results"
             if schema.results
             else _void_hint(specification),
         )
@@ -46,7 +46,7 @@ def out_form(specification: Specification, compute: Callable[[list[Any]], Sequen
     if taken := {*names} & {*schema.names}:
         raise specification.error(
             errors.UsageError,
-            f"`out=` is the argument `{min(taken)}` already",
+            f"`out=` needs the name `{min(taken)}`, which is already an argument",
             argument=min(taken),
             hint="rename the argument",
         )
@@ -108,12 +108,12 @@ def out_names(schema: Schema) -> tuple[str, ...]:
 
 
 def refuse_other(specification: Specification, name: str, out: Tensor, result: Tensor) -> None:
-    """Refuse a tensor that is not as the result that is written into it.
+    """Refuse a tensor that does not fit the result that is written into it.
 
     Raises:
-        ShapeError: If it has another shape. Torch would resize it.
-        ResultTypeError: If it has another dtype.
-        PlacementError: If it is on another device, or a DTensor that is placed otherwise.
+        ShapeError: If it has a different shape; torch would resize it.
+        ResultTypeError: If it has a different dtype.
+        PlacementError: If it is on a different device, or a DTensor with different placements.
     """
     kinds = {
         "shape": errors.ShapeError,
@@ -144,5 +144,5 @@ def _void_hint(specification: Specification) -> str:
 
 def _placed_hint(placements: Any, name: str) -> str:
     if placements is None or any(each.is_partial() for each in placements):
-        return "call it without `out=`, and copy what it returns"
+        return "call it without `out=`, and copy the results"
     return f"call it with `{name}.redistribute(placements={placements})`"

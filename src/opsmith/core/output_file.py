@@ -1,4 +1,4 @@
-"""Output files: checked before the work begins, replaced as a whole; hashes for the policies of pages."""
+"""Output files: checked before the work begins, replaced as a whole; hashes for content security policies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def writable_file(path: Any, example: str, argument: str = "path") -> Path:
 
     Args:
         path: A name as the user gave it.
-        example: The name of a file that would do, for the hint.
-        argument: The argument that the path was given as.
+        example: An example of a valid file name, for the hint.
+        argument: Name of the argument for the path.
 
     Raises:
         UsageError: If no file can be written there.
@@ -48,9 +48,9 @@ _HINTS: dict[type[OSError], str] = {
 
 
 def try_to_write(file: Path) -> None:
-    """Try to write a file: an earlier one stays as it was, and no empty one is left behind.
+    """Try to write a file: an existing file stays unchanged, and no empty file is left behind.
 
-    A pipe or a device is not tried, since its reader would see the trial.
+    A pipe or a device is not tried, since its reader would notice.
 
     Raises:
         OSError: With the reason why it cannot be written.
@@ -63,11 +63,11 @@ def try_to_write(file: Path) -> None:
     if not existed or file.is_file():
         file.open("a").close()
     if not existed:
-        file.resolve().unlink()  # not a link that led nowhere
+        file.resolve().unlink()  # resolved, so that a dangling link stays
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Write a file; on an error nothing is left, and an earlier file stays as it was.
+    """Write a file; after an error, no partial file is left, and an existing file is unchanged.
 
     Raises:
         UsageError: With the reason of the system.
@@ -113,18 +113,18 @@ def unwritable(
     hint: str = "name another file",
     argument: str | None = "path",
 ) -> errors.UsageError:
-    """The error for a path that no file, or none with this content, can be written to."""
+    """The error for a path to which no file, or not this content, can be written."""
     return errors.UsageError(
         f"no file can be written to `{path}`",
         argument=argument,
-        expected="a file in a folder that is there, and can be written to",
+        expected="a file in an existing folder that can be written to",
         got=got if isinstance(got, str) else got.strerror or str(got),
         hint=hint,
     )
 
 
 def policy_hash(text: str) -> str:
-    """Return the hash by which the content security policy of a page admits a script or a style sheet.
+    """Return the hash with which the content security policy of a page allows a script or a style sheet.
 
     Example:
         >>> policy_hash("")

@@ -1,9 +1,9 @@
 """Reachable code and state: values that a function uses without taking them as arguments.
 
-`uses` takes one step: from a function to its closure, defaults, attributes and globals, from a class or an
-object to its attributes, from a wrapper to what it wraps, from a container to its items. The source hash,
-the refusal of captured tensors and the checks for hidden state all use it. Installed libraries
-are not entered. State that C++ code keeps is not seen.
+`uses` takes one step: from a function to its closure, defaults, attributes and globals; from a class or an
+object to its attributes; from a wrapper to the wrapped function; from a container to its items. The source
+hash, the refusal of captured tensors and the checks for hidden state use it. Installed libraries are not
+entered. State that C++ code keeps is not found.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from opsmith.core.location import where
 from opsmith.core.source import names_in, nested
 
 CONTAINERS = (dict, list, set, deque)
-"""Mutable containers, which may hold state."""
+"""Mutable containers, which may contain state."""
 _WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset", "__wrapped__")
 _NOT_CODE = ("__dict__", "__weakref__", "__doc__", "__module__", "__firstlineno__", "__static_attributes__")
 _MADE_FROM = ("__dataclass_fields__", "__dataclass_params__")
-"""Attributes of a dataclass from which its methods, which are followed, were made."""
+"""Attributes of a dataclass that are not followed: the methods made from them are followed."""
 _GLOBAL_INSTRUCTIONS = frozenset(
     {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
@@ -55,11 +55,11 @@ class Reached:
     """A value that code reaches.
 
     Args:
-        path: Description for messages, such as "`scale` of the module `demo`"; empty for a value that has no
-            name of its own, such as an item of a container.
+        path: Description for messages, such as "`scale` of the module `demo`"; empty for a value without a
+            name, such as an item of a container.
         value: The value when it was reached.
         step: Its relation to the value that uses it.
-        name: The identifier by which that value uses it.
+        name: The identifier under which the other value uses it.
         get: Returns the current value; None if it cannot be replaced.
         put: Replaces the value.
     """
@@ -77,7 +77,7 @@ class Reached:
 
 
 def uses(value: Any) -> Iterator[Reached]:
-    """Yield the values that a value uses directly, in an order that is the same in every process."""
+    """Yield the values that a value uses directly, in the same order in every process."""
     if isinstance(value, torch.Tensor | types.ModuleType):
         return
     if isinstance(value, types.FunctionType):
@@ -102,7 +102,7 @@ def uses(value: Any) -> Iterator[Reached]:
 
 
 def function_uses(function: types.FunctionType) -> Iterator[Reached]:
-    """Yield what a function uses directly, even a function of an installed library.
+    """Yield the values that a function uses directly, even for a function of an installed library.
 
     Example:
         >>> def scaled_by(factor):
@@ -135,7 +135,7 @@ def function_uses(function: types.FunctionType) -> Iterator[Reached]:
 
 
 def _members(module: types.ModuleType, names: frozenset[str], visited: set[int]) -> Iterator[Reached]:
-    """Yield those members of a module, and of the user's modules in it, that code names."""
+    """Yield the members of a module, and of the user's modules in it, that code names."""
     scope = vars(module)
     if is_library(module.__name__) or id(scope) in visited:
         return
@@ -148,7 +148,7 @@ def _members(module: types.ModuleType, names: frozenset[str], visited: set[int])
 
 def _class_uses(kind: type) -> Iterator[Reached]:
     for name in list(vars(kind)):
-        if name not in (*_NOT_CODE, *_MADE_FROM):  # a class's dictionary takes no writes
+        if name not in (*_NOT_CODE, *_MADE_FROM):  # a class's dictionary is read-only
             yield _attribute(kind, name, vars(kind), partial(setattr, kind, name))
     for base in kind.__bases__:
         yield Reached("", base, Step.BASE)
@@ -214,7 +214,7 @@ def is_library(module: str | None) -> bool:
     if module is None or module == "builtins" or module.partition(".")[0] in ("torch", "numpy"):
         return True
     if module.partition(".")[0] == "opsmith":
-        return not module.startswith("opsmith.ops.")  # the bundled operators are sources, as a user's are
+        return not module.startswith("opsmith.ops.")  # the bundled operators count as the user's code
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module in sys.builtin_module_names
@@ -224,10 +224,10 @@ def is_library(module: str | None) -> bool:
 def refuse_captured_tensors(function: Callable[..., Any], operator: str) -> None:
     """Refuse a reference that uses a tensor or a module that requires a gradient, without taking it.
 
-    Autograd computes the gradients of an operator's arguments alone.
+    Autograd computes gradients only for an operator's arguments.
 
     Raises:
-        CapturedTensorError: Naming what is captured.
+        CapturedTensorError: With the name of the captured tensor or module.
     """
     if not isinstance(function, types.FunctionType):
         return
@@ -237,12 +237,11 @@ def refuse_captured_tensors(function: Callable[..., Any], operator: str) -> None
         parameters = each.value.parameters() if isinstance(each.value, torch.nn.Module) else [each.value]
         if any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in parameters):
             raise errors.CapturedTensorError(
-                f"it uses `{each.name}`, which requires a gradient and is not an argument",
+                f"it uses `{each.name}`, which requires a gradient but is not an argument",
                 operator=operator,
                 argument=each.name,
-                expected="a function of its arguments alone",
+                expected="a function that uses only its arguments",
                 got=type(each.value).__name__,
                 where=where(function),
-                hint=f"make it an argument, `{each.name}: Tensor`, or use `{each.name}.detach()` made "
-                "outside",
+                hint=f"make it an argument, `{each.name}: Tensor`, or compute `{each.name}.detach()` outside",
             )

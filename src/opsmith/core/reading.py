@@ -1,7 +1,7 @@
-"""Reading of users' code: what it does with the arguments of an operator.
+"""Reading of users' code: its uses of the arguments of an operator.
 
 An argument is followed through other names for it, attributes of a context, and calls of the author's
-functions. Nothing of the code is run. Of a function without source, as at a prompt, nothing is known.
+functions. No code is run. A function without source, as at a prompt, cannot be read.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from opsmith.core.expression import OPERATIONS
 from opsmith.core.reachable import Step, function_uses, is_library
 
 MOST_CALLS = 4
-"""Most calls through which an argument is followed."""
+"""Maximum number of nested calls through which an argument is followed."""
 
 METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
 """The methods of a Function class that its author may write, in the order in which torch calls them."""
 
 _SAME = frozenset({"lower", "upper", "casefold", "strip", "int", "float", "str", "bool"})
-"""Functions and methods whose result is compared in the place of the argument."""
+"""Functions and methods whose result may be compared instead of the argument."""
 _UNKNOWN = object()
 
 
 def is_single(value: Any) -> bool:
-    """Return False for a tensor or an array, whose comparison has an answer for each element."""
+    """Return False for a tensor or an array, whose comparison has a result for each element."""
     return isinstance(value, int | float | complex) or not hasattr(value, "__array__")
 
 
@@ -42,10 +42,10 @@ class Comparison:
     """A condition on one argument.
 
     Args:
-        values: Values that the argument is equal to, or numbers at which the condition changes.
+        values: Values that are compared with the argument, or numbers at which the condition changes.
         code: The code of the function that compares.
-        holds: The condition as a function of the argument, where it is more than equality: True, False, or
-            None for a value that raises.
+        holds: The condition as a function of the argument, if it is not an equality: True, False, or None
+            for a value that raises.
     """
 
     values: tuple[Any, ...]
@@ -58,13 +58,13 @@ class Reading:
     """Uses of arguments in the code that was read.
 
     Attributes:
-        called: Arguments that it calls.
-        asked: Attributes that it asks of arguments, each with the names of these.
-        marked: Arguments that it marks as dirty.
+        called: Arguments that the code calls.
+        asked: Attributes that the code reads from arguments, each with the names of these arguments.
+        marked: Arguments that the code marks as dirty.
         compared: Comparisons of each argument.
-        kept: The argument that each attribute of a context stands for.
+        kept: The argument that is stored as each attribute of a context.
         methods: Readers of the methods of a class.
-        before: Readers of all functions, by their code and by what their names stand for.
+        before: Readers of all functions, by their code and by the arguments of their names.
     """
 
     called: set[str] = field(default_factory=set)
@@ -90,7 +90,7 @@ class Reading:
     def read_methods(
         self, methods: Mapping[str, Any], names: Sequence[str], *, with_context: bool = False
     ) -> None:
-        """Read functions that have the parameters of a Function class's methods, by the names of these."""
+        """Read functions with the parameters of a Function class's methods, by the names of the methods."""
         for name, method in methods.items():
             parameters, stands = source.parameters_of(method), dict[str, str]()
             if name == "forward":
@@ -100,12 +100,12 @@ class Reading:
             self.methods[name] = self.read(method, stands)
 
     def read(self, function: Any, stands: Mapping[str, str], calls: int = 0) -> FunctionReader | None:
-        """Read a function; a function that another one calls is read unless it belongs to a library.
+        """Read a function, and the functions that it calls, except functions of libraries.
 
         Args:
             function: The function.
-            stands: The argument that each of its names stands for.
-            calls: Number of calls that led to it.
+            stands: The argument that each of its names refers to.
+            calls: Number of nested calls that led to it.
         """
         function = inspect.unwrap(function)
         own = not calls or (calls <= MOST_CALLS and not is_library(getattr(function, "__module__", None)))
@@ -125,8 +125,8 @@ class FunctionReader(ast.NodeVisitor):
     Args:
         reading: Receives the findings.
         function: The function.
-        stands: The argument that each name stands for; more names are added.
-        calls: As of `Reading.read`.
+        stands: The argument that each name refers to; more names are added.
+        calls: As for `Reading.read`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class FunctionReader(ast.NodeVisitor):
         self.values = {each.name: each.value for each in function_uses(function) if each.step in outside}
 
     def visit(self, node: ast.AST) -> None:
-        """Read a node and all that it holds."""
+        """Read a node and everything in it."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -165,7 +165,7 @@ class FunctionReader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def argument(self, node: ast.AST | None) -> str | None:
-        """Return the name of the argument that an expression stands for; None if it is none."""
+        """Return the name of the argument that an expression refers to; None if it is not an argument."""
         match node:
             case ast.Name(id=name):
                 return self.stands.get(name)
@@ -183,7 +183,7 @@ class FunctionReader(ast.NodeVisitor):
         return None
 
     def value(self, node: ast.AST) -> Any:
-        """Return the value of a constant expression: a literal, a global, a member of one, or a pattern."""
+        """Return the value of a constant expression: a literal, a global, a global's member, or a pattern."""
         match node:
             case ast.Name(id=name):
                 return self.values.get(name, _UNKNOWN)
@@ -193,7 +193,7 @@ class FunctionReader(ast.NodeVisitor):
                 return inspect.getattr_static(owner, name, _UNKNOWN) if known else _UNKNOWN
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" as text)]):
                 return float(text)
-            case ast.Dict(keys=keys):  # its keys may be looked up, whatever it holds
+            case ast.Dict(keys=keys):  # its keys may be looked up, whatever its values are
                 return dict.fromkeys(filter(_is_known, map(self.value, filter(None, keys))))
             case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
                 values = tuple(map(self.value, items))
@@ -247,7 +247,7 @@ class FunctionReader(ast.NodeVisitor):
         self._equals(key, values if isinstance(values, dict) else ())
 
     def _equals(self, node: ast.expr, values: Any) -> None:
-        """Note values that an argument is compared with, if an expression stands for one."""
+        """Note values that an expression is compared with, if the expression is an argument."""
         name = self.argument(node)
         known = tuple(filter(_is_known, values)) if isinstance(values, _CONTAINERS) else ()
         if name is not None and known:
@@ -255,7 +255,7 @@ class FunctionReader(ast.NodeVisitor):
 
     def _truth(self, *nodes: ast.expr) -> None:
         for node in nodes:
-            if not isinstance(node, ast.Compare):  # a comparison is read where it stands
+            if not isinstance(node, ast.Compare):  # comparisons are read elsewhere
                 self._condition(node)
 
     def _condition(self, node: ast.expr) -> None:
@@ -278,7 +278,7 @@ class FunctionReader(ast.NodeVisitor):
         return None
 
     def _function(self, node: ast.expr) -> Callable[[Any], Any] | None:
-        """Return an expression as a function of the argument in it; None if more in it is unknown."""
+        """Return an expression as a function of the argument in it; None if another part is unknown."""
         constant = self.value(node)
         if constant is not _UNKNOWN:
             return lambda value: constant
@@ -297,7 +297,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def _is_known(value: Any) -> bool:
-    """Return True for a value that an argument may have; an array has no single answer to a comparison."""
+    """Return True for a value that an argument may have; comparing an array has no single result."""
     return value is not _UNKNOWN and isinstance(value, Hashable) and is_single(value)
 
 

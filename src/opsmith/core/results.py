@@ -27,12 +27,12 @@ class Result:
     """One tensor that the reference returns, or a list of them.
 
     Args:
-        name: Its name in formulas.
+        name: Name of the result in formulas.
         differentiable: True if it has a gradient.
         hidden: True if only formulas see it.
         optional: True if it may be None.
         sequence: True for a list of tensors.
-        written: The argument whose new value it is, in the functional form of an in-place operator.
+        written: In the functional form of an in-place operator, the argument of which this is the new value.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Result:
         return "grad" if self.name == "result" else f"grad_{self.written or self.name}"
 
 
-NOTHING = "return a tensor; an operator that writes into an argument is declared with `mutates=`"
+NOTHING = "return a tensor; if the operator writes into an argument, declare it with `mutates=`"
 _RESULT_FORMS: dict[Any, str] = {
     torch.Tensor: "tensor",
     torch.Tensor | None: "optional",
-    typing.Optional[torch.Tensor]: "optional",  # noqa: UP045  # of another type before Python 3.14
+    typing.Optional[torch.Tensor]: "optional",  # noqa: UP045  # has a different type before Python 3.14
     list[torch.Tensor]: "list",
 }
 
 
 def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], bool]:
-    """Return the form of each result, a tensor, optional or a list; and True if there is one, not in a tuple.
+    """Return the form of each result (tensor, optional or list), and True for a single result, not a tuple.
 
     Args:
         annotation: Annotation of the return value.
@@ -98,17 +98,17 @@ def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], b
         bool: "return a tensor without dimensions, `torch.tensor(value)`",
     }
     raise errors.UnsupportedTypeError(
-        "an operator returns a tensor, a list of tensors, or a tuple of two or more of these",
+        "an operator must return a tensor, a list of tensors, or a tuple of two or more of these",
         argument="return",
         got=shown_annotation(annotation),
-        hint="write `-> list[Tensor]` where their number varies"
+        hint="write `-> list[Tensor]` if their number varies"
         if items[1:] == (...,) or typing.get_origin(annotation) is Sequence
         else hints.get(annotation, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     )
 
 
 def result_names(count: int, word: str = "result") -> list[str]:
-    """Return default names of results: the word alone for one, numbered from 0 for several."""
+    """Return default names of results: the word itself for one result, numbered from 0 for several."""
     return [word] if count == 1 else [f"{word}{i}" for i in range(count)]
 
 
@@ -135,10 +135,10 @@ def result_roles(count: int, results: ResultNames, hidden: tuple[str, ...]) -> t
                 )
     if len(roles) != count or (count and len(set(hidden)) == count):
         raise errors.ResultNameError(
-            "the names of the results do not fit what the reference returns",
+            "the names of the results do not fit the results of the reference",
             expected=f"{count} names, at least one of them not hidden",
             got=", ".join(roles) or "none",
-            hint="give `results=` and `hidden=` one name for each tensor returned, in order",
+            hint="give one name in `results=` or `hidden=` for each result, in order",
         )
     for name, role in roles.items():
         if not (role is ... or isinstance(role, NonDifferentiable)):

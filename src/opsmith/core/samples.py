@@ -43,7 +43,7 @@ class Make:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def __call__(self, *shape: int | Sequence[int], low: float = -2.0, high: float = 2.0) -> torch.Tensor:
-        """Return a tensor of this shape, uniform in [low, high); a tuple may give it, as to `torch.rand`."""
+        """Return a tensor of this shape, uniform in [low, high); it may be a tuple, as for `torch.rand`."""
         shape = _flat(shape)
         real = torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low
         if self.dtype.is_complex:
@@ -52,7 +52,7 @@ class Make:
         return real.to(self.device, self.dtype)
 
     def integers(self, *shape: int | Sequence[int], low: int = 0, high: int = 10) -> torch.Tensor:
-        """Return an int64 tensor of this shape, uniform in [low, high); a tuple may give it.
+        """Return an int64 tensor of this shape, uniform in [low, high); the shape may be a tuple.
 
         Example:
             >>> Make().integers(3, low=5, high=6)
@@ -61,7 +61,7 @@ class Make:
         return torch.randint(low, high, _flat(shape), generator=self.generator).to(self.device)
 
     def call(self, *args: Any, **kwargs: Any) -> CallArguments:
-        """Return a call with keyword arguments; for a call without, a plain tuple is enough.
+        """Return a call with keyword arguments; for a call without keywords, a plain tuple is enough.
 
         Example:
             >>> Make().call(2.0, stride=1)
@@ -79,7 +79,7 @@ Samples = Callable[..., Iterable[Any]]
 
 @dataclass(frozen=True)
 class LocatedSamples:
-    """A function of samples that wraps the author's own, and reports the author's location.
+    """A function that wraps the author's function of samples, and has the author's location.
 
     Args:
         function: Returns the samples.
@@ -101,7 +101,7 @@ def location_of(samples: Any, otherwise: str) -> str:
 
 
 def read_samples(source: Any, make: Make, operator: str | None, location: str) -> list[Any]:
-    """Return the samples of a list, or of a function that returns one, without reading them.
+    """Return the samples of a list, or of a function that returns a list, without reading them.
 
     Args:
         source: The list, or the function, which may take `make`.
@@ -124,7 +124,7 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
     except errors.SampleError:
         raise
     except (Exception, SystemExit) as error:
-        first = str(error).strip().partition("\n")[0]  # torch adds its own stack to some
+        first = str(error).strip().partition("\n")[0]  # torch adds its own stack to some errors
         raise errors.SampleError(
             f"its samples cannot be made: {type(error).__name__}: {first}".rstrip(": "),
             operator=operator,
@@ -134,10 +134,10 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
     raise errors.SampleError(
         "its samples are not a list of calls",
         operator=operator,
-        expected="a list of tuples of arguments, or a function of `make` or of nothing that gives one",
+        expected="a list of tuples of arguments, or a function that returns it, with or without `make`",
         got=shown(given),
         where=location,
-        hint="give a list, a tuple for each call: `[(x, weight)]`, or `[(x,)]` where it takes one argument",
+        hint="give a list with a tuple for each call: `[(x, weight)]`, or `[(x,)]` for a single argument",
     )
 
 
@@ -216,10 +216,8 @@ def _hint(name: str, sample: CallArguments, schema: Schema) -> str:
     argument = schema.by_name.get(name)
     value = {**dict(zip(schema.names, sample.args, strict=False)), **sample.kwargs}.get(name)
     if argument is not None and argument.kind.base is OBJECT and holds_tensor(value):
-        return (
-            "annotate it where it is taken, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
-        )
-    return "yield the arguments as a call of the operator would give them"
+        return "annotate the parameter, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
+    return "yield the arguments as a call of the operator passes them"
 
 
 def not_a_sample(
@@ -264,7 +262,7 @@ def first_call(specification: Specification, use: str, otherwise: str = "") -> C
 
 
 def sample_calls(specification: Specification, use: str, otherwise: str = "") -> list[CallArguments]:
-    """The samples of an operator, one at least, with floating tensors of float32.
+    """The samples of an operator, at least one, with floating tensors of float32.
 
     Args:
         specification: The specification of the operator.
@@ -272,8 +270,8 @@ def sample_calls(specification: Specification, use: str, otherwise: str = "") ->
         otherwise: An alternative to samples, for the hint.
 
     Raises:
-        MissingSamplesError: If there is none.
-        SampleError: If it does not fit the signature.
+        MissingSamplesError: If there is no sample.
+        SampleError: If a sample does not fit the signature.
     """
     from opsmith.core.shape_samples import samples_for  # it makes samples with this module
 
@@ -284,7 +282,7 @@ def sample_calls(specification: Specification, use: str, otherwise: str = "") ->
         lack = "has none" if source is None else "its samples are empty"
         raise specification.error(
             errors.MissingSamplesError,
-            f"it is {use} as its first sample calls it, and {lack}",
+            f"it is {use} with the arguments of its first sample, but {lack}",
             hint=f"write `@{specification.variable}.samples` over a function of `make` that yields tuples "
             f"of arguments{otherwise}",
         )

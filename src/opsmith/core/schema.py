@@ -31,7 +31,7 @@ class Argument:
         name: Its name.
         kind: Its type.
         default: Its default value; `REQUIRED` if it has none.
-        keyword_only: True if it is given by name alone.
+        keyword_only: True if it can be given only by name.
         alias: Letter of its memory in torch's schema language, if the operator writes into it.
     """
 
@@ -50,7 +50,7 @@ class Argument:
         return text if self.default is REQUIRED else f"{text}={self.kind.default_text(self.default)}"
 
     def leaves(self) -> list[Argument]:
-        """Return the arguments in torch's schema that stand for this one."""
+        """Return the arguments of torch's schema that carry this one."""
         parts = self.kind.leaves(self.name)
         if self.kind.structure is None:
             return [self]
@@ -69,7 +69,7 @@ class Schema:
         arguments: Its arguments.
         results: Its results, which are new tensors.
         single: True if the reference returns a bare tensor.
-        returns: Name of the argument that it writes into and returns, as torch's operations in place do.
+        returns: Name of the argument that it writes into and returns, as torch's in-place operations do.
     """
 
     arguments: tuple[Argument, ...]
@@ -84,14 +84,14 @@ class Schema:
 
     @cached_property
     def lowering(self) -> Lowering | None:
-        """Conversion of arguments for torch's dispatcher; None if none is converted."""
+        """Conversion of arguments for torch's dispatcher; None if no argument is converted."""
         if not any(argument.kind.base.lower or argument.kind.encoded for argument in self.arguments):
             return None
         return Lowering(self.arguments, self.leaves, REQUIRED)
 
     @cached_property
     def encoded(self) -> bool:
-        """True if torch's dispatcher carries other values than the reference takes."""
+        """True if values must be converted for torch's dispatcher."""
         return any(argument.kind.encoded for argument in self.arguments)
 
     @cached_property
@@ -126,7 +126,7 @@ class Schema:
 
     @cached_property
     def void(self) -> Schema:
-        """The schema of the operator that has the kernels: it writes, and returns no argument."""
+        """The schema of the operator with the kernels: it writes, and returns no argument."""
         return self if self.returns is None else replace(self, returns=None)
 
     @cached_property
@@ -177,7 +177,7 @@ class Schema:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """Names that `grad` and `result` stand for, if callers see only one result."""
+        """Full names for `grad` and `result`, if callers see only one result."""
         if len(self.visible) != 1:
             return {}
         only = self.results[self.visible[0]]
@@ -208,7 +208,7 @@ class Schema:
         return f"{name}({', '.join(pieces)}) -> {text if len(returns) == 1 else f'({text})'}"
 
     def call_text(self, name: str, *, out: str = "") -> str:
-        """Return a call with variables of the arguments' names, without objects that have defaults.
+        """Return a call with variables that have the arguments' names, without objects that have defaults.
 
         Args:
             name: Expression for the handle.
@@ -218,16 +218,16 @@ class Schema:
         for each in self.arguments:
             required = each.default is REQUIRED
             if required or isinstance(each.default, (int, float, str, tuple, list, type(None))):
-                value = each.name if required else repr(each.default)  # that of an object need not be Python
+                value = each.name if required else repr(each.default)  # an object's may not be Python
                 given.append(value if required and not each.keyword_only else f"{each.name}={value}")
         return f"`{name}({', '.join(given + [f'out={out}'] * bool(out))})`"
 
     def signature(self, reference: Callable[..., Any]) -> inspect.Signature:
-        """Return the signature of a call, in the words of the reference where these are right for a call."""
+        """Return the signature of a call, with the annotations of the reference where they fit a call."""
         annotated = bool(getattr(reference, "__annotations__", None))
         try:
             own = inspect.signature(reference) if annotated else inspect.Signature()
-        except ValueError:  # a function of torch, which another one has given annotations
+        except ValueError:  # a function of torch, annotated by a wrapper
             own = inspect.Signature()
         named = {each.name: each for each in own.parameters.values() if each.annotation is not REQUIRED}
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -252,7 +252,7 @@ class Schema:
         return inspect.Signature(parameters, return_annotation=returned)
 
     def parameters(self) -> list[str]:
-        """Return the parameters in Python, as `x: Tensor`, with a `*` before those by name alone."""
+        """Return the parameters in Python, such as `x: Tensor`, with a `*` before keyword-only parameters."""
         pieces: list[str] = []
         for argument in self.arguments:
             if argument.keyword_only and "*" not in pieces:
@@ -262,7 +262,7 @@ class Schema:
         return pieces
 
     def call_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the value of every argument of a valid call: defaults filled in, lists as declared."""
+        """Return the value of every argument of a valid call: defaults filled in, sequences as declared."""
         values = list(args)
         for argument in self.arguments[len(args) :]:
             values.append(kwargs.get(argument.name, argument.default))
@@ -312,9 +312,9 @@ def schema_of(
             `opsmith.non_differentiable`.
         hidden: Names of results that callers do not see.
         known: Types of parameters that need no hint, by name.
-        returned: Annotation of the return value where it has no hint.
+        returned: Annotation of the return value if it has no hint.
         mutates: Names of the arguments that the operator writes into.
-        returns: Name of the one of them that it returns.
+        returns: Name of the written argument that it returns.
 
     Raises:
         NotAFunctionError, MissingAnnotationError, UnsupportedTypeError, ParameterKindError, NameFormatError,
@@ -384,7 +384,7 @@ def _signature(reference: Callable[..., Any], operator: str) -> inspect.Signatur
 
 
 def _return_hint(function: Callable[..., Any]) -> Any:
-    """The annotation of what it returns; `REQUIRED` where there is none, or a hint cannot be resolved."""
+    """The return annotation; `REQUIRED` if there is none, or if a hint cannot be resolved."""
     try:
         return hints_of(function).get("return", REQUIRED)
     except (NameError, AttributeError, TypeError, SyntaxError):
@@ -392,8 +392,8 @@ def _return_hint(function: Callable[..., Any]) -> Any:
 
 
 _NO_ARGUMENTS = {
-    "ctx": "leave it out: a formula names what it needs, `op.gradients(x=lambda grad, x: ...)`; a class with "
-    "`ctx` is adopted, `opsmith.adopt(Class, 'mylib::name')`",
+    "ctx": "leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
+    "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`",
     "self": "declare a function outside of the class, and call it in the method",
     "cls": "declare a function outside of the class, and call it in the method",
 }
@@ -401,26 +401,26 @@ _NO_ARGUMENTS = {
 
 
 def _no_argument_hint(reference: Callable[..., Any]) -> str | None:
-    """Return the hint for a method, whose first parameter is an object of its class; None for a function."""
+    """Return the hint for a method, whose first parameter is an instance; None for a function."""
     first, annotation = next(iter(reference.__annotations__.items()), ("", None))
     return None if annotation in (Tensor, "Tensor", "torch.Tensor") else _NO_ARGUMENTS.get(first)
 
 
 def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argument:
-    """The argument for a parameter; `known` is its type where it has no hint."""
+    """The argument for a parameter; `known` is its type if it has no hint."""
     name = parameter.name
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         shown: dict[Any, str] = {parameter.VAR_POSITIONAL: f"*{name}", parameter.VAR_KEYWORD: f"**{name}"}
         raise errors.ParameterKindError(
             f"an operator cannot take `{shown.get(parameter.kind, name + ', /')}`",
             argument=name,
-            hint="name every argument; for a number of tensors that varies take `list[Tensor]`",
+            hint="name every argument; for a varying number of tensors take `list[Tensor]`",
         )
     if name.startswith(RESERVED):
         raise errors.ReservedNameError(
             "formulas keep names that begin with `grad` or `result` for gradients and results",
             argument=name,
-            hint=f"rename the argument, as `given_{name}`",
+            hint=f"rename the argument, for example to `given_{name}`",
         )
     refuse_unwritable(name)
     if parameter.annotation is REQUIRED and known is None:
@@ -440,18 +440,18 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
         )
     default = parameter.default
     if default is not REQUIRED:
-        if parameter.annotation is not REQUIRED:  # a known type comes with a default of its own
+        if parameter.annotation is not REQUIRED:  # a known type has its own default
             _check_default(name, kind, default)
-        if kind.base is FLOAT and type(default) is int:  # as an argument of a call it would be a float
+        if kind.base is FLOAT and type(default) is int:  # calls convert it to a float, too
             default = float(default)
     return Argument(name, kind, default, parameter.kind is parameter.KEYWORD_ONLY)
 
 
 def with_aliases(arguments: tuple[Argument, ...], mutates: tuple[str, ...]) -> tuple[Argument, ...]:
-    """Return the arguments, each of those that the operator writes into with a letter of its own.
+    """Return the arguments; each argument that the operator writes into gets its own letter.
 
     Raises:
-        UnknownInputError: If it cannot write into one.
+        UnknownInputError: If it cannot write into one of them.
     """
     by_name = {argument.name: argument for argument in arguments}
     for name in mutates:
@@ -477,7 +477,7 @@ def _is_writable(kind: ArgumentType) -> bool:
 
 
 def _returned_hint(first: str, mutates: tuple[str, ...], returns: str) -> str:
-    """The hint where an argument cannot be returned; `first` is the first one if it is a plain tensor."""
+    """The hint if an argument cannot be returned; `first` is the first argument if it is a plain tensor."""
     if first and not mutates and returns == first:
         return f'write `mutates=("{first}",)`, too'
     if first and mutates == (first,):
@@ -488,7 +488,7 @@ def _returned_hint(first: str, mutates: tuple[str, ...], returns: str) -> str:
 def _refuse_returned(
     arguments: tuple[Argument, ...], mutates: tuple[str, ...], returns: str, annotation: Any
 ) -> None:
-    """Refuse `returns=` where torch has no such operation in place."""
+    """Refuse `returns=` if torch does not support such an in-place operation."""
     first = arguments[0] if arguments else None
     plain = first is not None and first.kind.annotation() == "Tensor" and not first.keyword_only
     if not plain or (returns,) != mutates or first is None or first.name != returns:
@@ -503,7 +503,7 @@ def _refuse_returned(
         )
     if annotation is not Tensor:
         raise errors.UnsupportedTypeError(
-            f"an operator that returns `{returns}` returns a tensor",
+            f"an operator that returns `{returns}` must be annotated as returning a tensor",
             argument="return",
             expected="Tensor",
             got=shown_annotation(annotation),
@@ -530,7 +530,7 @@ def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
         raise errors.DefaultError(
             f"torch's schema language cannot write the default of `{name}`",
             argument=name,
-            expected="a text that UTF-8 can encode",
+            expected="a string that UTF-8 can encode",
             got=ascii(default),
             hint="leave surrogates out of it",
         )
@@ -542,7 +542,7 @@ def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
             got=repr(default),
             hint=f"write `{name}: {kind.annotation()} | None = None`"
             if default is None
-            else "change the one or the other",
+            else "change the default or the type hint",
         )
 
 
@@ -575,7 +575,7 @@ def functional_schema(schema: Schema) -> Schema:
 def in_place_schema(schema: Schema) -> Schema:
     """Return the schema of the in-place operator of a functional form; inverse of `functional_schema`.
 
-    It returns the argument that it writes into where torch has such operations in place.
+    It returns the argument that it writes into if torch has such in-place operations.
 
     Raises:
         UnknownInputError: If it cannot write into an argument.
@@ -593,12 +593,12 @@ def refuse_unwritable(name: str) -> None:
     """Refuse an argument whose name torch's schema language cannot write.
 
     Raises:
-        NameFormatError: If it has other letters than those of ASCII.
+        NameFormatError: If it contains letters that are not ASCII.
     """
     if not name.isascii():
         raise errors.NameFormatError(
             f"torch's schema language cannot write the name of `{name}`",
             argument=name,
-            expected="letters of ASCII, digits and `_`",
+            expected="ASCII letters, digits and `_`",
             hint="rename the argument",
         )

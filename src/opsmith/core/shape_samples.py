@@ -1,4 +1,4 @@
-"""Samples made from `shapes=` for an operator without samples: each letter has a size of its own."""
+"""Samples made from `shapes=` for an operator without samples: each letter gets a different size."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ROUNDS: tuple[tuple[int, ...], ...] = (
     (4, 8, 12, 6, 2, 10),
     (12, 6, 4, 2, 8, 10),
 )
-"""Sizes of the letters in each call: all different; small odd ones first, then ones with common divisors."""
+"""Sizes of the letters in each call, all different: first small and odd, then with common divisors."""
 
 MOST = 3
-"""Most samples."""
+"""Maximum number of samples."""
 
 RANGES = ((-2.0, 2.0), (0.5, 2.0))
-"""Ranges of numbers: any, or positive ones where the reference has no finite result for the others."""
+"""Ranges of numbers: with negative numbers; else only positive ones, if the results are not finite."""
 
 UNKNOWN = object()
 
 
 def samples_for(specification: Specification) -> Samples | None:
-    """Return the samples of an operator: the author's, or those that its shapes and types are enough for.
+    """Return the samples of an operator: the author's, or samples made from its shapes and types.
 
-    They are enough if every tensor has dimensions, every other argument is a size, a flag, optional, or has a
-    default or a list of values, and the reference has finite results.
+    They can be made if every tensor has dimensions, every other argument is a size, a flag, optional, or has
+    a default or a list of values, and the reference has finite results.
 
     Example:
         >>> import torch, opsmith
@@ -58,7 +58,7 @@ def samples_for(specification: Specification) -> Samples | None:
 
 
 def missing_words(specification: Specification) -> str:
-    """Say what `shapes=` leaves open where it is not enough for samples; empty where there is none."""
+    """Return text on why `shapes=` is not enough for samples; empty if it is enough or missing."""
     shapes = specification.shapes
     if shapes is None or samples_for(specification) is not None:
         return ""
@@ -69,8 +69,8 @@ def missing_words(specification: Specification) -> str:
         if _value(each, shapes, sizes, Make(), *RANGES[0]) is UNKNOWN
     ]
     if unknown:
-        return f", and nothing says what {' and '.join(unknown)} may be"
-    return ", and on those that `shapes=` says the reference raises, or has no finite results"
+        return f", and the possible values of {' and '.join(unknown)} are not known"
+    return ", and on samples made from `shapes=` the reference raises, or has no finite results"
 
 
 def _calls(made: Callable[[Make, int], CallArguments | None], rounds: Sequence[int], make: Make) -> list[Any]:
@@ -84,7 +84,7 @@ def _runs(specification: Specification, call: CallArguments | None) -> bool:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # the samples are on the CPU
             results = specification.reference(*call.args, **call.kwargs)
-    except Exception:  # the author's code, on a call that is a guess: it wants something else
+    except Exception:  # the author's code does not take this guessed call
         return False
     found = tensors_in([*results] if isinstance(results, tuple) else [results])
     return all(bool(each.isfinite().all()) for each in found if each.is_floating_point() or each.is_complex())
@@ -93,7 +93,7 @@ def _runs(specification: Specification, call: CallArguments | None) -> bool:
 def _call(
     specification: Specification, shapes: Shapes, low: float, high: float, make: Make, number: int
 ) -> CallArguments | None:
-    """Return the call with the sizes of one round; None where nothing says which values it has."""
+    """Return the call with the sizes of one round; None if the value of an argument is not known."""
     sizes = _sizes(specification, shapes, number)
     values = [_value(each, shapes, sizes, make, low, high) for each in specification.schema.arguments]
     if any(value is UNKNOWN for value in values):
@@ -114,7 +114,7 @@ def _sizes(specification: Specification, shapes: Shapes, number: int) -> Sizes:
 
 
 def _value(argument: Argument, shapes: Shapes, sizes: Sizes, make: Make, low: float, high: float) -> Any:
-    """Return a value for an argument; UNKNOWN where nothing says which."""
+    """Return a value for an argument; UNKNOWN if no possible value is known."""
     kind, dims = argument.kind, shapes.arguments.get(argument.name)
     if kind.is_tensor and dims is not None:
         evaluated = dims.evaluate(sizes)

@@ -1,4 +1,4 @@
-"""Declared shapes, `x: B M, weight: N M, bias: N -> B N`: parsed once, and checked in calls."""
+"""Declared shapes, `x: B M, weight: N M, bias: N -> B N`: parsed once, and checked in each call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LEADING = "..."
 ANY = "_"
 
 Sizes = dict[str, Any]
-"""Sizes of the letters in one call; under `...` the leading sizes."""
+"""Sizes of the letters in one call; the key `...` has the leading sizes."""
 
 Fault = tuple[str, str, str]
 
 NO_SIZE = object()
-"""The value of an expression that is not a size: it is negative, or divides by zero."""
+"""The value of an expression that is not a size, because it is negative or divides by zero."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Dims:
     """The dimensions of one tensor.
 
     Args:
-        text: As the author wrote them.
+        text: The dimensions as the author wrote them.
         leading: True if any number of dimensions may come first (`...`).
         sizes: Each dimension: a letter, a number, an expression of letters, or `_` for any size.
     """
@@ -48,7 +48,7 @@ class Dims:
 
     @cached_property
     def letters(self) -> frozenset[str]:
-        """All letters, in expressions too."""
+        """All letters, including letters in expressions."""
         return frozenset(name for size in self.sizes if size != ANY for name in parse(size).names)
 
     def evaluate(self, sizes: Sizes) -> tuple[Any, ...]:
@@ -65,9 +65,9 @@ class Shapes:
     """The shapes of an operator's tensors.
 
     Args:
-        text: As the author wrote them.
+        text: The shapes as the author wrote them.
         arguments: Dimensions of each argument with a declared shape.
-        results: Dimensions of each result, in order; hidden ones may be left out at the end.
+        results: Dimensions of each result, in order; hidden results at the end may be left out.
         integers: Arguments whose value may be used as a size.
     """
 
@@ -100,7 +100,7 @@ class Shapes:
                 if wanted is NO_SIZE:
                     return sizes, (
                         label,
-                        f"`{dims.text}` with {size} that is a size",
+                        f"`{dims.text}` with {size} being a size",
                         str(list(tensor.shape)),
                     )
                 if wanted is not None and wanted != found:
@@ -119,7 +119,7 @@ class Shapes:
 
 
 def _bind(label: str, dims: Dims, tensor: torch.Tensor, sizes: Sizes) -> Fault | None:
-    """Set the sizes of letters from a tensor; return the mismatch if one has another size already."""
+    """Set the sizes of letters from a tensor; return the mismatch if a letter already has another size."""
     shape, count = tensor.shape, len(dims.sizes)
     got = str(list(shape))
     if len(shape) < count or (len(shape) > count and not dims.leading):
@@ -150,9 +150,9 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
 
     Args:
         text: `name: dimensions, ... -> dimensions, ...`: one entry for each tensor whose shape is declared,
-            then one for each result. Dimensions stand between spaces: letters or words, which mean
-            the same size everywhere; numbers; integer arguments; expressions of them without spaces, as in
-            `H//stride`; `_` for any size; `...` first for any number of dimensions.
+            then one for each result. Dimensions are separated by spaces: letters or words, which mean
+            the same size everywhere; numbers; integer arguments; expressions of these without spaces, such as
+            `H//stride`; `_` for any size; a leading `...` for any number of dimensions.
         schema: The operator's signature.
 
     Raises:
@@ -184,14 +184,14 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
 
     if not isinstance(text, str) or text.count("->") != 1:
         results_hint = "the results" if returns else "nothing after it, since it returns nothing"
-        raise refuse("is one string with one `->` in it", f"write the arguments, `->`, and {results_hint}")
+        raise refuse("must be a string with one `->` in it", f"write the arguments, `->`, and {results_hint}")
     given, _, returned = text.partition("->")
     arguments: dict[str, Dims] = {}
     for entry in filter(None, (part.strip() for part in given.split(","))):
         name, colon, rest = (part.strip() for part in entry.partition(":"))
         if not colon or name not in schema.tensor_names or name in arguments:
             raise refuse(
-                "names each tensor once",
+                "must name each tensor once",
                 f"begin each entry with one of {listed(schema.tensor_names)}",
                 repr(entry),
             )
@@ -203,7 +203,7 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
         results = ()  # `x: B M -> B M`: the argument that is written and returned
     if len(results) not in (len(schema.results), len(schema.visible)):
         hint = f"write {len(schema.visible)} after `->`" if schema.results else "write nothing after `->`"
-        raise refuse("gives each result its dimensions", hint, repr(returned.strip()))
+        raise refuse("must give the dimensions of each result", hint, repr(returned.strip()))
     integers = frozenset(
         each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
     )
@@ -212,11 +212,11 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
     unknown = sorted(used - plain - integers)
     if unknown:
         raise refuse(
-            f"uses `{unknown[0]}`, which no argument gives a size",
-            "let an argument have it as a dimension of its own, or write `_`",
+            f"uses `{unknown[0]}`, whose size no argument shows",
+            "make it a dimension of an argument, or write `_`",
         )
     if any(dims.leading for dims in results) and not any(dims.leading for dims in arguments.values()):
-        raise refuse("has `...` in a result alone", "let an argument begin with `...` too")
+        raise refuse("has `...` only in a result", "begin an argument with `...`, too")
     return Shapes(text, arguments, results, integers & used)
 
 
@@ -251,7 +251,7 @@ def check_batching(batching: Any, shapes: Shapes | None, schema: Schema) -> str 
         schema: Its signature.
 
     Raises:
-        UsageError: If it is none of these.
+        UsageError: If it has any other value.
     """
     if batching is None or batching == ELEMENTWISE:
         return batching  # type: ignore[no-any-return]  # one of the two
@@ -274,9 +274,9 @@ def _batching_fault(batching: Any, shapes: Shapes | None, schema: Schema) -> str
     if shapes is None:
         return "names a dimension, but there is no `shapes=`"
     if batching in shapes.integers:
-        return "names an argument whose value is a size, which a batch would change"
+        return "names an argument whose value is a size, but a batch would change this size"
     if len(shapes.results) < len(schema.results):
-        return "needs the shape of every result, of hidden ones too"
+        return "needs the shape of every result, including hidden results"
     if not all(leads(batching, shapes, position) for position in range(len(shapes.results))):
         return "names a dimension that does not come first in every result"
     led = [name for name in shapes.arguments if leads(batching, shapes, name)]
@@ -290,7 +290,7 @@ def _batching_fault(batching: Any, shapes: Shapes | None, schema: Schema) -> str
 
 
 def leads(batching: str, shapes: Shapes, key: str | int) -> bool:
-    """Return True if the batch dimension comes first in an argument, by name, or a result, by position."""
+    """Return True if the batch dimension comes first in an argument (key: name) or result (key: position)."""
     dims = shapes.results[key] if isinstance(key, int) else shapes.arguments.get(key)
     if dims is None:
         return False

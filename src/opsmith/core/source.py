@@ -1,9 +1,9 @@
 """Source of functions: their code, their syntax trees and their text.
 
-The source of a function is the lines that a traceback shows of it: of a file, a notebook's cell, a doctest.
-Under decorators, the function of the author counts. A lambda is known by the columns that its code has.
-Without such lines, as under `exec`, or where they have changed since, there is no tree and no text. The code
-is always there.
+The source of a function consists of the lines that a traceback would show: of a file, a notebook's cell, a
+doctest. For a decorated function, it is the source of the author's function. A lambda is found by the columns
+in its code. If there are no such lines, as under `exec`, or if they have changed, there is no tree and no
+text. The code always exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def code_of(function: Any) -> types.CodeType | None:
-    """Return the code of a function, under its decorators; None if it is not written in Python.
+    """Return the code of a function without its decorators; None if it is not written in Python.
 
     Example:
         >>> code_of(functools.cache(lambda x: x)).co_name, code_of(len)
@@ -33,7 +33,7 @@ def code_of(function: Any) -> types.CodeType | None:
 
 
 def decorated_in(function: Any, file: str) -> bool:
-    """Return True if a decorator that is defined in this file is around a function."""
+    """Return True if a function has a decorator that is defined in this file."""
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None and code.co_filename == file:
@@ -51,12 +51,12 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """Return all names in code, those of attributes too."""
+    """Return all names in code, including names of attributes."""
     return frozenset().union(*(each.co_names for each in nested(code)))
 
 
 def may_name(function: Any, names: Collection[str]) -> bool:
-    """Return True if the code of a function has one of these names, and if it is not written in Python.
+    """Return True if the code of a function has one of these names, or if it is not written in Python.
 
     Example:
         >>> may_name(lambda x: x.detach(), {"detach"}), may_name(lambda x: x * 2, {"detach"})
@@ -69,7 +69,7 @@ def may_name(function: Any, names: Collection[str]) -> bool:
 def parameters_of(function: Any) -> tuple[str, ...]:
     """Return the names of the parameters of a function or of code, without `*args` and `**kwargs`.
 
-    Of a bound method, the first one is given already.
+    The first parameter of a bound method is left out.
     """
     code = function if isinstance(function, types.CodeType) else code_of(function)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -80,7 +80,7 @@ def file_tree(file: str, scope: dict[str, Any] | None = None) -> ast.Module | No
     """Return the syntax tree of a file, or of another source that a traceback can show; None without one.
 
     Args:
-        file: Its name, as code has it.
+        file: Name of the file, as in code.
         scope: Globals of the code, whose loader may have the text.
     """
     return _parsed("".join(_lines(file, scope)))
@@ -101,12 +101,12 @@ def tree(function: Any) -> Definition | None:
     # Python puts instructions that it adds to a function, such as the first one, at column 0.
     spans = [span for span in code.co_positions() if None not in span and span[2:] != (0, 0)]
     own = [each for each in found if _is_of(each, code) and all(_holds(each, span) for span in spans)]
-    # Of lambdas in one another, the inner one; of lambdas side by side without columns, none.
+    # For nested lambdas, the inner one; for several lambdas without columns, none.
     return own[-1] if len(own) == 1 or (own and spans) else None
 
 
 def text(function: Any, *, docstring: bool = True) -> str:
-    """Return the source of a function alone, with its decorators; empty if there is none.
+    """Return the source of only a function, with its decorators; empty if there is none.
 
     Args:
         function: The function.
@@ -131,7 +131,7 @@ def text(function: Any, *, docstring: bool = True) -> str:
 
 
 def returns(function: ast.AST) -> Iterator[ast.expr | None]:
-    """Yield the expression of each return statement of a function, without those of functions inside it."""
+    """Yield the expression of each return statement of a function, except in nested functions."""
     if isinstance(function, ast.Lambda):
         yield function.body
         return
@@ -157,7 +157,7 @@ def _parsed(text: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=8)
 def _definitions(parsed: ast.Module) -> Mapping[int, list[Definition]]:
-    """The functions of a file by the line at which they begin, decorators included; outer ones come first."""
+    """The functions of a file by their first line, including decorators; outer functions come first."""
     found: dict[int, list[Definition]] = {}
     for node in ast.walk(parsed):
         if isinstance(node, Definition):
@@ -173,7 +173,7 @@ def _is_of(node: Definition, code: types.CodeType) -> bool:
 
 
 def _holds(node: Definition, span: tuple[Any, Any, Any, Any]) -> bool:
-    """Return True if the body of a function holds a span of its file: two lines, and two columns."""
+    """Return True if the body of a function contains a span of its file: two lines, and two columns."""
     first, last = (node.body, node.body) if isinstance(node, ast.Lambda) else (node.body[0], node.body[-1])
     begin, end = (first.lineno, first.col_offset), (last.end_lineno, last.end_col_offset)
     return begin <= (span[0], span[2]) and (span[1], span[3]) <= end

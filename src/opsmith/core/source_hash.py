@@ -1,9 +1,9 @@
-"""Source hash: identifies the behaviour of functions by their code and everything that it reaches.
+"""Source hash: identifies the behaviour of functions by their code and everything that the code reaches.
 
-torch caches compiled code on disk by the names of operators, so that it would still use a formula that was
-edited since. This hash is part of the cache's key. It follows code, constants, defaults, closures, and the
-globals and attributes that the code names. Installed libraries count by name and version. A value that cannot
-be followed counts as a random number of this process, so that stale code is never found.
+torch caches compiled code on disk by the names of operators, so it would not notice an edited formula. This
+hash is part of the cache's key. It follows code, constants, defaults, closures, and the globals and
+attributes that the code names. An installed library adds its name and version. A value that cannot be
+followed adds a random number of this process, so that stale code is never found.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ _BY_REPR = (
 
 
 _PLACE = "where it is declared: the same text elsewhere does the same"
-_CHECKED = "a check reads it, and no call"
+_CHECKED = "only a check reads it, no call"
 NOT_IN_THE_KEY: dict[str, dict[str, str]] = {
     "Specification": {
         **dict.fromkeys(("module", "qualname", "where"), _PLACE),
         **dict.fromkeys(("samples", "accept"), _CHECKED),
-        "flops": "a counter reads it, and no compiled code",
+        "flops": "only a counter reads it, no compiled code",
     },
     "AdoptedFunction": {
-        "facts": "runs of the class show it, whose code is in the key",
+        "facts": "runs of the class show it, and the code of the class is in the key",
         "provenance": "the material of the other fields, with samples",
     },
 }
 """Fields of our dataclasses that are not in the key of compiled code, by class, each with the reason. All
-others are: a new field is in the key by itself."""
+other fields are in the key; a new field is added automatically."""
 
 
 def operator_hash(specification: Specification) -> str:
-    """Hash all that the specification of an operator says, but for `NOT_IN_THE_KEY`."""
+    """Hash the whole specification of an operator, except `NOT_IN_THE_KEY`."""
     return source_hash(specification)
 
 
@@ -91,7 +91,7 @@ def source_hash(*things: Any) -> str:
 
 
 def _pieces(thing: Any, seen: Seen) -> Iterator[str]:
-    """Yield the text of a value; a value that was met before counts by its number."""
+    """Yield the text of a value; for a value that was met before, its number."""
     if isinstance(thing, _BY_REPR):
         yield f"{type(thing).__name__}:{thing!r}"
         return
@@ -132,7 +132,7 @@ def _code(code: types.CodeType, seen: Seen) -> Iterator[str]:
 
 
 def _is_library_wrapper(thing: Any) -> bool:
-    """True for a method, a partial, a property or a cache; a user's object may have more state."""
+    """True for a method, a partial, a property or a cache; a user's own wrapper may have more state."""
     return is_library(type(thing).__module__) and is_wrapper(thing)
 
 
@@ -159,7 +159,7 @@ def _tensor(tensor: torch.Tensor, seen: Seen) -> Iterator[str]:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         yield repr(tensor.detach().cpu().tolist())
         return
-    # Memory is read without torch: during tracing, an operation on the tensor would be traced as well.
+    # Memory is read without torch: during tracing, an operation on the tensor would be traced, too.
     storage = tensor.untyped_storage()
     held = ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
     yield repr((tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()))

@@ -30,10 +30,10 @@ FUNCTIONAL_SUFFIX = "_functional"
 """Suffix of the name of an in-place operator's functional form."""
 
 OUT = ".out"
-"""Overload of an operator that writes its results into tensors of the caller, as torch names it."""
+"""torch's overload name for an operator that writes its results into tensors of the caller."""
 
 VOID_SUFFIX = "_void"
-"""Suffix of the operator that writes, to which one that returns its argument is reduced."""
+"""Suffix of the operator that writes and returns nothing; an operator that returns its argument calls it."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Specification(errors.ErrorSubject):
         where: `file:line` of the reference.
         opaque: True if the reference is not made of torch operations, so that nothing is derived from it.
         random: True if it draws from torch's random state.
-        deterministic: False if two runs on the same bits may round otherwise, as a sum with atomics does.
+        deterministic: False if the rounding of two runs on the same bits may differ, as in sums with atomics.
         autocast: Rule for floating inputs under autocast.
-        inline: True if torch.compile traces the reference; None if it does where no kernel takes the call.
+        inline: True if torch.compile traces the reference; None if it does so when no kernel takes the call.
         shapes: Shapes of its tensors, in letters.
         batching: Rule by which one call computes a whole batch, if there is one.
         gradients: Gradient rules.
@@ -62,8 +62,8 @@ class Specification(errors.ErrorSubject):
         flops: Function that counts the floating-point operations of a call, if the author gave one.
         accept: Findings of a check that the author accepts: the reason by property and cause.
         origin: Origin of its code: declared here, or adopted from a class or an operator of torch.
-        generation: Number of times that calls have shown other types after a graph was made. Such a graph
-            keeps the operator of torch that it contains.
+        generation: Number of times that calls have shown new types after a graph was made. Such a graph keeps
+            the operator of torch that it contains.
     """
 
     name: str
@@ -101,18 +101,18 @@ class Specification(errors.ErrorSubject):
         return self.random or any(each.kind.base is generator for each in self.schema.arguments)
 
     def where_of(self, part: Part) -> str:
-        """`file:line` of a part that the operator brought along, or else of the operator."""
+        """`file:line` of a part that the operator had before it was adopted, else of the operator."""
         own = self.origin.own(part)
         return own.where if own and own.where else self.where
 
     @property
     def rounds_alike(self) -> bool:
-        """False if the operator, or one of its kernels, is declared to round otherwise from run to run."""
+        """False if the rounding of the operator, or of a kernel, is declared to differ from run to run."""
         return self.deterministic and all(kernel.deterministic for kernel in self.kernels)
 
     @property
     def formula_schema(self) -> Schema:
-        """The schema whose arguments and results formulas name: that of the functional form."""
+        """The schema of the functional form, whose arguments and results formulas name."""
         return functional_schema(self.schema) if self.schema.written else self.schema
 
     @property
@@ -127,7 +127,7 @@ class Specification(errors.ErrorSubject):
 
     @property
     def dispatched_name(self) -> str:
-        """`namespace::name` of the operator that has the kernels."""
+        """`namespace::name` of the operator with the kernels."""
         returns = self.schema.returns is not None or self.name.endswith(OUT)
         return self.torch_name.replace(".", "_") + VOID_SUFFIX if returns else self.torch_name
 
@@ -138,10 +138,10 @@ class Specification(errors.ErrorSubject):
 
     @property
     def variable(self) -> str:
-        """Expression for the handle: a variable of its module or of a caller; a look-up if there is none."""
+        """Expression for the handle: a variable of its module or of a caller; else a `find_operator` call."""
         base = self.name.removesuffix(OUT)
         form = self.name[len(base) :]
-        if torch.compiler.is_dynamo_compiling():  # it traces the error of a call, and has no frames
+        if torch.compiler.is_dynamo_compiling():  # Dynamo traces the error of a call, and has no frames
             return f"opsmith.find_operator({base!r}){form}"
         for scope in chain([getattr(sys.modules.get(self.module), "__dict__", {})], scopes_of_callers()):
             for key, value in [*scope.items()]:

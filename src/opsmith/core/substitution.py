@@ -1,4 +1,4 @@
-"""Substitution: a copy of a function that uses other functions in place of some of those that it names."""
+"""Substitution: a copy of a function in which some of the functions that it names are replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opsmith.core.reachable import is_library
 from opsmith.core.source import names_in, nested
 
 _CALLED = "()"
-"""Suffix of a name that code looks up to call it, where its value may be another than elsewhere."""
+"""Suffix of a name that code looks up only to call it, since its value may be different there."""
 _REBINDS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _WHOLE = frozenset({"eval", "exec", "globals"})
 """Functions that take the globals of their caller as a dictionary."""
@@ -22,15 +22,15 @@ _WHOLE = frozenset({"eval", "exec", "globals"})
 
 @dataclass(frozen=True)
 class Substitution:
-    """Functions that stand for others in the copy of a function, and of the author's functions that it calls.
+    """Replacements of functions in the copy of a function, and in copies of the author's functions it calls.
 
-    The original is left as it is, and so is every module. Methods, and functions of installed libraries, are
-    not copied: they call what they always call.
+    The original function and all modules stay unchanged. Methods, and functions of installed libraries, are
+    not copied: nothing is replaced in them.
 
     Args:
-        values: Replacements of functions, by the `id` of what they replace.
-        called: The same for classes, which are replaced where code calls them by their name alone: `type(x)
-            is int` must see the class itself.
+        values: Replacements of functions, by the `id` of the replaced function.
+        called: Replacements of classes, only where code calls them by name: `type(x) is int` must see the
+            class itself.
         modules: Libraries whose functions are replaced as attributes, too.
         package: Top-level package that counts as the author's although it is installed.
 
@@ -49,16 +49,16 @@ class Substitution:
     package: str = ""
 
     def copy(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with its replacements; the same object for what is no Python function."""
+        """The copy of a function with the replacements; the same object if it is not a Python function."""
         copied: Callable[..., Any] = self.of(function)
         return copied
 
     def of(self, value: Any, *, called: bool = False) -> Any:
-        """The value that the copy uses in place of another.
+        """The value that the copy uses in place of a value.
 
         Args:
             value: The value that a name has.
-            called: True if it is called and nothing else.
+            called: True if the code only calls it.
         """
         return self._of(value, called, {})
 
@@ -95,7 +95,7 @@ class Substitution:
             copied: types.FunctionType = known[id(function)]
             return copied
         code, scope = function.__code__, function.__globals__
-        if isinstance(scope, _Scope):  # it is a copy
+        if isinstance(scope, _Scope):  # it is already a copy
             return function
         own = self._own(scope.get("__name__", "")) and not _needs_its_globals(code)
         cells = function.__closure__ or ()
@@ -110,7 +110,7 @@ class Substitution:
         known[id(function)] = copy
         copy.__kwdefaults__, copy.__doc__ = function.__kwdefaults__, function.__doc__
         copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-        copy.__dict__ = function.__dict__  # one dictionary: what it keeps as attributes stays where it is
+        copy.__dict__ = function.__dict__  # both share one dictionary of attributes
         for cell, copied_cell in zip(cells, copies, strict=True):
             if copied_cell is not cell:
                 copied_cell.cell_contents = self._of(cell.cell_contents, False, known)
@@ -118,14 +118,14 @@ class Substitution:
 
 
 class _Scope(dict[str, Any]):
-    """Globals of a copy: those of the original as they are at each use, with the replacements.
+    """Globals of a copy: the current globals of the original, with the replacements.
 
-    Python calls `__getitem__` for globals that are not exactly a dictionary.
+    Python calls `__getitem__` for globals whose type is not exactly `dict`.
     """
 
     def __init__(self, substitution: Substitution, scope: dict[str, Any]) -> None:
         self._substitution, self._scope = substitution, scope
-        # Python itself looks these two up in the dictionary.
+        # Python itself looks up these two in the dictionary.
         found = {"__builtins__": {**vars(builtins), "__import__": self._import}}
         super().__init__(found, __name__=scope.get("__name__"))
 
@@ -141,7 +141,7 @@ class _Scope(dict[str, Any]):
 
 
 class _ModuleView(types.ModuleType):
-    """A module, whose attributes are the replacements."""
+    """A view of a module, whose attributes are the replacements."""
 
     def __init__(self, substitution: Substitution, module: types.ModuleType) -> None:
         super().__init__(module.__name__)
@@ -161,7 +161,7 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def _is_cache(value: Any) -> bool:
-    """True for what `functools.cache` makes, which would look a symbol up by its hash."""
+    """True for a function made by `functools.cache`, which would look up a symbol by its hash."""
     return hasattr(value, "cache_parameters") and isinstance(
         getattr(value, "__wrapped__", None), types.FunctionType
     )
@@ -172,16 +172,16 @@ def _builtin_names(called: Mapping[int, Any]) -> frozenset[str]:
 
 
 def _needs_its_globals(code: types.CodeType) -> bool:
-    """True for code that writes globals, or takes them as a dictionary, which must be that of its module."""
+    """True for code that writes globals, or takes them as a dictionary, and so needs its module's globals."""
     instructions = (each for inner in nested(code) for each in dis.get_instructions(inner))
     return not _WHOLE.isdisjoint(names_in(code)) or any(each.opname in _REBINDS for each in instructions)
 
 
 def _apart_if_called(code: types.CodeType, names: Collection[str]) -> types.CodeType:
-    """Code that looks up these names by another name where it calls their values.
+    """Code that looks up these names by a different name where it calls their values.
 
     The lowest bit of the argument of `LOAD_GLOBAL` is set where the value is called (Python's manual, `dis`).
-    A call by one of more than 128 names of a function is left as it is.
+    In a function with more than 128 names, some calls stay unchanged.
     """
     nested = [
         _apart_if_called(each, names) if isinstance(each, types.CodeType) else each for each in code.co_consts

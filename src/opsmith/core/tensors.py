@@ -17,10 +17,10 @@ def subscript(name: str, key: Any) -> str:
 def named_tensors(
     value: Any, name: str = "", label: Callable[[str, Any], str] = subscript
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested tuples, lists and mappings, with its name.
+    """Yield every tensor in nested tuples, lists and mappings, with its name.
 
     Args:
-        value: A tensor, a container, or any other value, which holds none.
+        value: A tensor, a container, or any other value, which contains no tensor.
         name: The name of the value.
         label: The name of an item, from the name of its container and its key or position.
 
@@ -57,7 +57,7 @@ def sequence_like(sequence: Sequence[Any], items: Iterable[Any]) -> Any:
 
 
 def replace_tensors(value: Any, tensors: Iterator[Any]) -> Any:
-    """The value with its tensors replaced, in the order of `named_tensors`; itself if there are none."""
+    """The value with its tensors replaced, in the order of `named_tensors`; unchanged if it has none."""
     if isinstance(value, Tensor):
         return next(tensors)
     if next(nested_tensors(value), None) is None:
@@ -71,7 +71,7 @@ def replace_tensors(value: Any, tensors: Iterator[Any]) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], values: Iterable[Any]) -> list[Any]:
-    """Return argument values with a function applied to each tensor, those in lists and tuples too.
+    """Return argument values with a function applied to each tensor, including tensors in lists and tuples.
 
     Example:
         >>> map_tensors(torch.neg, [torch.ones(1), [torch.zeros(1), None], 2])
@@ -98,7 +98,7 @@ def resolved(values: Iterable[Any]) -> list[Any]:
 
 
 def tiled(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
-    """The tensor at other sizes along some axes: its entries repeated from the first, or fewer of them.
+    """The tensor with new sizes along some axes: its entries are repeated from the first, or cut off.
 
     Example:
         >>> tiled(torch.tensor([1, 2, 3]), {0: 5})

@@ -1,4 +1,4 @@
-"""Arguments that an operator does not take: kinds of tensors, and shapes."""
+"""Arguments that an operator does not take: unsupported kinds of tensors, and wrong shapes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opsmith.core.specification import Specification
 
 @dataclass(frozen=True)
 class UnsupportedKind:
-    """A kind of tensor that operators do not take, and the conversion to one that they do."""
+    """A kind of tensor that operators do not take, and the conversion to a kind that they take."""
 
     name: str
     hint: str
 
 
 def unsupported_kind(tensor: Tensor) -> UnsupportedKind | None:
-    """Unsupported kind of a tensor: nested, quantised, sparse or mkldnn; None for a strided dense one."""
+    """Unsupported kind of a tensor: nested, quantised, sparse or mkldnn; None for a strided dense tensor."""
     if tensor.is_nested:
         return UnsupportedKind("a nested tensor", "torch.nested.to_padded_tensor({}, 0.0)")
     if tensor.is_quantized:
@@ -36,10 +36,10 @@ def unsupported_kind(tensor: Tensor) -> UnsupportedKind | None:
 
 
 def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
-    """Refuse sparse, nested, quantised and mkldnn inputs by name.
+    """Refuse sparse, nested, quantised and mkldnn inputs.
 
     Raises:
-        LayoutError: Naming the argument.
+        LayoutError: With the name of the argument.
     """
     for tensor in tensors_in(values):
         foreign = unsupported_kind(tensor)
@@ -47,7 +47,7 @@ def refuse_unsupported(specification: Specification, values: list[Any]) -> None:
             name = name_of(tensor, specification.schema, values)
             raise specification.error(
                 errors.LayoutError,
-                "it takes strided dense tensors only",
+                "it takes only strided dense tensors",
                 argument=name,
                 expected="torch.strided",
                 got=foreign.name,
@@ -59,7 +59,7 @@ def refuse_shapes(specification: Specification, values: list[Any]) -> None:
     """Refuse tensors whose shapes differ from the declared shapes of the operator.
 
     Raises:
-        ShapeError: Naming the argument.
+        ShapeError: With the name of the argument.
     """
     if specification.shapes is None:
         return
@@ -79,7 +79,7 @@ def refuse_shapes(specification: Specification, values: list[Any]) -> None:
 def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Tensor, ...] | None:
     """Compute empty results of the declared shapes, in the dtype that the tensors promote to.
 
-    Return None where the shapes do not determine every size.
+    Return None if the shapes do not determine every size.
     """
     shapes, tensors = specification.shapes, tensors_in(values)
     if shapes is None or len(shapes.results) < len(specification.schema.results) or not tensors:
@@ -92,7 +92,7 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
         if any(size is NO_SIZE for size in shape):
             raise specification.error(
                 errors.ShapeError,
-                f"`{described.name}` would have a negative size, or one that divides by zero",
+                f"`{described.name}` would have a negative size, or a size that divides by zero",
                 argument=described.name,
                 expected=f"`{dims.text}`",
                 got=", ".join(str(list(tensor.shape)) for tensor in tensors),
@@ -105,7 +105,7 @@ def fake_by_shapes(specification: Specification, values: list[Any]) -> tuple[Ten
 
 
 def _promoted_dtype(tensors: list[Tensor]) -> torch.dtype:
-    """The dtype that tensors promote to; those without dimensions yield to others."""
+    """The dtype that tensors promote to; tensors with dimensions outweigh tensors without."""
     examples = [torch.empty((1,) * each.dim(), dtype=each.dtype, device="meta") for each in tensors]
     widest = examples[0]
     for example in examples[1:]:
@@ -115,7 +115,7 @@ def _promoted_dtype(tensors: list[Tensor]) -> torch.dtype:
 
 
 def name_of(tensor: Tensor, schema: Schema, values: Sequence[Any]) -> str:
-    """The name of a tensor among the argument values, as `x` or `xs[0]`."""
+    """The name of a tensor among the argument values, such as `x` or `xs[0]`."""
     for name, value in zip(schema.names, values, strict=True):
         if value is tensor:
             return name

@@ -1,7 +1,7 @@
 """Autocast: inputs are cast before the operator runs, so that formulas never get mixed dtypes.
 
-`"promote"` casts to the widest dtype among the inputs, `"lower"` to autocast's own, `"float32"` to float32;
-float64 and integers are left alone, as torch's own operators leave them.
+`"promote"` casts to the widest dtype among the inputs, `"lower"` to autocast's dtype, `"float32"` to float32.
+As in torch's own operators, float64 and integers are not cast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def autocast_kernel(
     """The kernel for the autocast key of a device.
 
     Args:
-        operator: The operator to call, with inputs cast and the key off.
+        operator: The operator to call with cast inputs, while the key is off.
         device: Device type.
         rule: A function that returns the operator's rule at the time of the call.
         written: Positions and names of the arguments that it writes into, which are never cast.
@@ -51,10 +51,10 @@ def autocast_kernel(
 
 
 def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
-    """The kernel of a device type for which autocast is on and that holds a tensor; None where it is off.
+    """The kernel of a device type that has a tensor, and for which autocast is on; None if it is off.
 
-    The dispatcher runs transforms of `torch.func` before autocast; casts belong inside of a transform,
-    where gradients pass through them and formulas get the cast values.
+    The dispatcher runs transforms of `torch.func` before autocast. The casts must be inside a transform, so
+    that gradients pass through them and formulas get the cast values.
     """
     devices = {tensor.device.type for tensor in tensors} & kernels.keys()
     return next((kernels[device] for device in sorted(devices) if torch.is_autocast_enabled(device)), None)
@@ -63,7 +63,7 @@ def in_force(kernels: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
 def without_casts(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
     """Context without autocast for a backward: the inputs were cast in the forward.
 
-    torch's own derivative formulas compute in the dtypes of the forward too, wherever `backward` is called.
+    torch's own derivative formulas compute in the dtypes of the forward, too, wherever `backward` is called.
     """
     device = next((tensor.device.type for tensor in tensors if tensor is not None), None)
     if device not in capabilities.AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
@@ -78,7 +78,7 @@ def _devices() -> tuple[str, ...]:
 
 
 def autocast_in_force() -> str:
-    """Autocast that is on: a dtype for each type of device, as text; empty where it is off.
+    """Current autocast: a dtype for each type of device, as text; empty if it is off.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16):
@@ -92,7 +92,7 @@ def autocast_in_force() -> str:
 
 
 def autocasting(state: str | None) -> AbstractContextManager[Any]:
-    """Context with the autocast of a call, from `autocast_in_force`; as it is now where it is None."""
+    """Context with the autocast of a call, from `autocast_in_force`; None leaves the current autocast."""
     if state is None or state == autocast_in_force():
         return nullcontext()
     wanted = dict(each.split("=") for each in state.split(",") if each)
@@ -109,7 +109,7 @@ _call = threading.local()
 
 @contextmanager
 def noting_autocast(state: str | None) -> Iterator[None]:
-    """Context in which `autocast_of_call` returns a state: the autocast of the call that is traced."""
+    """Context in which `autocast_of_call` returns this state: the autocast of the traced call."""
     before = autocast_of_call()
     _call.autocast = state
     try:
@@ -119,7 +119,7 @@ def noting_autocast(state: str | None) -> Iterator[None]:
 
 
 def autocast_of_call() -> str | None:
-    """Autocast of the call of a class that is running, for `autocasting`."""
+    """Autocast of the running call of a class, for `autocasting`."""
     found: str | None = getattr(_call, "autocast", None)
     return found
 

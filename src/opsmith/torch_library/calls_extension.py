@@ -1,7 +1,7 @@
-"""Extension module for calls and autograd nodes in C++: how it is found, compiled and loaded.
+"""Extension module for calls and autograd nodes in C++: finding, compiling and loading it.
 
-It is built for one Python and one version of torch, since it uses both from inside. Without it the same is
-done in Python.
+It is built for one version of Python and of torch, since it uses the internals of both. Without it, Python
+does the same work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opsmith.build.toolchain import Toolchain, find_toolchain
 LANGUAGE = "calls"
 """Language of its file among the built kernels of a package."""
 VERSION = 6
-"""Version of its functions; it rises when one takes other arguments."""
+"""Version of its functions; it increases when the arguments of a function change."""
 NAME = "opsmith_calls"
 LIBRARY = f"{NAME}.so"
 SOURCES = Path(__file__).parent / "capabilities/private/cpp"
@@ -36,7 +36,7 @@ SOURCE = SOURCES / "module.cpp"
 
 
 def target() -> str:
-    """Return what it is built for, as `torch-2.13.0-cpython-311-x86_64-linux-gnu`."""
+    """Return the target of the build, such as `torch-2.13.0-cpython-311-x86_64-linux-gnu`."""
     release = torch.__version__.partition("+")[0]
     return f"torch-{release}-{sysconfig.get_config_var('SOABI')}"
 
@@ -52,7 +52,7 @@ def _parts() -> dict[str, str]:
 
 
 _packages: list[Path | None] = [package_of(__file__)]
-"""Packages beside whose kernels it is looked for."""
+"""Packages with kernels next to which it may be found."""
 
 
 @cache
@@ -62,7 +62,7 @@ def calls_extension() -> ModuleType | None:
 
 
 def look_in(package: Path | None) -> bool:
-    """Add a package that declares operators; return True if it has the module, for some Python and torch."""
+    """Add a package that declares operators; return True if it has the module for any Python and torch."""
     if package in _packages:
         return False
     _packages.append(package)
@@ -82,12 +82,12 @@ def _files_of(package: Path | None) -> list[Path]:
 
 
 def _misfit(built: BuiltFile) -> str | None:
-    """Return why a built file does not fit here; None if it does."""
+    """Return the reason why a built file does not fit here; None if it fits."""
     return built.misfit or (None if built.target == target() else f"`{built.file}` is for {built.target}")
 
 
 def _loaded(path: Path) -> ModuleType | None:
-    """Load a file; None, with a warning, where the system cannot."""
+    """Load a file; return None, with a warning, if the system cannot load it."""
     loader = ExtensionFileLoader(NAME, str(path))
     spec = spec_from_loader(NAME, loader)
     assert spec is not None
@@ -101,7 +101,7 @@ def _loaded(path: Path) -> ModuleType | None:
 
 
 def cached_calls() -> CacheEntry | None:
-    """Return the entry of the cache, if it is there, and the cache is one that only this user writes into."""
+    """Return the cache entry, if it exists and only this user can write into the cache."""
     with suppress(errors.CacheError):
         return cache_on_disk().find(_parts())
     return None
@@ -112,9 +112,9 @@ def compile_calls() -> CacheEntry:
 
     Raises:
         ToolchainError: If there is no compiler, it lacks Python's headers, or it does not compile the source.
-        CacheError: As `Cache.obtain`.
+        CacheError: As for `Cache.obtain`.
     """
-    with suppress(OSError):  # the cache says what is wrong with its place
+    with suppress(OSError):  # the cache reports a fault of its folder
         _failure().unlink()
     toolchain = find_toolchain()
     include = Path(sysconfig.get_paths()["include"])
@@ -129,7 +129,7 @@ def compile_calls() -> CacheEntry:
 
 
 def compile_unless_it_failed() -> None:
-    """Compile the extension, unless an earlier process has failed to; note the reason of a failure."""
+    """Compile the extension, unless an earlier process failed to compile it; note the reason of a failure."""
     if earlier_failure():
         return
     try:
@@ -140,7 +140,7 @@ def compile_unless_it_failed() -> None:
 
 
 def earlier_failure() -> str:
-    """Return why a build of this source has failed on this machine; empty where it has not."""
+    """Return the reason why a build of this source failed on this machine; empty if it did not fail."""
     file = _failure()
     return file.read_text(encoding="utf-8").strip() if os.path.isfile(file) else ""
 
@@ -155,10 +155,10 @@ def _compile(toolchain: Toolchain, include: Path, directory: Path) -> None:
     arguments = [
         *["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-w", "-Wl,-s"],
         *(f"-isystem{folder}" for folder in folders),
-        # Messages have the names of files in them, and no wheel has folders of the machine that made it.
+        # Messages contain file names, but a wheel must not contain folders of the machine that built it.
         *(f"-ffile-prefix-map={folder}=." for folder in (SOURCES, *folders)),
         *(str(SOURCE), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", "-o", LIBRARY),
     ]
-    expected = "a compiler of C++20, as g++ 11 or clang 14, and the headers of torch"
-    without = "; without them, the same is done in Python"
+    expected = "a C++20 compiler, such as g++ 11 or clang 14, and the headers of torch"
+    without = "; without them, Python does the same work"
     toolchain.build("calls in C++", arguments, directory, expected, without)

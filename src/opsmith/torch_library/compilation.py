@@ -1,4 +1,4 @@
-"""An operator under torch.compile: replaced by its reference, and compiled anew when its sources change."""
+"""An operator under torch.compile: replaced by its reference, and recompiled when its sources change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opsmith.torch_library.contract import run_call
 from opsmith.torch_library.writes import written_tensors
 
 INLINING = 2
-"""Number of the way in which references are inlined: another one makes compiled code on disk stale."""
+"""Version of the inlining of references: a new version makes compiled code on disk stale."""
 
 
 def inline_reference(
@@ -40,8 +40,8 @@ def inline_reference(
         library: The library of the operator.
         overload: The operator.
         specification: Returns the current specification.
-        reference: Takes a call of the operator, returns what the operator does.
-        received: The argument values of a call.
+        reference: Takes a call of the operator, and returns the operator's results.
+        received: Returns the argument values of a call.
         traced: Results of a call that is not inlined, in operations that torch traces; None to keep the call.
         returned: Positions of the visible results.
     """
@@ -49,10 +49,10 @@ def inline_reference(
     def rule(mode: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         now = specification()
-        # A decomposed program has no autocast for what it keeps.
+        # A decomposed program has no autocast for the operators that it keeps.
         if capabilities.exporting() and (now.origin.casts or not autocast_of_call()):
             return mode.__torch_dispatch__(operator, types, args, kwargs)
-        # Needed for the choice of a kernel, and for what is written.
+        # Needed for the choice of a kernel, and for written arguments.
         values = received(args, kwargs) if now.kernels or now.schema.written else []
         inlined = is_inlined(now, values)
         if not inlined and (now.inline is False or not now.kernels) and not now.schema.written:
@@ -80,9 +80,9 @@ def inline_reference(
 
 
 def with_copies(specification: Specification, values: list[Any]) -> list[Any]:
-    """Return the argument values of an operator that writes and is called, where copies of one another stay.
+    """Return the argument values of a kept call of an in-place operator; copies among them are not dropped.
 
-    Else it reads what it writes, and not the copy that its caller has made before.
+    Otherwise it would read the tensor that it writes instead of the copy that its caller made before.
     """
     sources = [capabilities.source_in_trace(tensor)[0] for tensor in tensors_in(values)]
     return [
@@ -92,9 +92,9 @@ def with_copies(specification: Specification, values: list[Any]) -> list[Any]:
 
 
 def keep_copies(specification: Specification, values: list[Any], results: Any) -> Any:
-    """Let copies of inputs stay that an inlined reference has written or returns; return its results.
+    """Keep copies of inputs that an inlined reference has written or returns; return its results.
 
-    Else they are read late: a graph ends with the writes into its inputs, one after the other.
+    Otherwise they are read too late: a graph ends with the writes into its inputs, one after the other.
     """
     for _, tensor in written_tensors(specification, values):
         _kept(_is_input, True, tensor)
@@ -106,7 +106,7 @@ def _is_input(source: Any) -> bool:
 
 
 def _kept(is_read: Callable[[Any], bool], written: Any, tensor: Tensor) -> Tensor:
-    """Return a tensor, with a value that Inductor does not drop as a copy of what it then reads."""
+    """Return a tensor, copied if Inductor would otherwise drop a copy and read a written tensor."""
     source, copied = capabilities.source_in_trace(tensor)
     if not (copied and is_read(source)):
         return tensor
@@ -126,25 +126,25 @@ def traced_results(specification: Specification, values: list[Any]) -> tuple[Any
 
 
 def is_inlined(specification: Specification, values: list[Any]) -> bool:
-    """Return True if compiled code contains the reference: as declared, or if no kernel takes the call."""
+    """Return True if compiled code contains the reference: if declared so, or if no kernel takes the call."""
     if specification.inline is not None:
         return specification.inline
-    # The attributes of an object may change, which a graph of the reference would not see.
+    # The attributes of an object may change, but a graph of the reference would not notice.
     objects = specification.schema.lowering is not None and specification.schema.lowering.objects
     if not specification.origin.runs(TRACED):
-        return False  # its code runs on real tensors only
+        return False  # its code runs only on real tensors
     return not (specification.opaque or objects) and not takes_kernel(specification, values)
 
 
 EAGER = (Tensor, torch.nn.Parameter)
-"""Types of tensors with data; others stand for them in a trace, or are subclasses."""
+"""Types of tensors with data; other types are proxies in a trace, or subclasses."""
 
 
 class CompiledCode:
     """State of the compiled code that contains one operator.
 
     Attributes:
-        traced: True if there is some.
+        traced: True if there is such code.
     """
 
     def __init__(self) -> None:
@@ -154,9 +154,8 @@ class CompiledCode:
     def notice(self, specification: Specification, tensors: list[Tensor]) -> None:
         """Record a call: if its tensors are proxies, the operator is being traced.
 
-        A trace comes before the disk caches are read, so this is the moment to put the hash of the
-        operator's sources into their keys. Before Inductor is imported there is no key, and importing it
-        would take longer than everything else.
+        A trace comes before the disk caches are read, so the hash of the operator's sources is put into their
+        keys now. Before Inductor is imported there is no key, and its import would take longest.
         """
         eager = all(type(tensor) in EAGER for tensor in tensors) and not capabilities.recording()
         if self._marked or eager:

@@ -1,6 +1,6 @@
-"""The contract of an operator: what its functions may write, and the memory of what they return.
+"""The contract of an operator: the arguments that its functions may write, and the memory of their results.
 
-Each result has memory that no argument and no other result has, and only declared arguments change.
+Each result has its own memory, shared with no argument and no other result. Only declared arguments change.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 
 class State(NamedTuple):
-    """State of an argument tensor, which a call leaves as it is.
+    """State of an argument tensor, which a call must not change.
 
     Args:
-        version: The writes that are counted in it; None for a tensor in which none are.
-        shape: Its shape; None if neither this nor what follows is compared.
+        version: The number of counted writes into it; None if torch does not count its writes.
+        shape: Its shape; None if neither this nor the following fields are compared.
         strides: Its strides.
-        offset: The place in its storage at which it begins.
+        offset: Its offset in the storage.
         storage: Its storage.
         size: The number of bytes of the storage.
     """
@@ -53,19 +53,19 @@ class State(NamedTuple):
         layers = capabilities.layers(tensor)
         version, tensor = capabilities.writes_of(layers), layers[-1]
         storage = capabilities.storage_of(tensor)
-        # To compare symbols would put conditions into a trace; a write gives a functional tensor new memory.
+        # Comparing symbols would add conditions to a trace; a write gives a functional tensor new memory.
         if storage is None or storage.device.type == "meta" or capabilities.is_functional(tensor):
             return cls(version)
         form = tensor.shape, tensor.stride(), tensor.storage_offset(), storage, storage.nbytes()
         return cls(version, *form)
 
     def is_left(self, tensor: Tensor) -> bool:
-        """Return True if nothing has written into a tensor since."""
+        """Return True if nothing has written into a tensor since then."""
         now = State.of(tensor)
         return now.version in (self.version, None) and (self.shape is None or self[1:] == now[1:])
 
     def is_placed(self, tensor: Tensor) -> bool:
-        """Return True if a tensor has the same shape, strides and memory still."""
+        """Return True if a tensor still has the same shape, strides and memory."""
         return self.shape is None or self[1:] == State.of(tensor)[1:]
 
 
@@ -75,7 +75,7 @@ class Before(NamedTuple):
     Args:
         read: States of the tensors that are only read.
         written: States of the tensors that are written.
-        graph: True if an argument requires a gradient; None where this is not known.
+        graph: True if an argument requires a gradient; None if this is not known.
     """
 
     read: Sequence[State]
@@ -88,8 +88,8 @@ class Alias(NamedTuple):
 
     Args:
         result: Position of the result.
-        argument: Position of the argument tensor that it shares memory with; None if it shares none.
-        other: Position of the first result that it shares memory with; None if it shares none.
+        argument: Position of the argument tensor with which it shares memory; None if there is none.
+        other: Position of the first result with which it shares memory; None if there is none.
     """
 
     result: int
@@ -98,7 +98,7 @@ class Alias(NamedTuple):
 
 
 def aliases(results: Sequence[Any], arguments: Sequence[Any]) -> list[Alias]:
-    """List the results that share memory with an argument or another result; other values share none."""
+    """List the results that share memory with an argument or another result; other values are ignored."""
     layers = [
         [layer for each in group if isinstance(each, Tensor) for layer in capabilities.layers(each)]
         for group in (results, arguments)
@@ -119,21 +119,21 @@ def _in_memory(values: Sequence[Any]) -> list[Any]:
 
 
 def _requires_graph(tensors: Sequence[Tensor]) -> bool:
-    """Return True if a tensor requires a gradient outside of all transforms."""
+    """Return True if a tensor requires a gradient outside all transforms."""
     return any(capabilities.below_transforms(each).requires_grad for each in tensors)
 
 
 def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
-    """Return True if each result has memory that no argument and no other result has.
+    """Return True if no result shares memory with an argument or another result.
 
-    Return False for wrapped tensors, whose memory nobody knows.
+    Return False for wrapped tensors, whose memory is unknown.
     """
     made = [capabilities.storage_of(tensor) for tensor in results]
     given = [capabilities.storage_of(tensor) for tensor in arguments]
     own = {id(storage) for storage in made}
     if None in made or len(own) != len(made) or not own.isdisjoint(map(id, given)):
         return False
-    # Two storages have one memory only where it is not torch's: NumPy's, or that of a DLPack capsule.
+    # Two storages share memory only if it is not torch's memory: NumPy's, or a DLPack capsule's.
     if all(storage is None or storage.resizable() for storage in made):
         return True
     spans = [(capabilities.span(storage), True) for storage in made if storage is not None]
@@ -148,7 +148,7 @@ def are_apart(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
 
 
 def _are_one(result: Any, value: Any) -> bool:
-    """Return True if a result is a tensor, or shares its memory."""
+    """Return True if a result is an argument tensor, or shares its memory."""
     if not (isinstance(result, Tensor) and isinstance(value, Tensor)):
         return False
     pairs = itertools.product(capabilities.layers(result), capabilities.layers(value))
@@ -156,12 +156,12 @@ def _are_one(result: Any, value: Any) -> bool:
 
 
 def are_new(count: int, returned: Any, *arguments: Tensor | None) -> bool:
-    """Return True for dense results in memory of their own, as C++ tells it.
+    """Return True, from C++, for dense results that share no memory.
 
     Args:
         count: The number of results.
         returned: The result, or a tuple of several.
-        arguments: The argument tensors; None for an argument that is not given.
+        arguments: The argument tensors; None for a missing argument.
     """
     results = (returned,) if count == 1 else returned
     if type(results) is not tuple or len(results) != count:
@@ -185,10 +185,10 @@ class Contract:
         """Run a reference or kernel, validate its effects and results, and return the results as a tuple.
 
         Raises:
-            MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
+            MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
         """
         specification = self.specification
-        # The forward of a class restores what it wrote.
+        # The forward of a class restores the arguments that it wrote into.
         restores = specification.origin.kind == "class" and function is specification.computed_by
         before = None if restores else self.before(values)
         # It may change the lists that it gets.
@@ -199,21 +199,21 @@ class Contract:
         return self.results(function, returned, values, before)
 
     def run_traced(self, function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
-        """Run a reference on tensors without data, as `run`, and refuse a write before it happens.
+        """Run a reference on tensors without data, like `run`, and refuse a write before it happens.
 
-        No write shows in such a tensor, and the compiled code would write.
+        Such a tensor does not show a write, but the compiled code would write.
 
         Raises:
-            MutationError, AliasError, ResultCountError, ResultTypeError: See their names.
+            MutationError, AliasError, ResultCountError, ResultTypeError: As their names say.
         """
         with self.refusing_writes(function, values):
             return self.run(function, values)
 
     def refusing_writes(self, function: Callable[..., Any], values: list[Any]) -> AbstractContextManager[Any]:
-        """Context in which a write is refused before it happens, where torch counts no writes.
+        """Context in which a write is refused before it happens, if torch does not count writes.
 
         Raises:
-            MutationError: See its name.
+            MutationError: If something writes into an argument that must not be written.
         """
         inputs = [(each, capabilities.in_memory(each)) for each in self._only_read(values)]
 
@@ -231,9 +231,9 @@ class Contract:
         return Before([*map(State.of, read)], [*map(State.of, written)], _requires_graph(tensors_in(values)))
 
     def is_kept(self, results: Any, memories: Sequence[Tensor], has_graph: bool) -> bool:
-        """Return True if the results of a call that left its tensors as they were keep it.
+        """Return True if the results of a call that changed no tensor keep the contract.
 
-        Otherwise `results` says whether they do.
+        If the result is False, `results` decides.
 
         Args:
             results: All results.
@@ -272,13 +272,13 @@ class Contract:
 
         Args:
             function: The reference or kernel.
-            returned: What it returned.
+            returned: The returned value.
             values: Its argument values.
             before: The states that `before` returned; None to allow writes.
 
         Raises:
-            MutationError, MetadataError, AliasError, CapturedTensorError: See their names.
-            ResultCountError, ResultTypeError, LayoutError: See their names.
+            MutationError, MetadataError, AliasError, CapturedTensorError: As their names say.
+            ResultCountError, ResultTypeError, LayoutError: As their names say.
         """
         results = self.as_tuple(function, returned, values)
         if before is not None:
@@ -290,14 +290,14 @@ class Contract:
         return results
 
     def captured(self, function: Callable[..., Any]) -> errors.OpsmithError:
-        """The error for a result that requires a gradient, from arguments that do not."""
+        """The error for a result that requires a gradient, although no argument does."""
         return self.specification.error(
             errors.CapturedTensorError,
-            "it uses something that requires a gradient and is not an argument",
-            expected="a function of its arguments alone",
-            got="a result that requires a gradient, from arguments that do not",
+            "it uses a tensor that requires a gradient but is not an argument",
+            expected="a function that uses only its arguments",
+            got="a result that requires a gradient, although no argument does",
             where=where(function),
-            hint="make it an argument, or use `.detach()` of it",
+            hint="make this tensor an argument, or use its `.detach()`",
         )
 
     def undeclared_write(
@@ -308,7 +308,7 @@ class Contract:
         argument = name.partition("[")[0]
         return self.specification.error(
             errors.MutationError,
-            "an operator must not write into an input that it does not declare",
+            "an operator must not write into an input that it does not declare as written",
             argument=name,
             where=where(function),
             hint=f'declare it, `mutates=("{argument}",)`; or work on a copy: '
@@ -320,13 +320,13 @@ class Contract:
         return tensors_in([value for argument, value in pairs if argument.alias])
 
     def _only_read(self, values: list[Any]) -> list[Tensor]:
-        """The tensors that a call does not write into, and whose version counters are their own."""
+        """The tensors that a call does not write into, and that have their own version counters."""
         schema = self.specification.schema
         if not schema.written:
             return tensors_in(values)
         pairs = zip(schema.arguments, values, strict=True)
         others = tensors_in([value for argument, value in pairs if not argument.alias])
-        # By storage: each tensor with each other would take milliseconds for the lists of an optimizer.
+        # By storage: comparing all pairs of tensors would take milliseconds for the lists of an optimizer.
         storages = map(capabilities.storage_of, _in_memory(self._written(values)))
         taken = {id(storage): storage for storage in storages if storage is not None}
         memories = map(capabilities.storage_of, _in_memory(others))
@@ -344,12 +344,12 @@ class Contract:
                 got = f"shape {list(tensor.shape)}, strides {list(tensor.stride())}"
                 error = self.specification.error(
                     errors.MetadataError,
-                    f"it gave `{name}` another shape, other strides or other memory",
+                    f"it changed the shape, strides or memory of `{name}`",
                     argument=name,
-                    expected="new numbers in the memory that it has",
+                    expected="new numbers in the same memory",
                     got=f"{'other memory' if moved else got} after the call",
                     where=where(function),
-                    hint=f"write `{name}.copy_(...)`; return a new tensor for a result of another shape",
+                    hint=f"write `{name}.copy_(...)`; return a new tensor for a result of a different shape",
                 )
                 error.moved = moved
                 raise error
@@ -358,7 +358,7 @@ class Contract:
         """Validate the number and types of the results, and return them as a tuple.
 
         Raises:
-            AliasError, ResultCountError, ResultTypeError, LayoutError: See their names.
+            AliasError, ResultCountError, ResultTypeError, LayoutError: As their names say.
         """
         specification = self.specification
         schema = specification.schema
@@ -373,11 +373,11 @@ class Contract:
             change = ", or change the type hint" * self._annotated(function)
             raise specification.error(
                 errors.ResultCountError,
-                "it returned another number of results than declared",
+                "the number of its results differs from the declared number",
                 expected=f"a tuple of {len(schema.results)} tensors",
                 got=f"{count}" if count != 1 else shown(returned),
                 where=where(function),
-                hint="return the results" if returned is None else f"return what the type hint says{change}",
+                hint="return the results" if returned is None else f"return the declared results{change}",
             )
         if not schema.always_tensors:
             return self._validated_lists(function, results)
@@ -386,17 +386,17 @@ class Contract:
         return tuple(results)
 
     def _refuse_other(self, function: Callable[..., Any], returned: Any, written: Tensor) -> None:
-        """Refuse another value than the argument that was written, or a view of all of it."""
+        """Refuse any value other than the written argument, or a view of all of it."""
         name = self.specification.schema.returns
         if returned is written or (returned is None and function is not self.specification.reference):
-            return  # a kernel need not return what it wrote
+            return  # a kernel need not return the written argument
         same = isinstance(returned, Tensor) and returned.shape == written.shape
         if not (same and capabilities.shares_memory(*_in_memory((returned, written)))):
             raise self.specification.error(
                 errors.AliasError,
                 f"it did not return `{name}`",
                 argument=name,
-                expected=f"`{name}` itself, as `returns={name!r}` says",
+                expected=f"`{name}` itself, as declared by `returns={name!r}`",
                 got=shown(returned),
                 where=where(function),
                 hint=f"write `return {name}`",
@@ -455,10 +455,10 @@ class Contract:
         return function is self.specification.reference and self.specification.origin.kind == "declared"
 
     def _tensor_hint(self, function: Callable[..., Any], result: Any, label: str) -> str:
-        """The hint for a value in the place of one tensor."""
+        """The hint for a value that should be a tensor."""
         annotated, is_item = self._annotated(function), "[" in label
         if result is None:
-            rest = "; annotate it as `Tensor | None` if there may be none" * annotated
+            rest = "; annotate it as `Tensor | None` if it may be None" * annotated
             return (
                 "put a tensor there, or leave it out of the list" if is_item else f"return the result{rest}"
             )
@@ -482,7 +482,7 @@ class Contract:
         written = {result.name: result.written for result in schema.results if result.written}
 
         def called(label: str) -> str:
-            """The name of a result; that of the argument whose new value it is."""
+            """The name of a result, or of the argument of which it is the new value."""
             name, *item = label.partition("[")
             return written.get(name, name) + "".join(item)
 
@@ -515,7 +515,7 @@ class Contract:
 
 
 def _results_hint(schema: Schema, written: str | None, *, same: bool) -> str:
-    """Return the hint for two results that share memory, of which one may be the new value of an argument."""
+    """Return the hint for two results that share memory; one may be the new value of an argument."""
     if written is None:
         return "return a copy of one of them: `.clone()`"
     if not same:
@@ -527,7 +527,7 @@ def _results_hint(schema: Schema, written: str | None, *, same: bool) -> str:
 
 
 def _alias_hint(schema: Schema, name: str) -> str:
-    """Return the hint for a function that returns an argument, perhaps the argument that it writes."""
+    """Return the hint for a function that returns an argument, perhaps the written argument."""
     if schema.written == (name,) and len(schema.results) == 1 and schema.names[0] == name:
         return f'declare it, `returns="{name}"`, if callers get `{name}` itself; or return a copy: `.clone()`'
     if name in schema.written:
@@ -538,12 +538,12 @@ def _alias_hint(schema: Schema, name: str) -> str:
 def run_call(
     specification: Specification, function: Callable[..., Any], values: list[Any]
 ) -> tuple[Any, ...]:
-    """Compute a call by a reference or kernel, with the checks of its results and of determinism.
+    """Compute a call by a reference or kernel, and check its results and determinism.
 
-    Every call, also an inlined, mapped or traced one, passes here once, or runs the code of an adopted class.
+    Every call passes here once, even an inlined, mapped or traced call, or runs the code of an adopted class.
 
     Raises:
-        NondeterministicError, ShapeError, ResultTypeError: See their names; and those of `Contract.run`.
+        NondeterministicError, ShapeError, ResultTypeError: As their names say; also those of `Contract.run`.
     """
     refuse_nondeterminism(specification)
     results = Contract(specification).run(function, values)
@@ -552,11 +552,11 @@ def run_call(
 
 
 def refuse_nondeterminism(specification: Specification) -> None:
-    """Refuse a call of an operator that is declared nondeterministic where torch must be deterministic.
+    """Refuse a call of an operator that is declared nondeterministic while torch must be deterministic.
 
     Raises:
-        NondeterministicError: Under `torch.use_deterministic_algorithms(True)`; `warn_only=True` makes it a
-            warning.
+        NondeterministicError: Under `torch.use_deterministic_algorithms(True)`; a warning with
+            `warn_only=True`.
     """
     if specification.deterministic or not torch.are_deterministic_algorithms_enabled():
         return
@@ -573,17 +573,17 @@ def refuse_nondeterminism(specification: Specification) -> None:
 
 
 def refuse_result_shapes(specification: Specification, values: list[Any], results: tuple[Any, ...]) -> None:
-    """Refuse results, or their layouts, that differ from `shapes=`, or from the fake kernel derived from it.
+    """Refuse results, or their layouts, that differ from `shapes=` or the fake kernel derived from it.
 
     Raises:
-        ShapeError: Naming the result.
+        ShapeError: With the name of the result.
     """
     shapes = specification.shapes
     if shapes is None:
         return
     sizes, _ = shapes.bind(specification.schema, values)
     for name, dims, result in _declared_results(specification, results):
-        if dims.leading and LEADING not in sizes:  # all tensors that have them are None
+        if dims.leading and LEADING not in sizes:  # all tensors with leading dimensions are None
             continue
         wanted = dims.evaluate(sizes)
         same = len(wanted) == len(result.shape) and all(
@@ -593,11 +593,11 @@ def refuse_result_shapes(specification: Specification, values: list[Any], result
             shown = ", ".join("_" if size is None or size is NO_SIZE else str(size) for size in wanted)
             raise specification.error(
                 errors.ShapeError,
-                f"the shape of `{name}` is not the one in `shapes=`",
+                f"the shape of `{name}` differs from `shapes=`",
                 argument=name,
                 expected=f"`{dims.text}`, that is [{shown}]",
                 got=str(list(result.shape)),
-                hint="write what the function returns: `_` stands for a size that cannot be inferred",
+                hint="correct `shapes=` or the function; write `_` for a size that cannot be inferred",
             )
 
 

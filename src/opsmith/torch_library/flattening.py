@@ -18,7 +18,7 @@ class Flattening:
 
     Args:
         lists: Names of the values, in order, each with True if it is a list.
-        lengths: For each value the length of its list; None where it is a single value.
+        lengths: Length of the list of each value; None for a single value.
 
     Attributes:
         lengths: As given.
@@ -61,7 +61,7 @@ class Flattening:
         return [self.item(name, flat) for name in self.spans]
 
     def item(self, name: str, flat: Sequence[Any]) -> Any:
-        """One value, or the items at its positions in another flat tuple."""
+        """One value, or the items at its positions, from a flat tuple."""
         part = flat[self.spans[name]]
         return list(part) if self._lists[name] else part[0]
 
@@ -71,7 +71,7 @@ class Flattening:
         return [position for span in spans for position in range(span.start, span.stop)]
 
     def needed(self, needs: Sequence[bool]) -> frozenset[str]:
-        """Names of the values that need a gradient at one position at least."""
+        """Names of the values that need a gradient at one or more positions."""
         return frozenset(name for name, need in zip(self.names, needs, strict=True) if need)
 
 
@@ -80,7 +80,7 @@ class ArgumentFlattening(Flattening):
 
     Args:
         schema: The operator's signature.
-        lengths: For each argument the length of its list of tensors; None where it is a single value.
+        lengths: Length of each argument's list of tensors; None for a single value.
     """
 
     def __init__(self, schema: Schema, lengths: Sequence[int | None]) -> None:
@@ -99,11 +99,11 @@ class ArgumentFlattening(Flattening):
 
 
 class ResultFlattening(Flattening):
-    """Layout of the results of one call, hidden ones among them.
+    """Layout of the results of one call, including hidden results.
 
     Args:
         schema: The operator's signature.
-        lengths: For each result the length of its list; None where it is a single tensor.
+        lengths: Length of each result's list; None for a single tensor.
 
     Attributes:
         described: The declared result of each position.
@@ -126,7 +126,7 @@ def lengths_of(results: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def detached(result: Any) -> Any:
-    """A result outside of the graph: a tensor, a list of them, or None."""
+    """A result outside the graph: a tensor, a list of tensors, or None."""
     if isinstance(result, list):
         return [tensor.detach() for tensor in result]
     return None if result is None else result.detach()

@@ -1,8 +1,8 @@
 """Floating-point operations of an operator, for `torch.utils.flop_counter`.
 
-torch counts nothing for an operator that it has no formula for, and does not say so. So each operator gets
-one when it is registered: the author's, or the count of its reference on `meta` tensors. A backward needs
-none: its formulas are torch operations and operators, which are counted as they run.
+torch silently counts zero for an operator without a formula. So each operator gets a formula when it is
+registered: the author's, or one that counts the operations of the reference on `meta` tensors. A backward
+needs none: its formulas are torch operations and operators, which are counted as they run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Flops = Callable[..., int]
 
 
 def register_flops(packet: Any, specification: Callable[[], Specification]) -> None:
-    """Make `FlopCounterMode` count an operator, until `unregister_flops`.
+    """Make `FlopCounterMode` count an operator, until `unregister_flops` is called.
 
     Args:
         packet: The operator, `torch.ops.namespace.name`.
@@ -45,22 +45,22 @@ def register_flops(packet: Any, specification: Callable[[], Specification]) -> N
 
     _counts[packet] = flops
     if _COUNTER in sys.modules:
-        import_module(_COUNTER)  # another thread may be at it
+        import_module(_COUNTER)  # another thread may be importing it
         _hand_over()
     elif not any(isinstance(each, _WhenImported) for each in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
 
 
 def unregister_flops(packet: Any) -> None:
-    """Remove the count of an operator that is removed or registered anew."""
+    """Remove the count of an operator that is removed or registered again."""
     if _counts.pop(packet, None) is None and _COUNTER in sys.modules:
         sys.modules[_COUNTER].flop_registry.pop(packet, None)
 
 
 _COUNTER = "torch.utils.flop_counter"
-"""torch's module, which imports Triton: too slow for whoever counts nothing."""
+"""torch's module, which imports Triton: too slow for a program that counts nothing."""
 _counts: dict[Any, Callable[..., int]] = {}
-"""Counts that torch's module gets when it is imported."""
+"""Counts to be registered when torch's module is imported."""
 
 
 def _hand_over() -> None:
@@ -77,7 +77,7 @@ class _WhenImported(MetaPathFinder):
         self._searching: set[int] = set()
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of torch's module, whose loader registers the counts; None for every other."""
+        """Return the spec of torch's module, whose loader registers the counts; None for other modules."""
         thread = get_ident()
         if name != _COUNTER or thread in self._searching:
             return None
@@ -110,9 +110,9 @@ def _given(specification: Specification, formula: Flops, values: list[Any]) -> i
             expected="int",
             got=shown(count),
             where=where(formula),
-            hint="return an int, computed from shapes: `2 * x.numel()`; use `//` where `/` stands",
+            hint="return an int, computed from shapes: `2 * x.numel()`; use `//` instead of `/`",
         )
-    return count  # type: ignore[return-value]  # torch adds up symbols as it does numbers
+    return count  # type: ignore[return-value]  # torch adds symbols like numbers
 
 
 def _derived(specification: Specification, values: list[Any]) -> int:
@@ -135,8 +135,8 @@ def _derived(specification: Specification, values: list[Any]) -> int:
     except Exception as error:
         raise specification.error(
             errors.TransformError,
-            "its floating-point operations are counted on `meta` tensors, and its reference does not run "
-            f"there: {error}",
+            "its floating-point operations are counted on `meta` tensors, but its reference does not run "
+            f"on them: {error}",
             hint=hint,
         ) from error
     return counter.get_total_flops()

@@ -1,8 +1,8 @@
-"""Results of opaque functions, and of kernels in Python or in a package's language, held to a promise.
+"""Check of the results of opaque functions, and of kernels in Python or in a package's language.
 
-Compiled code and exported programs are made for the results of the fake kernel or the reference. Another
-shape, dtype or device is refused, as is a list of another length, or None for a tensor. A result with other
-strides is copied.
+Compiled code and exported programs expect the results of the fake kernel or the reference. A different shape,
+dtype or device is refused, and so is a list of a different length, or None instead of a tensor. A result with
+different strides is copied.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from opsmith.torch_library.contract import Contract, aliases
 from opsmith.torch_library.result_layouts import ResultLayout, result_layouts
 
 MAX_KNOWN = 4096
-"""Maximum number of combinations of metadata that are kept as right ones."""
+"""Maximum number of combinations of metadata that are kept as right."""
 
 MAX_NUMBERS = 8
-"""Number of floating numbers with which one combination is compared: a scale may be another one in each call,
-and hardly ever chooses a shape."""
+"""Maximum number of choices of floating-point numbers with which one combination is compared: a scale may
+differ in each call, and hardly ever decides a shape."""
 
 
 class HeldResults:
-    """The promise of one operator about its results.
+    """The expected metadata of the results of one operator.
 
-    A combination of the metadata of arguments and results is compared once, with some floating numbers.
+    A combination of the metadata of arguments and results is compared once for a few choices of floats.
 
     Args:
         specification: The operator.
 
     Attributes:
         specification: As given.
-        copies: Results that have been copied into other strides, in words.
+        copies: Descriptions of results that have been copied into different strides.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -52,7 +52,7 @@ class HeldResults:
         self.copies: dict[str, str] = {}
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function whose results are held to the promise; itself where nothing is promised of them."""
+        """The function with a check of its results; the function itself if nothing is expected of them."""
         schema = self.specification.schema
         own = isinstance(function, BuiltKernel) and not function.of_a_package  # it gets results to fill
         free = own or not schema.results or schema.returns is not None
@@ -80,7 +80,7 @@ class HeldResults:
             if numbers in right or len(right) >= MAX_NUMBERS:
                 return returned
             if given != _metadata((*args, *kwargs.values()))[0]:
-                return returned  # the contract refuses what a call did to its arguments
+                return returned  # the contract refuses changes of the arguments
             results = compare(returned, *args, **kwargs)
             if results is returned:
                 if len(known) >= MAX_KNOWN:
@@ -91,10 +91,10 @@ class HeldResults:
         return update_wrapper(held, function)
 
     def _compared(self, function: Callable[..., Any], returned: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Compare results with the promise; return them, or copies of those with other strides.
+        """Compare results with the expected ones; return them, or copies of results with different strides.
 
         Raises:
-            ShapeError, ResultTypeError, ResultCountError, LayoutError: See their names.
+            ShapeError, ResultTypeError, ResultCountError, LayoutError: As their names say.
         """
         if capabilities.recording():
             return returned
@@ -106,10 +106,10 @@ class HeldResults:
             return returned  # the contract refuses aliases
         specification = self.specification
         if specification.opaque and not specification.fake and fake_by_shapes(specification, values) is None:
-            return returned  # nothing is promised of it
+            return returned  # nothing is expected of it
         try:
             promised = result_layouts(self.specification, values)
-        except Exception:  # metadata that depend on data, or a call that the reference alone refuses
+        except Exception:  # metadata that depend on data, or a call that only the reference refuses
             return returned
         results = [
             self._fitted(function, described, result, layout, values)
@@ -122,7 +122,7 @@ class HeldResults:
     def _fitted(
         self, function: Any, described: Result, result: Any, promised: Any, values: list[Any], item: str = ""
     ) -> Any:
-        """A result as it is promised, or one item of a list: itself, or a copy in other strides."""
+        """A result or an item of a list in the expected strides: itself, or a copy."""
         name = (described.written or described.name) + item
         named = f"the new value of `{name}`" if described.written else f"`{name}`"
         by_shapes = self.specification.opaque and not self.specification.fake
@@ -174,20 +174,20 @@ class HeldResults:
             hint = f"make {named} on the device of the arguments"
             raise wrong(errors.ResultTypeError, "device", device, result.device, hint)
         if not _are_alike(result, promised):
-            strides = f"{list(result.stride())}, and not {list(promised.stride)}"
+            strides = f"{list(result.stride())}, not {list(promised.stride)}"
             self.copies[name] = f"{named}: the strides of the kernel at {where(function)} are {strides}"
             return promised.restore(result)
         return result
 
 
 def _are_alike(result: Tensor, promised: ResultLayout) -> bool:
-    """Return True if strides agree where they are used: in dimensions of more than one element."""
+    """Return True if strides agree in dimensions of more than one element, where they matter."""
     pairs = zip(result.shape, result.stride(), promised.stride, strict=True)
     return all(size == 1 or old == new for size, old, new in pairs)
 
 
 def _metadata(values: Sequence[Any]) -> tuple[Any, Any]:
-    """Metadata on which that of results may depend, of tensors and values; then the floating numbers."""
+    """Metadata of tensors and values on which the results' metadata may depend; then the floats."""
     found: list[Any] = []
     numbers: list[Any] = []
     for value in values:

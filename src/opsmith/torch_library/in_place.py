@@ -1,4 +1,4 @@
-"""Registration of operators that write into their arguments, by way of their functional form."""
+"""Registration of operators that write into their arguments, with the help of their functional form."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ IN_PLACE: Any = getattr(torch.Tag, "inplace", None)
 """Tag of an operator that returns the argument that it writes into; None before torch 2.13."""
 
 BITS = ("Conjugate", "Negative")
-"""Dispatch keys of views whose memory holds other numbers. Torch's kernel there takes operators that return
-what they write."""
+"""Dispatch keys of views whose memory has different numbers. torch's kernel there expects operators that
+return their written arguments."""
 
 
 class InPlaceRegistration(DispatcherRegistration):
     """Registration of an operator that writes into its arguments.
 
     Attributes:
-        every_call_refuses: True if a call without derivatives refuses tensors that share elements, too.
+        every_call_refuses: True if even a call without derivatives refuses tensors that share elements.
     """
 
     every_call_refuses = True
@@ -53,7 +53,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
     @property
     def form(self) -> Specification:
-        """The specification of its functional form, from which derivatives and transforms follow."""
+        """The specification of its functional form, from which derivatives and transforms are derived."""
         made = self._form
         if made is None or made[0] is not self.specification:
             specification = self.specification
@@ -69,7 +69,7 @@ class InPlaceRegistration(DispatcherRegistration):
             return self._form_registration
 
     def make_functional(self) -> None:
-        """Make the functional form, if there is none."""
+        """Make the functional form, if it does not exist yet."""
         registration = self.form_registration
         with self._lock:
             if self.functional is None:
@@ -77,8 +77,8 @@ class InPlaceRegistration(DispatcherRegistration):
                 self.functional = kind(self.form, registration, self.owner, "functional")
 
     def update(self, specification: Specification) -> None:
-        """Replace the specification, and that of the functional form."""
-        registered, self._form_registration = self._form_registration, None  # `remove` leaves it
+        """Replace the specification, and the functional form's specification."""
+        registered, self._form_registration = self._form_registration, None  # `remove` does not remove it
         try:
             super().update(specification)
         finally:
@@ -107,14 +107,14 @@ class InPlaceRegistration(DispatcherRegistration):
         overload = super()._define(void, hidden=hidden)
 
         def resolved(*args: Any, **kwargs: Any) -> Any:
-            self._values(args, kwargs)  # refuses what is written
+            self._values(args, kwargs)  # refuses written arguments that are such views
             named = zip(kwargs, map_tensors(_resolved, list(kwargs.values())), strict=True)
             return overload(*map_tensors(_resolved, args), **dict(named))
 
         for key in BITS:
             self._library.impl(void, resolved, key)
         if schema.returns is not None and not hidden:
-            # torch's functionalization loses what is written into a view by way of what an operator returned.
+            # torch's functionalization loses a write into a view of an operator's returned argument.
             tags = [torch.Tag.pt2_compliant_tag, *([] if IN_PLACE is None else [IN_PLACE])]
             self._define_text(schema.text(name), tags)
             for key in ("CompositeImplicitAutograd", TRANSFORM_KEY):
@@ -122,25 +122,25 @@ class InPlaceRegistration(DispatcherRegistration):
         return overload
 
     def _returning(self, writes: Any, *args: Any, **kwargs: Any) -> Any:
-        """Write, and return the first argument; a copy where a mode may keep it for another call."""
+        """Write, and return the first argument; a copy if a mode may keep it for another call."""
         writes(*args, **kwargs)
         return args[0].clone() if KERNEL_RUN.wanted is self else args[0]
 
     @property
     def overloads(self) -> tuple[Any, ...]:
-        """The operators of torch that compute this one, those of its functional form last."""
+        """The operators of torch that compute this operator, its functional form's operators last."""
         void = () if self._void is self.overload else (self._void,)
         return (*super().overloads, *void, *self.form_registration.overloads)
 
     def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the operator through the dispatcher, and return all results but the arguments.
+        """Call the operator through the dispatcher, and return all results except the arguments.
 
-        Where a mode has answered from its memory, the arguments are written all the same.
+        If a mode returned a cached result, the arguments are still written.
         """
         ours = not self.specification.origin.registered
         if not (ours and is_watched([*args, *kwargs.values()])):
             return self.full_overload(*args, **kwargs)
-        self._stop_serving()  # a kernel without Python does not tell that it has run
+        self._stop_serving()  # a kernel without Python does not report that it has run
         shown, results = self._watched(args, kwargs)
         storage: Any = None if self.specification.schema.returns is None else shown.untyped_storage()
         if results is None:
@@ -154,7 +154,7 @@ class InPlaceRegistration(DispatcherRegistration):
         return self._returned(results, hidden=True)
 
     def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
-        """Compute a call without a derivative below autograd; a mode sees the name that callers use."""
+        """Compute a call without a derivative, below autograd; a mode sees the name that callers use."""
         if self.specification.schema.returns is None or not is_watched([*args, *kwargs.values()]):
             return super()._call_below(overload, keyset, args, kwargs)
         with capabilities.below_autograd():
@@ -173,13 +173,13 @@ class InPlaceRegistration(DispatcherRegistration):
             return super()._run(values)
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
-        """Write, through autograd or the transforms that are running, and return the results."""
+        """Write, through autograd or the running transforms, and return the results."""
         values = self._adapted(values)
         forward_mode = capabilities.forward_mode_active()
         # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
         ordinary = not sharded and runs_ordinary(self.form, values, forward_mode=forward_mode)
-        # In a trace, torch hides writes below autograd from the gradients of what is traced.
+        # In a trace, torch hides writes below autograd from the gradients of the traced code.
         traced = any(type(local_shard(tensor)) not in EAGER for tensor in tensors_in(values))
         transformed = capabilities.innermost_transform() is not None
         if not (transformed or traced):
@@ -197,7 +197,7 @@ class InPlaceRegistration(DispatcherRegistration):
 
     def by_node(self, values: list[Any]) -> tuple[Any, ...]:
         """Write with an autograd node; return the new values, and all results."""
-        # With the first such call.
+        # Imported with the first such call.
         from opsmith.torch_library.autograd.node import Node, through
         from opsmith.torch_library.autograd.primitive import OperatorPrimitive
 
@@ -215,15 +215,15 @@ class InPlaceRegistration(DispatcherRegistration):
         return self._call_with_autograd(values)
 
     def writes_views_besides(self, values: list[Any]) -> bool:
-        """Return True for a call that no single node can have: a view is written, and there is more.
+        """Return True for a call that a single node cannot record: it writes a view, and something else.
 
-        Torch differentiates a write into a view by the first tensor of a node alone, which must be the view.
+        torch differentiates a write into a view only by a node's first tensor, which must be the view.
         """
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
         if all(capabilities.viewed(tensor) is None for tensor in written):
             return False
         flattening = ArgumentFlattening.of(self.specification.schema, values)
-        new = flattening.positions(self.specification.schema.written)  # one that is not given counts, too
+        new = flattening.positions(self.specification.schema.written)  # a missing argument counts, too
         first = next(at for at, value in enumerate(flattening.flatten(values)) if isinstance(value, Tensor))
         return len(new) + len(self.specification.schema.results) > 1 or first != new[0]
 
@@ -233,16 +233,16 @@ class InPlaceRegistration(DispatcherRegistration):
         return all_results(self.specification.schema, values, self.call_whole(args, kwargs))
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute shapes and dtypes; register the functional form, which code from a cache may call."""
+        """Compute shapes and dtypes; register the functional form, which cached code may call."""
         _ = self.form_registration
         return super()._run_fake(values)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
         found = super()._traced(values)
         written = [tensor for _, tensor in written_tensors(self.specification, values)]
-        # Inductor writes to the offset 0 in place of a symbol: pytorch issue 198068.
+        # Inductor writes at offset 0 instead of a symbolic offset: pytorch issue 198068.
         shifted = any(isinstance(each.storage_offset(), torch.SymInt) for each in written)
-        # torch makes functional what returns tensors, and no lists: `can_auto_functionalize`.
+        # torch functionalizes operators that return tensors, but not lists: `can_auto_functionalize`.
         lists = any(result.sequence for result in self.specification.schema.results)
         return self._copied_back(values, values) if found is None and (shifted or lists) else found
 
@@ -254,7 +254,7 @@ class InPlaceRegistration(DispatcherRegistration):
     def _copied_back(self, values: list[Any], before: list[Any] | None = None) -> tuple[Any, ...]:
         """Compute the functional form, and copy the new values back by torch's own operation."""
         specification, registration = self.specification, self.form_registration
-        if before is None:  # a backward may keep what is written over
+        if before is None:  # a backward may keep the overwritten values
             before = copies_of_written(specification.schema, values)
         args, kwargs = self.form.schema.dispatched(before)
         found = registration.call_whole(args, kwargs)
@@ -269,7 +269,7 @@ class InPlaceRegistration(DispatcherRegistration):
                     raise
                 mapped = transform.kind == "Vmap"
                 what = (
-                    f"it cannot write a value that `vmap` maps into `{name}`, which it does not map"
+                    f"it cannot write a mapped value into `{name}`, since `vmap` does not map `{name}`"
                     if mapped
                     else f"`{name}` cannot be written under this transform of `torch.func`"
                 )

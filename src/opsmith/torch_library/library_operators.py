@@ -1,4 +1,4 @@
-"""Operators registered by another library: what they have is inspected, what they lack is registered."""
+"""Operators registered by another library: existing parts are inspected, missing parts are registered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BACKENDS = {
 """Dispatch keys of kernels, by type of device."""
 AUTOGRAD = "Autograd"
 AUTOGRAD_KEYS = {**{device: f"Autograd{key}" for device, key in BACKENDS.items()}, "other": "AutogradOther"}
-"""Dispatch keys of autograd, by type of device; the one above stands for all of them that have none."""
+"""Dispatch keys of autograd, by type of device; `Autograd` is used for devices without their own key."""
 VMAP_KEYS = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 
 
@@ -95,8 +95,8 @@ _registrations: dict[str, LibraryOperatorRegistration] = {}
 def library_operator_of(overload: Any) -> Origin:
     """Inspect the parts that an operator had before it was adopted.
 
-    If something was registered since, the adoption is undone during the inspection, and concurrent calls of
-    the operator find it as it was.
+    If something was registered since, the adoption is undone during the inspection, so concurrent calls see
+    the operator as it was before.
     """
     earlier = _registrations.get(capabilities.signature_of(overload).name)
     if earlier is None:
@@ -108,7 +108,7 @@ def library_operator_of(overload: Any) -> Origin:
 
 
 class LibraryOperatorRegistration(DispatcherRegistration):
-    """Registration of the parts that an operator of another library lacks."""
+    """Registration of the missing parts of an operator of another library."""
 
     def __init__(self, specification: Specification) -> None:
         refuse_captured_tensors(specification.reference, specification.name)
@@ -118,11 +118,11 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         _registrations[specification.name] = self
 
     def stands_for(self, overload: Any) -> bool:
-        """Return True if this operator was inspected, and nothing has been registered for it since."""
+        """Return True if this operator was inspected, and nothing was registered for it afterwards."""
         return self._inspected_state == _registration_state(overload)
 
     def update(self, specification: Specification) -> None:
-        """Use this specification from now on; an operator that is adopted again is registered anew."""
+        """Use this specification from now on; an operator that is adopted again is registered again."""
         if specification.origin is self.specification.origin:
             super().update(specification)
         else:
@@ -151,7 +151,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         self._library = torch.library.Library(specification.namespace, "FRAGMENT")
         self.overload, self.full_overload = specification.origin.subject, self._call_own
         with warnings.catch_warnings():
-            # torch warns once in a process of a kernel that replaces another.
+            # torch warns once in a process if a kernel replaces another kernel.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             if not specification.origin.own("fake"):
                 fake = self._kernel(self._run_fake)
@@ -173,7 +173,7 @@ class LibraryOperatorRegistration(DispatcherRegistration):
         return bool(own) or super().is_transformed_by_torch(transform)
 
     def _add_autograd(self, name: str) -> None:
-        """Register autograd kernels; where the operator has one, ours wraps it."""
+        """Register autograd kernels; if the operator has its own, ours wraps it."""
         everywhere = capabilities.registers_kernel(self.overload, AUTOGRAD)
         if not everywhere:
             self._library.impl(name, partial(self._autograd_around, None), AUTOGRAD, with_keyset=True)
@@ -210,9 +210,9 @@ class LibraryOperatorRegistration(DispatcherRegistration):
 
 
 class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistration):
-    """Registration of the parts that an operator of another library lacks which writes in place."""
+    """Registration of the missing parts of an in-place operator of another library."""
 
-    # It writes into what it takes, as before; only derivatives need tensors apart from one another.
+    # It writes into its arguments as before; only derivatives need tensors that share no elements.
     every_call_refuses = False
 
     @contextmanager
@@ -237,7 +237,7 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
                 results = super()._autograd_around(own, keyset, *args, **kwargs)
             if (
                 ran is not None and self.overload not in ran
-            ):  # a mode has answered from its memory, as a selective checkpoint does
+            ):  # a mode returned a cached result, as a selective checkpoint does
                 with capabilities.without_modes(), capabilities.below_autograd():
                     self.overload(*args, **kwargs)
             return results
@@ -249,11 +249,11 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
         specification = self.specification
         derived = specification.fake is not None or bool(specification.schema.results)
-        results = super()._run_fake(values) if derived else ()  # what is written keeps its form
+        results = super()._run_fake(values) if derived else ()  # written arguments keep their shape
         return self._with_returned(values, results)
 
     def _with_returned(self, values: list[Any], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All results, the argument that it writes into and returns included."""
+        """All results, including the argument that it writes into and returns."""
         schema = self.specification.schema
         return results if schema.returns is None else (values[schema.names.index(schema.returns)],)
 
@@ -264,12 +264,12 @@ class LibraryInPlaceRegistration(InPlaceRegistration, LibraryOperatorRegistratio
 
 
 def register_adopted(specification: Specification) -> LibraryOperatorRegistration:
-    """Register what an operator of another library lacks."""
+    """Register the missing parts of an operator of another library."""
     if specification.schema.written:
         return LibraryInPlaceRegistration(specification)
     return LibraryOperatorRegistration(specification)
 
 
 def _registration_state(overload: Any) -> tuple[Any, ...]:
-    """A value that changes with each registration for an operator, by dispatcher or `custom_op`."""
+    """A value that changes with each registration for an operator, in the dispatcher or a `custom_op`."""
     return overload, capabilities.registrations(overload), capabilities.custom_parts(overload)

@@ -21,7 +21,7 @@ from opsmith.torch_library.in_place import InPlaceRegistration
 from opsmith.torch_library.registration import TRANSFORM_KEY, DispatcherRegistration
 
 OUT_TAG: Any = getattr(torch.Tag, "out", None)
-"""Tag of an operator that writes into `out`; None where torch has none."""
+"""Tag of an operator that writes into `out`; None if torch has no such tag."""
 
 
 class OutRegistration(InPlaceRegistration):
@@ -37,7 +37,7 @@ class OutRegistration(InPlaceRegistration):
         super().__init__(specification)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
-        """Run the reference of the operator, and copy its results, in operations of torch alone."""
+        """Run the reference of the operator, and copy its results, using only torch operations."""
         form = out_form(self._registered.specification, self._registered.in_torch)
         return Contract(self.specification).run(form.reference, values)
 
@@ -48,8 +48,8 @@ class OutRegistration(InPlaceRegistration):
         self._outs = [each.name for each in written]
         returns = ", ".join(f"Tensor({each.alias}!)" for each in written)
         text = schema.text(name).removesuffix("()") + (returns if len(written) == 1 else f"({returns})")
-        # By the tag Inductor calls this overload in the operator's place. Up to torch 2.14 it gives numbers
-        # twice, or behind all tensors: it can do so for tensors alone. What it calls writes nothing else.
+        # Because of the tag, Inductor calls this overload instead of the operator. Up to torch 2.14 it passes
+        # numbers twice, or after all tensors: the tag is only for tensors, and calls without other writes.
         given = schema.arguments[: -len(written)]
         plain = all(each.kind.annotation() == "Tensor" and not each.alias for each in given)
         tagged = OUT_TAG is not None and plain and not any(each.keyword_only for each in given)
@@ -68,9 +68,9 @@ class OutRegistration(InPlaceRegistration):
         if any(map(_differentiates, tensors_in(values))):
             raise self.specification.error(
                 errors.MutationError,
-                "an argument requires a gradient, and none flows through `out=`",
+                "an argument requires a gradient, but no gradient flows through `out=`",
                 argument="out",
-                expected="a call without gradients, as torch's own operations with `out=`",
+                expected="a call without gradients, as for torch's own operations with `out=`",
                 hint="call it under `torch.no_grad()`, or without `out=`",
             )
         return super()._call_with_autograd(values)
@@ -91,7 +91,7 @@ def make_out_form(owner: Operator[..., Any], registered: DispatcherRegistration)
 
 
 def renew_out_form(form: OutForm, registered: DispatcherRegistration) -> OutForm:
-    """Give the out form what its operator has now."""
+    """Update the out form to the current state of its operator."""
     kernels = _kernels(registered.specification, form.operator)
     form.operator.redeclare(replace(_form(registered), kernels=kernels))
     return replace(form, overload=form.registration.overload)
@@ -108,7 +108,7 @@ def _all_results(registration: DispatcherRegistration, values: list[Any]) -> lis
 
 
 def _kernels(specification: Specification, form: Operator[..., Any]) -> tuple[Kernel, ...]:
-    """The kernels that can write into `out`, up to the first of a device that cannot."""
+    """The kernels that can write into `out`; for each device, only those before the first that cannot."""
     hidden_last = specification.schema.visible == tuple(range(len(specification.schema.visible)))
     kernels: list[Kernel] = []
     closed: set[str] = set()

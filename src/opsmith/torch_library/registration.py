@@ -43,11 +43,11 @@ HIDDEN_SUFFIX = "_and_hidden"
 
 
 BITWISE: Any = getattr(torch.Tag, "nondeterministic_bitwise", None)
-"""Tag of an operator whose runs may differ in bits; None where torch has none."""
+"""Tag of an operator whose runs may differ in bits; None if torch has no such tag."""
 
 
 class KernelRun(threading.local):
-    """The results of the kernel that runs in `DispatcherRegistration.call_whole`.
+    """The results of the running kernel in `DispatcherRegistration.call_whole`.
 
     Attributes:
         wanted: The registration whose kernel keeps them; None outside.
@@ -61,7 +61,7 @@ class KernelRun(threading.local):
 KERNEL_RUN = KernelRun()
 
 Returned = Callable[[tuple[Any, ...]], Any]
-"""Function of all results that returns those of an operator as the dispatcher takes them."""
+"""Function that selects, from all results, the results that the dispatcher takes."""
 TRANSFORM_KEY = "FuncTorchDynamicLayerFrontMode"
 
 
@@ -71,9 +71,9 @@ class DispatcherRegistration:
     Attributes:
         specification: The current specification.
         overload: `torch.ops.namespace.name.default`.
-        full_overload: The overload that returns hidden results too.
+        full_overload: The overload that also returns hidden results.
         out_form: The out form; None before it is needed.
-        functional: The functional form of an operator that writes in place; None before it is needed.
+        functional: The functional form of an in-place operator; None before it is needed.
         owner: The handle; None for a functional form until it has one.
         autograd_kernels: The kernels for the autograd key.
     """
@@ -103,7 +103,7 @@ class DispatcherRegistration:
         self._library: Any = None
         try:
             self._register()
-        except BaseException:  # also an interrupt: torch would keep the name for good
+        except BaseException:  # also an interrupt: torch would keep the name forever
             self.remove()
             raise
 
@@ -114,13 +114,13 @@ class DispatcherRegistration:
 
     @property
     def validated(self) -> bool:
-        """True if a call by the current specification has passed validation."""
+        """True if a call with the current specification has passed validation."""
         return self._validated is self.specification
 
     def update(self, specification: Specification) -> None:
         """Replace the specification, and drop compiled code that contains the old one."""
         with self._lock:  # calls of other threads may be adding routes or a kernel
-            # The specification last: after an interrupt, the next replacement begins with what stands here.
+            # The specification last: after an interrupt, the next replacement repeats these steps.
             self._forget_routes()
             before = self.specification
             _withdraw(before)
@@ -144,21 +144,21 @@ class DispatcherRegistration:
             self.out_form = out_variant.renew_out_form(self.out_form, self)
 
     def node(self, base: type[RunsRule]) -> Any:
-        """The class of its autograd nodes on this base, made with the first call that has one."""
+        """The class of its autograd nodes on this base, made with the first node."""
         from opsmith.torch_library.autograd.node import node_class
 
-        nodes = self._nodes  # another thread may declare the operator anew
+        nodes = self._nodes  # another thread may redeclare the operator
         return nodes.get(base) or nodes.setdefault(base, node_class(self.specification.short_name, base))
 
     @property
     def rule(self) -> type[FormulaRule]:
-        """The kind of rule that its nodes have."""
+        """The type of rule that its nodes have."""
         from opsmith.torch_library.autograd.formula_rule import FormulaRule
 
         return self.specification.origin.rule or FormulaRule
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel or reference, whose results are held to what is promised of them."""
+        """A kernel or reference, whose results are checked for their promised layout."""
         if self._held is None or self._held.specification is not self.specification:
             from opsmith.torch_library.held_results import HeldResults  # with the first call
 
@@ -167,19 +167,19 @@ class DispatcherRegistration:
 
     @property
     def copied_results(self) -> tuple[str, ...]:
-        """Results of kernels that earlier calls have copied into other strides, in words."""
+        """Descriptions of the kernel results that earlier calls have copied into different strides."""
         held = self._held
         current = held is not None and held.specification is self.specification
         return tuple(held.copies.values()) if held is not None and current else ()
 
     def forget_calls(self) -> None:
-        """Validate the next call as the first one of a process."""
+        """Validate the next call like the first call of a process."""
         with self._lock:
             self._forget_routes()
             self._validated = None
 
     def renew_routes(self) -> None:
-        """Forget all routes, and keep that calls have passed validation."""
+        """Forget all routes, but remember that calls have passed validation."""
         with self._lock:
             self._forget_routes()
 
@@ -189,10 +189,10 @@ class DispatcherRegistration:
             self._routes = None
 
     def make_functional(self) -> None:
-        """Do nothing: an operator that writes nothing is its own functional form."""
+        """Do nothing: an operator that writes into no argument is its own functional form."""
 
     def make_out_form(self) -> None:
-        """Make the out form, if there is none."""
+        """Make the out form, if it does not exist yet."""
         from opsmith.torch_library import out_variant  # it builds on this module
 
         with self._lock:
@@ -206,7 +206,7 @@ class DispatcherRegistration:
                 self._deregister.pop()()
 
     def remove(self) -> None:
-        """Deregister the operator; kernels first, or torch would crash."""
+        """Deregister the operator; kernels first, as otherwise torch would crash."""
         if self.out_form is not None:
             self.out_form.registration.remove()
             self.out_form = None
@@ -278,7 +278,7 @@ class DispatcherRegistration:
         return overload
 
     def _define_text(self, text: str, tags: list[Any]) -> None:
-        """Define an operator of torch's, unless a library has defined it, which Python takes over."""
+        """Define an operator in torch, unless a library has defined it; then Python takes it over."""
         try:
             self._library.define(text, tags=tuple(tags))
         except RuntimeError:
@@ -286,15 +286,15 @@ class DispatcherRegistration:
                 raise
 
     def _take_over(self, name: str, *, hidden: bool) -> None:
-        """Put the kernel over that of a library."""
-        with warnings.catch_warnings():  # torch warns of what is meant here
+        """Replace a library's kernel by this operator's kernel."""
+        with warnings.catch_warnings():  # torch warns, but the replacement is intended
             warnings.filterwarnings("ignore", KERNEL_OVERRIDDEN, UserWarning)
             for device in served_libraries.DEVICES:
                 kernel = self._kernel(self._run, hidden=hidden)
                 self._library.impl(name, kernel, device.upper(), allow_override=True)
 
     def _share(self, name: str, hidden: bool, library: served_libraries.ServedLibrary) -> str:
-        """Take an operator over from a library of the same sources; else return where it is declared."""
+        """Take over an operator from a library of the same sources; else return where it is declared."""
         specification = self.specification
         if not served_libraries.is_same(specification, library):
             return specification.where
@@ -302,7 +302,7 @@ class DispatcherRegistration:
         return ""
 
     def _refuse_other_library(self) -> None:
-        """Refuse to compute an operator that a library computes in another way.
+        """Refuse to compute an operator that a library computes from different sources.
 
         Raises:
             NameTakenError: With the file of the library.
@@ -334,15 +334,15 @@ class DispatcherRegistration:
 
     @property
     def overloads(self) -> tuple[Any, ...]:
-        """The operators of torch that compute this one, and the one that callers use first."""
+        """The operators of torch that compute this operator; first the operator that callers use."""
         hidden = self.specification.schema.hidden
         return (self.overload, self.full_overload) if hidden else (self.overload,)
 
     def call_whole(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the operator through the dispatcher, and return all results, as `full_overload` does.
+        """Call the operator through the dispatcher, and return all results, like `full_overload`.
 
-        A mode sees the name that callers use. It may answer from its memory, as a selective checkpoint does:
-        hidden results live as long as the memory of the first result that callers see.
+        A mode sees the name that callers use. It may return cached results, as a selective checkpoint does:
+        hidden results are kept as long as the memory of the first result that callers see.
         """
         if not (self.specification.schema.hidden and is_watched([*args, *kwargs.values()])):
             return self.full_overload(*args, **kwargs)
@@ -352,7 +352,7 @@ class DispatcherRegistration:
         if results is not None and storage is not None:
             storage.hidden_results = [results[position] for position in self.specification.schema.hidden]
         elif results is None and not hasattr(storage, "hidden_results"):
-            with capabilities.without_modes():  # which have seen it
+            with capabilities.without_modes():  # the modes have already seen it
                 return self.full_overload(*args, **kwargs)
         schema = self.specification.schema
         whole = dict(zip(schema.visible, shown if isinstance(shown, tuple) else (shown,), strict=False))
@@ -361,7 +361,7 @@ class DispatcherRegistration:
         return self._returned(tuple(whole[at] for at in range(len(whole))), hidden=True)
 
     def _watched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...] | None]:
-        """Call the operator by the name that callers use; return all results, too, if its kernel has run."""
+        """Call the operator by the name that callers use; also return all results, if its kernel has run."""
         before, KERNEL_RUN.wanted = KERNEL_RUN.wanted, self
         try:
             return self.overload(*args, **kwargs), KERNEL_RUN.results
@@ -369,7 +369,7 @@ class DispatcherRegistration:
             KERNEL_RUN.wanted, KERNEL_RUN.results = before, None
 
     def _add_placements(self, overload: Any, returned: Returned) -> None:
-        """Register the rule for DTensors, by which the reference computes."""
+        """Register the rule for DTensors, with which the reference computes."""
         self._placements.append(
             DTensorRule(
                 self._library,
@@ -410,14 +410,14 @@ class DispatcherRegistration:
                     hint=f"write `{argument.name}: {argument.kind.annotation()} | None = None` "
                     "and put the value in inside"
                     if argument.kind.structure is None
-                    else "leave the default out, or let it hold no list of strings",
+                    else "leave the default out, or use a default without a list of strings",
                 )
 
     def _at_autograd(self, overload: Any, returned: Returned, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Compute a call at the autograd key."""
         if _is_compiled():
             return torch.compiler.disable(self._at_autograd)(overload, returned, keyset, args, kwargs)
-        routes = self._routes  # another thread may forget it
+        routes = self._routes  # another thread may delete it
         results = None if routes is None else routes.results(keyset, args, kwargs)
         if results is not None:
             return results[0] if len(results) == 1 else returned(results)
@@ -431,7 +431,7 @@ class DispatcherRegistration:
             return torch.compiler.disable(self._at_backend)(returned, in_full, keyset, *args, **kwargs)
         if not torch.is_inference_mode_enabled() or KERNEL_RUN.wanted is not None:
             return in_full(*args, **kwargs)
-        routes = self._routes  # another thread may forget it
+        routes = self._routes  # another thread may delete it
         results = None if routes is None else routes.results(keyset, args, kwargs)
         if results is not None:
             return results[0] if len(results) == 1 else returned(results)
@@ -443,7 +443,7 @@ class DispatcherRegistration:
             result = in_full(*args, **kwargs)
             self._accept(keyset, args, kwargs)
             return result
-        self._accept(keyset, args, kwargs)  # after it, what is written may require a gradient
+        self._accept(keyset, args, kwargs)  # after the call, a written one may require a gradient
         try:
             return in_full(*args, **kwargs)
         except BaseException:
@@ -451,7 +451,7 @@ class DispatcherRegistration:
             raise
 
     def _accept(self, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call: where it passes validation, later calls like it take a shorter way."""
+        """Note a call: if it passes validation, later calls like it take a route."""
         if not (self.validated and capabilities.on("known_calls")):
             return
         with self._lock:
@@ -474,11 +474,11 @@ class DispatcherRegistration:
 
     @property
     def form_registration(self) -> DispatcherRegistration:
-        """The registration of the functional form: an operator that writes nothing is its own."""
+        """The registration of the functional form; an operator that writes into no argument is its own."""
         return self
 
     def recorded(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute a call with a graph from argument values whose metadata have passed validation."""
+        """Compute a call with a graph, from argument values with validated metadata."""
         return self._call_with_autograd(values)
 
     def _call_in_full(
@@ -493,11 +493,11 @@ class DispatcherRegistration:
             return returned(self._call_with_autograd(values))
 
     def _call_below(self, overload: Any, keyset: Any, args: Any, kwargs: Any) -> Any:
-        """Compute a call without a derivative below autograd."""
+        """Compute a call without a derivative, below autograd."""
         return capabilities.redispatch_below_autograd(overload, keyset, args, kwargs)
 
     def _register_transforms(self, overload: Any, name: str, returned: Returned) -> None:
-        """Register the kernel for transforms of `torch.func`, and those for autocast."""
+        """Register the kernel for transforms of `torch.func`, and the kernels for autocast."""
         autocasts = self._register_autocast(overload, name)
         by_level = capabilities.on("torch_func")
         if by_level:
@@ -518,7 +518,7 @@ class DispatcherRegistration:
         self._library.impl(name, transforms, TRANSFORM_KEY, with_keyset=True)
 
     def _record_call(self, given: list[Any]) -> None:
-        """Record a call under a transform; an operator of ours is recorded with its values."""
+        """Record a call under a transform; opsmith's own operators are recorded with their values."""
 
     def is_transformed_by_torch(self, transform: capabilities.Transform | None) -> bool:
         """Return True if torch's own kernel handles this transform."""
@@ -528,7 +528,7 @@ class DispatcherRegistration:
         """Register an autocast kernel for each type of device that has none, and return all of them."""
         kernels: dict[str, Any] = {}
         if not self.specification.origin.casts:
-            return kernels  # a class handles autocast itself, as under `apply`
+            return kernels  # a class handles autocast itself, as in `apply`
         leaves = enumerate(self.specification.schema.leaves)
         written = {each for place, leaf in leaves if leaf.alias for each in (place, leaf.name)}
         for device in capabilities.AUTOCAST_DEVICES:
@@ -554,7 +554,7 @@ class DispatcherRegistration:
             self._refuse_other_library()
         try:
             values = specification.schema.received(args, kwargs)
-        except errors.ArgumentError as error:  # raised by a value, which does not know the operator
+        except errors.ArgumentError as error:  # raised for a value, without the operator's name
             raise error.of(specification.name) from None
         for argument, value in zip(specification.schema.arguments, values, strict=True):
             kind = argument.kind
@@ -583,11 +583,11 @@ class DispatcherRegistration:
         function = accepted.kernel.function if accepted else specification.computed_by
         if accepted and isinstance(function, BuiltKernel):
             self._serve_without_python(specification, accepted.kernel, function)
-        # The forward of a class runs without grad mode, as under `apply`.
+        # The forward of a class runs without grad mode, as in `apply`.
         with torch.set_grad_enabled(torch.is_grad_enabled() and specification.origin.kind != "class"):
             if self.validated or function is not specification.reference:
                 results = run_call(specification, self.held(function), values)
-            else:  # the first run shows what it calls, before it is known
+            else:  # only the first run shows the operators that it calls
                 results = self._by_reference(values)
         self._validated = specification
         return results
@@ -599,7 +599,7 @@ class DispatcherRegistration:
         first = next(each for each in specification.kernels if each.device == kernel.device)
         plain = specification.origin.outputs is None and not specification.schema.hidden
         plain &= served_libraries.library_of(specification.dispatched_name) is None
-        if first is kernel and plain and specification.rounds_alike:  # else a call may be refused in Python
+        if first is kernel and plain and specification.rounds_alike:  # else Python may refuse a call
             with self._lock:
                 current = self.specification is specification
                 deregister = built.serve(self._kernel(self._run)) if current else None
@@ -607,12 +607,12 @@ class DispatcherRegistration:
                     self._deregister.append(deregister)
 
     def _traced(self, values: list[Any]) -> tuple[Any, ...] | None:
-        """Compute a call in operations that torch traces; None where compiled code calls the operator."""
+        """Compute a call in operations that torch traces; None if compiled code calls the operator."""
         return traced_results(self.specification, values)
 
     def _by_reference(self, values: list[Any]) -> tuple[Any, ...]:
-        """Run the reference, whatever kernels there are."""
-        from opsmith.torch_library.autograd.graph_cuts import refusing_cuts  # where derivatives may follow
+        """Run the reference, even if there are kernels."""
+        from opsmith.torch_library.autograd.graph_cuts import refusing_cuts  # if derivatives may follow
 
         specification = self.specification
         reference, derived = specification.reference, not self.validated
@@ -620,11 +620,11 @@ class DispatcherRegistration:
             return run_call(specification, self.held(specification.computed_by), values)
 
     def in_torch(self, values: list[Any]) -> tuple[Any, ...]:
-        """Run the reference, in operations of torch alone."""
+        """Run the reference, using only torch operations."""
         return self._by_reference(values)
 
     def _run_fake(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute shapes and dtypes only."""
+        """Compute only shapes and dtypes."""
         specification = self.specification
         by_class = specification.origin.kind == "class"
         if specification.opaque and specification.fake is None and not by_class:
@@ -633,7 +633,7 @@ class DispatcherRegistration:
                 return derived
             raise specification.error(
                 errors.MissingFakeError,
-                "it is opaque and has no fake kernel, which tracing, compiling and `meta` tensors need",
+                "it is opaque and has no fake kernel, but tracing, compiling and `meta` tensors need one",
                 hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result; a "
                 "size that depends on data is `torch.library.get_ctx().new_dynamic_size()`",
             )
@@ -648,14 +648,14 @@ class DispatcherRegistration:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
 
     def _call_with_autograd(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute all results, through autograd or the transforms that are running."""
+        """Compute all results, through autograd or the running transforms."""
         values = self._adapted(values)
         specification = self.specification
         transformed = capabilities.innermost_transform() is not None
         forward_mode = transformed or capabilities.forward_mode_active()
         # With DTensors the backward, too, must treat plain tensors as replicated: only our node does.
         sharded = any(map(mesh_of, tensors_in(values)))
-        # What a reference writes into a copy, `vmap` must map: only our rule for it does.
+        # If a reference writes into a copy, `vmap` must map the copy: only our rule does.
         mapped = transformed and specification.schema.new_values
         if not (sharded or mapped) and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
@@ -700,13 +700,13 @@ class DispatcherRegistration:
 
 
 def _is_compiled() -> bool:
-    """Return True where Dynamo compiles each function, as after a graph break; a kernel runs uncompiled."""
-    # In a function that Dynamo compiles the first is true; in one that it has left, the second is something.
+    """Return True while Dynamo compiles each function, as after a graph break; kernels run uncompiled."""
+    # The first is true in a function that Dynamo compiles; the second is set in a function that it has left.
     return torch.compiler.is_dynamo_compiling() or capabilities.frame_callback() not in (None, False)
 
 
 def is_watched(given: list[Any]) -> bool:
-    """Return True if a mode sees a call of these arguments, and no graph is made of it."""
+    """Return True if a mode sees a call with these arguments, and no graph is made of the call."""
     return (
         capabilities.seen_by_modes()
         and not capabilities.recording()
@@ -721,7 +721,7 @@ def _withdraw(specification: Specification) -> None:
 
 
 def _same_registration(before: Specification, now: Specification) -> bool:
-    """Return True if the operator need not be registered anew."""
+    """Return True if the operator need not be registered again."""
     if before.schema is not now.schema and (
         before.schema.text("", with_hidden=True) != now.schema.text("", with_hidden=True)
         or before.schema.hidden != now.schema.hidden

@@ -25,10 +25,10 @@ LAYOUTS = ("any", "contiguous", "channels-last")
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats of channels-last tensors, by number of dimensions."""
 SMALL = 2**16
-"""Elements up to which the reference may run on the data instead of `meta` tensors. The first `meta` tensor
-makes torch import modules for one to two seconds."""
+"""Maximum number of elements with which the reference may run on the data instead of `meta` tensors. The
+first `meta` tensor makes torch import modules for one to two seconds."""
 _READS = frozenset(("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"))
-"""Methods that read a tensor's data without an operation of torch."""
+"""Methods that read a tensor's data without a torch operation."""
 _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -63,14 +63,14 @@ class ResultLayout:
         return cls(tuple(result.shape), result.stride(), result.dtype)
 
     def allocate(self, device: torch.device | str, layout: str = "any") -> Tensor:
-        """Allocate a result in these strides, or in the layout in which a kernel writes it."""
+        """Allocate a result with these strides, or in the layout in which a kernel writes it."""
         if layout == "any":
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
         format = memory_format(layout, len(self.shape))
         return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=format)
 
     def restore(self, written: Tensor) -> Tensor:
-        """Return a written result in these strides: the tensor itself, or a copy."""
+        """Return a written result with these strides: the tensor itself, or a copy."""
         return written if written.stride() == self.stride else self.allocate(written.device).copy_(written)
 
 
@@ -86,12 +86,12 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
 
     A list of tensors has a list of layouts; a result that is None has None.
 
-    They run on `meta` tensors, and on torch's fake tensors if that fails: fake tensors have a device, but
-    take seconds to import. As long as nothing has imported them, they run on the tensors themselves if
-    these are small and their data is not read.
+    The functions run on `meta` tensors, and if that fails, on torch's fake tensors, which have a device but
+    take seconds to import. As long as nothing has imported fake tensors, the functions run on the tensors
+    themselves, if these are small and their data is not read.
 
-    What the operator writes into is a copy there. Without results the reference runs, too: it refuses
-    arguments before a kernel has written anything.
+    Written arguments are copied for this run. The reference also runs if there are no results: it refuses
+    wrong arguments before a kernel has written anything.
 
     Raises:
         MissingFakeError: If the layouts depend on the tensors' data.
@@ -127,8 +127,8 @@ def result_layouts(specification: Specification, values: Sequence[Any]) -> tuple
                 errors.MissingFakeError,
                 "the layouts of its results are unknown before a native kernel runs: the reference "
                 f"needs data for them ({type(error).__name__})",
-                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result, as "
-                "large as it may become: a kernel writes into memory that is there before it runs",
+                hint="write `@op.fake` over a function that returns `x.new_empty(shape)` for each result, of "
+                "maximum size: a kernel writes into memory that is allocated before it runs",
             ) from error
 
 
@@ -156,7 +156,7 @@ def _on_data(specification: Specification, values: Sequence[Any]) -> tuple[Resul
         with capabilities.observe_operators(record), _DataReads(reads):
             return _implementation(specification)(*args, **kwargs)
 
-    # An interrupt while `torch.no_grad()` begins or ends would leave gradients off: no tensor here needs one.
+    # Without `torch.no_grad()`, since an interrupt at its begin or end would leave gradients off.
     given = map_tensors(Tensor.detach, copies_of_written(specification.schema, values))
     results = Contract(specification).run(watched, given)
     return None if reads else tuple(map(_layout_of, results))

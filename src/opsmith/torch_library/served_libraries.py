@@ -1,7 +1,7 @@
-"""Operators that a library without Python computes, too: Python takes over what is made of the same sources.
+"""Operators that a library without Python computes, too: Python takes over operators of the same sources.
 
-The other side is `kernels/runtime/torch_library.cpp`. A library that is loaded after an operator was declared
-asks `share` at the first call. One that was loaded before is found when the operator is declared.
+The counterpart is `kernels/runtime/torch_library.cpp`. A library that is loaded after the declaration of an
+operator calls `share` at the first call. A library that is already loaded is found by the declaration.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from opsmith.core.specification import Specification
 from opsmith.torch_library import capabilities
 
 REGISTRY = "opsmith_libraries"
-"""Namespace with an operator for each one that a library computes, which describes the library."""
+"""Namespace with a describing operator for each operator that a library computes."""
 DEVICES = ("cpu", "cuda")
-"""Devices of the kernels that a library may hold: of the first, or of both."""
+"""Devices of the kernels in a library: only the first, or both."""
 
 _owners: dict[str, Callable[[ServedLibrary], str]] = {}
 
@@ -46,9 +46,9 @@ def is_same(specification: Specification, library: ServedLibrary) -> bool:
 
 
 def operator_digest(specification: Specification, *, cuda: bool = False) -> str:
-    """Return the digest of what an author wrote: schema, shapes and kernels for the CPU.
+    """Return the digest of an author's schema, shapes and kernels for the CPU.
 
-    It has no part of what opsmith generates, so that another release of opsmith makes no other operator.
+    It contains nothing that opsmith generates, so it is the same for all releases of opsmith.
 
     Args:
         specification: The operator.
@@ -75,25 +75,25 @@ def library_of(name: str) -> ServedLibrary | None:
 
 
 def announce(name: str, owner: Callable[[ServedLibrary], str]) -> None:
-    """Let a library that is loaded from now on ask for an operator.
+    """Let libraries that are loaded from now on share an operator.
 
     Args:
         name: `namespace::name`.
-        owner: Takes the operator over, and returns an empty text; or returns the place of its declaration, if
-            the library is made of other sources.
+        owner: Takes the operator over, and returns an empty string; or returns the place of its declaration,
+            if the library is made of different sources.
     """
     _owners[name] = owner
     _asked()
 
 
 def withdraw(name: str) -> None:
-    """Let no library ask for an operator any more."""
+    """Let libraries share an operator no longer."""
     _owners.pop(name, None)
 
 
 @cache
 def _asked() -> torch.library.Library:
-    """Register what libraries ask."""
+    """Register the operator `share`, which libraries call."""
     library = torch.library.Library(REGISTRY, "FRAGMENT")
     library.define("share(str name, str digest, str file) -> str")
     library.impl("share", _share, "CompositeExplicitAutograd")

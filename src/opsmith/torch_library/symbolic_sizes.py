@@ -1,8 +1,9 @@
-"""Code of the author on symbolic sizes: what Python computes of a symbol stays one.
+"""Code of the author on symbolic sizes: values that Python computes from a symbol stay symbolic.
 
-`torch.compile` interprets a plain function, and takes `math.sqrt(n)`, `len(x)` or `float(n)` as an operation
-on the symbol. Code of an operator runs as it is, with symbols in place of numbers. Python alone would turn
-them into numbers, so that compiled code serves one size, and `isinstance(n, int)` would be false.
+`torch.compile` interprets a plain function, and records `math.sqrt(n)`, `len(x)` or `float(n)` as an
+operation on the symbol. But Python runs the code of an operator, with symbols in place of numbers. It would
+turn symbols into numbers, so that compiled code would work for only one size, and `isinstance(n, int)` would
+be false.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:  # imported with the first symbol
     from opsmith.core.substitution import Substitution
 
 _KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-"""The type that a symbol stands for."""
+"""Type of the number that a symbol represents."""
 
 
 def for_symbolic_sizes(function: Callable[..., Any], values: Iterable[Any]) -> Callable[..., Any]:
-    """A function of the author, or a copy that keeps symbols if it is traced.
+    """The author's function, or, if it is traced, a copy that keeps symbols.
 
     Args:
         function: A reference, fake kernel, formula, or method of an adopted class.
@@ -76,7 +77,7 @@ def _substitution(package: str) -> Substitution:
 
 
 def _of_number(function: Callable[..., Any], symbolic: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function that computes symbols in another way."""
+    """A function with a separate implementation for symbols."""
 
     def either(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) in (torch.SymInt, torch.SymFloat):
@@ -87,7 +88,7 @@ def _of_number(function: Callable[..., Any], symbolic: Callable[[Any], Any]) -> 
 
 
 def _number(symbol: Any) -> Any:
-    """The number of a symbol, at which the trace is fixed then: text of a symbol would be its name."""
+    """The number of a symbol, which makes the trace constant: as text, a symbol would be its name."""
     return _KINDS[type(symbol)](symbol)
 
 
@@ -119,7 +120,7 @@ def _power(base: Any, exponent: Any, /) -> Any:
 
 
 def _extreme(function: Callable[..., Any], symbolic: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """`max` or `min`, without a comparison of symbols, which the trace would depend on."""
+    """`max` or `min` without a comparison of symbols, on which the trace would depend."""
 
     def extreme(*args: Any, **kwargs: Any) -> Any:
         numbers = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args

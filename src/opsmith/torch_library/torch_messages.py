@@ -1,6 +1,7 @@
-"""Messages of torch: texts of its errors that opsmith recognises, and a region that silences its exporter.
+"""torch's messages: texts of errors that opsmith recognises, and a region that silences the exporter.
 
-The texts differ between versions of torch: each tuple names parts of all of them. A new one belongs here.
+The texts differ between versions of torch: each tuple has parts of the texts of all versions. A new text
+belongs here.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ EXPORTER_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 
 
 KERNEL_OVERRIDDEN = "Warning only once for all operators"
-"""Beginning of a warning: a kernel takes the place of another one."""
+"""Beginning of a warning: a kernel replaces another kernel."""
 
 LEAF_WRITTEN = ("leaf Variable that requires grad",)
 """An in-place operation on a leaf that requires a gradient."""
 
 SAVED_WRITTEN = ("modified by an inplace operation",)
-"""A backward whose saved tensor was written to after it was saved."""
+"""A backward whose saved tensor was overwritten after it was saved."""
 
 GRAPH_FREED = ("freed",)
 """Saved tensors of a graph whose backward has run."""
@@ -33,8 +34,8 @@ NO_DERIVATIVE = (
     "support automatic differentiation",
     "more than one element of the written-to tensor",
 )
-"""A second order through `once_differentiable`, or an operation of torch that has no derivative; forward mode
-into a result whose elements share memory."""
+"""A second-order gradient through `once_differentiable`, or a torch operation that has no derivative; forward
+mode into a result whose elements share memory."""
 
 NO_DTYPE_KERNEL = ("not implemented for", "unsupported ScalarType")
 """An operation without a kernel for a dtype."""
@@ -47,7 +48,7 @@ UNSUPPORTED_SIZE = (
     "must not be empty",
     "to be at least 1 at dimension",
 )
-"""A size that an operation does not take, as pooling takes no images without channels; a RuntimeError."""
+"""A size that an operation does not take, such as images without channels for pooling; a RuntimeError."""
 
 SHARED = ("refers to a single memory location",)
 """A write into a tensor whose elements share memory."""
@@ -59,7 +60,7 @@ LAZY_BIT = ("negative bit", "conjugate bit", "DispatchKey Negative doesn't", "Di
 """A view whose negation or conjugation is pending, given to NumPy or to `Tensor.new`."""
 
 NO_DATA = ("Cannot access data pointer of Tensor that doesn't have storage",)
-"""A use of the memory of a tensor that has none, as of one under a transform."""
+"""A use of the memory of a tensor without memory, such as a tensor under a transform."""
 
 NO_BATCHING_RULE = (
     "In order to use an autograd.Function with functorch transforms",
@@ -82,10 +83,10 @@ NO_BATCHING_RULE = (
 """A call that `vmap` cannot batch."""
 
 NOT_YET_IMPLEMENTED = ("NYI",)
-"""A transform that does not take an `autograd.Function`: `functionalize`."""
+"""A transform that does not support an `autograd.Function`: `functionalize`."""
 
 WRITE_UNMAPPED = ("vmap: inplace", "doesn't match the broadcast shape")
-"""A write, under `vmap`, of what it maps into a tensor that it does not map."""
+"""A write, under `vmap`, of a mapped value into a tensor that is not mapped."""
 
 TANGENT_COUNT = ("treespec",)
 """Forward mode over `vmap` of an `autograd.Function`: torch miscounts tangents."""
@@ -94,7 +95,7 @@ NO_EXAMPLES = ("index 0 out of range for tensor of size",)
 """`vmap` of an `autograd.Function` over an empty batch."""
 
 MIXED_WITH_DTENSOR = ("got mixed torch.Tensor and DTensor",)
-"""An operation on DTensors and plain tensors, outside of implicit replication."""
+"""An operation on DTensors and plain tensors, outside implicit replication."""
 
 NOT_PLACED = (
     "Sharding propagation failed for",
@@ -102,11 +103,11 @@ NOT_PLACED = (
     "operations that require placement changes are not supported",
     "data pointer on an invalid python storage",
 )
-"""An operation whose placements DTensor does not derive, as one whose shape depends on numbers;
+"""An operation for which DTensor cannot derive placements, such as one whose shape depends on numbers;
 `Tensor.numpy`, `Tensor.tolist` and the memory of a DTensor."""
 
 NO_ACCELERATOR = ("not an accelerator",)
-"""A generator requested for a device that has none."""
+"""A generator requested for a device without generators."""
 
 NO_GPU = (
     "0 active drivers",
@@ -120,10 +121,10 @@ NO_SIZES_ON_META = ("data-dependent shape", "data-independent implementation doe
 """A result on the device `meta` whose size depends on data."""
 
 LOOKS_AT_DATA = ("data-dependent expression", "aten._local_scalar_dense", "aten.equal")
-"""An operation that needs the numbers of a tensor where there are none, in `opcheck`."""
+"""An operation in `opcheck` that needs the numbers of a tensor without data."""
 
 RECOMPILED = ("recompile",)
-"""A call that compiled code does not take, under `fail_on_recompile`."""
+"""A call that the compiled code does not support, under `fail_on_recompile`."""
 
 CHANCE_GUARD = ("duck sizing", "stride mismatch")
 """A guard of compiled code on sizes that were equal, or on strides, by chance."""

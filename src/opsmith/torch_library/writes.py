@@ -1,4 +1,4 @@
-"""Limits of a call in place: it writes no leaf with a gradient, nor what shares elements with an argument."""
+"""Limits of an in-place call: no write into a leaf with a gradient, or into elements shared by arguments."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def written_tensors(specification: Specification, values: Sequence[Any]) -> Iter
 
 
 def _written_values(specification: Specification, values: Sequence[Any]) -> list[Any]:
-    """Return argument values, None in place of those that a call only reads."""
+    """Return argument values, with None in place of the arguments that a call only reads."""
     pairs = zip(specification.schema.arguments, values, strict=True)
     return [value if argument.alias else None for argument, value in pairs]
 
 
 def label_of(name: str, key: Any) -> str:
-    """The name of an item of an argument, as `caches[0]`."""
+    """The name of an item of an argument, such as `caches[0]`."""
     return f"{name}[{key}]" if name else key
 
 
 @contextmanager
 def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
-    """Context that raises the versions of the tensors that a kernel writes into past torch."""
+    """Context that raises the versions of the tensors that a kernel writes into without torch."""
     before = [capabilities.version(tensor) for tensor in written]
     yield
     for tensor, count in zip(written, before, strict=True):
@@ -47,10 +47,10 @@ def raising_versions(written: Sequence[Tensor]) -> Iterator[None]:
 
 
 def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
-    """Refuse to write into a leaf that requires a gradient, or into a view of one, as torch does.
+    """Refuse to write into a leaf that requires a gradient, or into a view of a leaf, as torch does.
 
     Raises:
-        MutationError: Naming the argument.
+        MutationError: With the name of the argument.
     """
     for name, tensor in written_tensors(specification, values):
         viewed = capabilities.viewed(tensor)
@@ -66,9 +66,9 @@ def refuse_leaves(specification: Specification, values: Sequence[Any]) -> None:
 
 
 def goes_on_from_a_write(tensor: Tensor) -> bool:
-    """Return True if the history of a tensor goes on from the node that writes it.
+    """Return True if the history of a tensor continues from the node that writes it.
 
-    That of a view goes on in its base, and a leaf that requires a gradient must not be written.
+    The history of a view continues in its base, and a leaf that requires a gradient must not be written.
     """
     return capabilities.viewed(tensor) is None and not (tensor.is_leaf and tensor.requires_grad)
 
@@ -77,12 +77,12 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
     """Refuse to write into tensors that cannot be written, or whose elements share memory.
 
     Raises:
-        MutationError: If a tensor is an inference tensor outside of inference mode, is expanded, or has other
-            numbers in memory; or if it shares elements with another argument, as far as strides tell.
+        MutationError: If a tensor is an inference tensor outside inference mode, is expanded, or is a negated
+            or conjugate view; or if its strides show that it shares elements with another argument.
     """
-    values = map_tensors(local_shard, values)  # which is what is written of a DTensor
+    values = map_tensors(local_shard, values)  # the part of a DTensor that is written
     inference_mode = torch.is_inference_mode_enabled()
-    # Names are made for errors alone: lists may be long, as those of an optimizer.
+    # Names are made only for errors: lists may be long, such as an optimizer's.
     for position, tensor in enumerate(tensors_in(_written_values(specification, values))):
         if (tensor.is_inference() and not inference_mode) or not owns_its_elements(tensor):
             name = list(written_tensors(specification, values))[position][0]
@@ -92,7 +92,7 @@ def refuse_unwritable(specification: Specification, values: Sequence[Any]) -> No
 
 
 def owns_its_elements(tensor: Tensor) -> bool:
-    """Return True if each element of a tensor has memory of its own, which holds its number."""
+    """Return True if each element of a tensor has its own memory, which contains its number."""
     if tensor.is_neg() or tensor.is_conj():
         return False
     if tensor.is_contiguous() or tensor.numel() == 0:
@@ -104,12 +104,12 @@ def owns_its_elements(tensor: Tensor) -> bool:
 
 @lru_cache(maxsize=4096)
 def _meets_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return True if several elements of a tensor are one in memory."""
+    """Return True if several elements of a tensor share one place in memory."""
     steps = [(stride, size - 1) for size, stride in zip(shape, strides, strict=True) if size > 1]
     for at, (size, limit) in enumerate(steps):
         others = [*steps[:at], *steps[at + 1 :]]
         back = sum(each * most for each, most in others)
-        # Two elements that lie some steps apart in one dimension are one by steps back in the others.
+        # Two elements some steps apart in one dimension coincide if steps back in the others undo this.
         if _reach((*((each, 2 * most) for each, most in others), (size, limit - 1)), back - size):
             return True
     return False
@@ -147,7 +147,7 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
     if len({id(storage) for storage in storages}) == len(storages):
         return
     every = list(named_tensors(dict(zip(specification.schema.names, values, strict=True)), label=label_of))
-    # Only tensors of one storage are compared.
+    # Only tensors with the same storage are compared.
     grouped: dict[int, list[tuple[str, Tensor]]] = {}
     places = {}
     for (name, tensor), storage in zip(every, storages, strict=True):
@@ -169,31 +169,31 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
 def shares_elements(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors are known to share elements; `kv.unbind(1)` only interleaves them.
 
-    Tensors of a trace whose sizes are symbols count as apart.
+    Tensors of a trace with symbolic sizes count as separate.
     """
     if not (_known_extent(one) and _known_extent(other)):
         return False
     if not capabilities.shares_memory(one, other) or not (one.numel() and other.numel()):
         return False
-    # The bytes of one from its beginning, and those of the other back from its end, make up the distance.
+    # The distance must be the sum of steps forward in one tensor and back in the other.
     steps, others = _steps(one), _steps(other)
     end = _begin(other) + sum(size * limit for size, limit in others)
     return _reach((*steps, *others), end - _begin(one))
 
 
 def _known_extent(tensor: Tensor) -> bool:
-    """Return True if sizes, strides and offset are numbers: symbols would become conditions of a trace."""
+    """Return True if sizes, strides and offset are numbers: symbols would add conditions to a trace."""
     numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     return all(isinstance(number, int) for number in numbers)
 
 
 def _begin(tensor: Tensor) -> int:
-    """Return where a tensor begins in its storage, in bytes: fakes have no address."""
+    """Return the offset of a tensor in its storage, in bytes: fake tensors have no address."""
     return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _steps(tensor: Tensor) -> tuple[tuple[int, int], ...]:
-    """Return the steps through a tensor with elements: the size in bytes and the number of each."""
+    """Return the steps through a non-empty tensor: the size in bytes and the maximum number of each step."""
     item = tensor.element_size()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return (*((stride * item, size - 1) for size, stride in pairs), (1, item - 1))
@@ -201,7 +201,7 @@ def _steps(tensor: Tensor) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def _reach(steps: tuple[tuple[int, int], ...], distance: int) -> bool:
-    """Return True if steps of these sizes, up to so many of each, make up a distance."""
+    """Return True if steps of these sizes, with these maximum numbers, can add up to a distance."""
     limits: Counter[int] = Counter()
     for size, limit in steps:
         limits[size] += limit
@@ -209,7 +209,7 @@ def _reach(steps: tuple[tuple[int, int], ...], distance: int) -> bool:
 
 
 def _reach_by(steps: list[tuple[int, int]], distance: int) -> bool:
-    """Return True if steps of these sizes, the largest first, make up a distance."""
+    """Return True if steps of these sizes, the largest first, can add up to a distance."""
     if not steps:
         return distance == 0
     (size, limit), *rest = steps

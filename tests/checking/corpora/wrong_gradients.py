@@ -95,7 +95,7 @@ def float64_constant() -> Any:
     )
 
 
-@wrong("gradient", "shape", "x", "expected: [3, 4], or a shape that broadcasting made of it")
+@wrong("gradient", "shape", "x", "expected: [3, 4], or a shape to which it was broadcast")
 def wrong_shape() -> Any:
     return square("wrong_shape").gradients(x=lambda grad, x: (2 * grad * x)[:, 1:])
 
@@ -184,7 +184,7 @@ def opaque_formula() -> Any:
     return sine.gradients(x=lambda grad, x: -grad * x.cos())
 
 
-@wrong("second_order", "second-order", "x", "does not depend on `grad` as far as torch can see")
+@wrong("second_order", "second-order", "x", "torch cannot see that the gradient of `x` depends on `grad`")
 def graph_cut() -> Any:
     return square("graph_cut").gradients(
         x=lambda grad, x: torch.from_numpy(2 * grad.detach().numpy() * x.detach().numpy())

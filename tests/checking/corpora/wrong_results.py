@@ -153,7 +153,7 @@ def kernel_index() -> Any:
     return largest.kernel("cpu", kernel)
 
 
-@wrong("forward", "raises", "result", "the shape of `result` is not the one in `shapes=`")
+@wrong("forward", "raises", "result", "the shape of `result` differs from `shapes=`")
 def declared_shape() -> Any:
     return square("declared_shape", shapes="x: B M -> B")
 

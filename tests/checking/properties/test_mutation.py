@@ -50,7 +50,7 @@ SAYS = {
         "`.copy_(...)` does"
     ),
     "in_place_decay_that_lays_other_memory_under": (
-        "it gave `state` another shape, other strides or other memory\n  argument: state\n  expected: new "
+        "it changed the shape, strides or memory of `state`\n  argument: state\n  expected: new "
         "numbers in the memory that it has\n  got: other memory after the call\n  hint: write "
         "`state.copy_(...)`"
     ),
@@ -137,7 +137,7 @@ def test_a_reference_that_changes_sizes() -> None:
     report = opsmith.check(turned, samples=[(normal(3, 4),)], only=["mutation"], effort="quick")
     (failure,) = (failure for outcome in report.outcomes for failure in outcome.failures)
     assert (failure.cause, failure.input) == ("shape", "state")
-    assert "it gave `state` another shape, other strides or other memory" in failure.message
+    assert "it changed the shape, strides or memory of `state`" in failure.message
     assert "hint: write `state.copy_(...)`" in failure.message
 
 

@@ -53,7 +53,7 @@ def test_a_result_that_cannot_be_compared_is_refused(name: str, isolate: bool) -
     kind = function(lambda ctx, x: made(2 * x), twice_back)
     with pytest.raises((errors.SampleError, errors.LayoutError)) as raised:
         opsmith.check(kind, samples=[(X,)], effort="quick", only=["forward"], isolate=isolate)
-    said = "returns no strided dense tensor", "a result for sample 0 cannot be checked"
+    said = "returns a tensor that is not strided and dense", "a result for sample 0 cannot be checked"
     assert said[isinstance(raised.value, errors.SampleError)] in str(raised.value)
     assert f"got: {got}" in str(raised.value)
 

@@ -156,7 +156,7 @@ def test_parameters_in_another_order() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(1), torch.zeros(1))
     assert caught.value.message().splitlines() == [
-        "cpp_messages::minus: the C++ kernel has the operator's names in another order, and gets the "
+        "cpp_messages::minus: the C++ kernel has the operator's names in another order, but gets the "
         "arguments by position",
         "  expected: (x, y, result)",
         "  got: (Contiguous<const float> y, Contiguous<const float> x, Contiguous<float> out)",
@@ -362,9 +362,9 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         "cpp_messages::no_compiler: the reference runs in place of its kernel in C++, "
         f"{kernel_where(operator)}: there is no C++ compiler: no `no-such-compiler` in PATH; install "
         "a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then the "
-        "reference computes the operator. `opsmith doctor` shows what is missing here, and "
+        "reference computes the operator. `opsmith doctor` shows the missing tools, and "
         "OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other "
-        "kernels may be missing, too: this warning appears once in a process"
+        "kernels may be missing, too: this warning appears only once in a process"
     ]
     assert warned[0].filename == __file__
     other = declared("no_compiler_again").kernel("cpu", entry="f", cpp=CORRECT)
@@ -401,20 +401,20 @@ def test_a_kernel_that_is_required_and_cannot_be_had_is_an_error(monkeypatch: py
     with pytest.raises(errors.KernelRefusedError) as caught:
         operator(torch.ones(1))
     assert caught.value.message().splitlines() == [
-        "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, and cannot be "
+        "cpp_messages::required: its kernel in C++ is required by OPSMITH_REQUIRE_KERNELS=1, but cannot be "
         "loaded or built here",
         "  expected: a built kernel in its package that fits this machine, or a compiler",
         "  got: there is no C++ compiler: no `no-such-compiler` in PATH",
         f"  where: {kernel_where(operator)}",
-        "  hint: install what is missing, as a package with built kernels for this machine, or a compiler; "
-        "`opsmith doctor` shows what is here",
+        "  hint: install a package with built kernels for this machine, or a compiler; "
+        "`opsmith doctor` shows the missing tools",
     ]
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "yes")
     with pytest.raises(errors.UsageError, match="OPSMITH_REQUIRE_KERNELS has an invalid value"):
         operator(torch.ones(1))
     monkeypatch.delenv("OPSMITH_REQUIRE_KERNELS")
     with pytest.raises(
-        errors.KernelRefusedError, match="is required by `require_kernel`, and cannot be loaded or built"
+        errors.KernelRefusedError, match="is required by `require_kernel`, but cannot be loaded or built"
     ):
         operator.require_kernel("cpu")
     with pytest.raises(errors.KernelRefusedError, match="is required by `require_kernel`"):

@@ -32,7 +32,7 @@ def test_what_a_call_refuses_is_refused() -> None:
         (add_rms_norm_, (x, x, weight), "`x`, which is written, shares elements with `residual`"),
         (add_rms_norm_, (x[:1].expand(2, 4), torch.ones(2, 4), weight), "several elements of `x` are one"),
         (rms_norm, (x, torch.ones(5)), ""),
-        (rms_norm, (x.to_sparse(), weight), "it takes strided dense tensors only"),
+        (rms_norm, (x.to_sparse(), weight), "it takes only strided dense tensors"),
         (doubled_, (torch.randn(3, dtype=torch.complex64).conj().imag,), "`x` is a negated view"),
     ]
     for operator, arguments, problem in calls:

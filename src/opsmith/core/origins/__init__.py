@@ -1,1 +1,1 @@
-"""Origins of operators: where the code of an operator comes from, and the parts that it brought along."""
+"""Origins of operators: where the code of an operator comes from, and the parts that it already had."""

@@ -1,4 +1,4 @@
-"""Origin of an operator: the questions that other modules ask, and the answers of a declared operator."""
+"""Origin of an operator: the interface for other modules, with the values for a declared operator."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TRACED = "while tracing"
 TRANSFORMED = "under a transform"
 MAPPED = "under vmap"
 SECOND = "in a second order"
-"""Circumstances in which code of an author may not run."""
+"""Circumstances in which an author's code may not work."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """A part that an operator brought along, which opsmith does not derive.
+    """A part that an operator had before it was adopted, and that opsmith does not derive.
 
     Args:
-        label: Its name, as "backward of `Relu`".
-        function: The function, where it is known.
-        where: `file:line` of the function; empty where it is not known.
+        label: Its name, such as "backward of `Relu`".
+        function: The function, if it is known.
+        where: `file:line` of the function; empty if it is not known.
     """
 
     label: str
@@ -37,21 +37,21 @@ class Own:
 
 
 class Origin:
-    """Origin of an operator, where its code comes from: base of all, with the answers of a declared operator.
+    """Origin of an operator: where its code comes from. Base class, with the values for a declared operator.
 
     Attributes:
         kind: Name of the origin.
         subject: The object that was adopted: a class, or an operator of torch; None if none was.
-        claims: Claims of an author of a class, keys of `KINDS`.
-        devices: Device types for which it brought kernels along.
+        claims: Claims of the author of a class, keys of `KINDS`.
+        devices: Device types for which it already had kernels.
         outputs: Structure of the results of the author's own call; None if the schema has it.
-        registered: True if torch knew it before it was adopted, with kernels of its own.
+        registered: True if torch knew it before it was adopted, with its own kernels.
         casts: True if autocast follows the operator's rule; False if its own code handles autocast.
-        computes_by: Name of what computes it, in messages.
+        computes_by: Name, for messages, of the code that computes it.
         declares_random: Code by which its author declares that it draws random numbers.
-        takes_samples: Hint at where samples are given; empty if they are attached to the handle.
+        takes_samples: Hint on where to give samples; empty if they are attached to the handle.
         rule: Kind of rule that its nodes have; None for the rule of formulas.
-        routes: Chooses the routes of known calls, made of a registration; None where the kernels and the
+        routes: Makes, from a registration, the choice of routes for known calls; None if the kernels and the
             reference compute them.
     """
 
@@ -75,11 +75,11 @@ class Origin:
 
     @property
     def once_differentiable(self) -> bool:
-        """True if its author says that its gradients have no derivative."""
+        """True if its author declares that its gradients cannot be differentiated."""
         return False
 
     def own(self, part: Part, device: str = "") -> Own | None:
-        """Return a part that it brought along; None if it has none, or none for this type of device."""
+        """Return a part that it already had; None if it had none, or none for this type of device."""
         return None
 
     def compute(self, reference: Callable[..., Any], *, in_place: bool) -> Callable[..., Any]:
@@ -87,10 +87,10 @@ class Origin:
         return reference
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
-        """Return the fields of a specification that differ in the functional form of an operator that writes.
+        """Return the fields of a specification that differ in the functional form of an in-place operator.
 
         Args:
-            schema: Schema of the operator that writes.
+            schema: Schema of the in-place operator.
             reference: Its reference.
             faked: True if its author gave a fake kernel.
         """
@@ -101,16 +101,16 @@ class Origin:
         return True
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
-        """Return False if calls have shown that its forward does not run there, and nothing stands in.
+        """Return False if calls have shown that its forward fails in a circumstance, without a replacement.
 
         Args:
-            circumstance: As `TRACED`.
-            suspected: True if one exception is enough, which may have had another reason.
+            circumstance: A circumstance, such as `TRACED`.
+            suspected: True if one exception is enough, although it may have had a different reason.
         """
         return True
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """Return the arguments of the author's own call, from those of the operator."""
+        """Return the arguments of the author's own call, from the operator's arguments."""
         return list(values)
 
     def structured(self, results: Sequence[Any]) -> Any:
@@ -118,23 +118,23 @@ class Origin:
         return results[0] if len(results) == 1 else tuple(results)
 
     def sources(self) -> tuple[Any, ...]:
-        """Return the functions and classes that it brought along."""
+        """Return the functions and classes that it already had."""
         return ()
 
     def methods(self, names: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return the functions that it brought along, under the names of the methods of a Function class.
+        """Return the functions that it already had, under the names of the methods of a Function class.
 
         Args:
             names: Names of the operator's arguments.
 
         Returns:
-            The methods, and the name of the argument for each parameter of forward. Forward takes a context,
-            too, where `setup_context` is not among them.
+            The methods, and the name of the argument for each parameter of forward. Forward also takes a
+            context if `setup_context` is not among them.
         """
         return {}, names
 
     def notes(self, *, in_place: bool) -> Sequence[str]:
-        """Return facts that calls have shown: of the operator in place, or of its functional form."""
+        """Return facts that calls have shown about the in-place operator, or about its functional form."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Origin of an operator that was adopted: an `autograd.Function` class, with what its runs have shown."""
+"""Origin of an adopted operator: an `autograd.Function` class, with facts that its runs have shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opsmith.core.origins.declared import Origin, Own, Part
 from opsmith.core.schema import Schema, in_place_schema
 
 Outputs = int | None | tuple["Outputs", ...]
-"""The position of a result, None, or a tuple of such."""
+"""The position of a result, None, or a tuple of these."""
 
 
 class StructureMismatchError(Exception):
@@ -35,7 +35,7 @@ class StructureMismatchError(Exception):
 
 
 def leaves(outputs: Outputs, value: Any) -> Iterator[tuple[int | None, Any]]:
-    """Yield the parts of a value at the positions of results, or of None, each with its result's position.
+    """Yield each part of a value with the position of its result, or with None if it is no result.
 
     Raises:
         StructureMismatchError: If a tuple is expected, and the value is not a tuple of that length.
@@ -67,7 +67,7 @@ def structured(outputs: Outputs, results: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class WrittenOutput:
-    """An output of a class that is the argument which it marks as dirty.
+    """An output of a class that is an argument, which the class marks as dirty.
 
     Args:
         argument: Name of the operator's argument.
@@ -78,11 +78,11 @@ class WrittenOutput:
 
 @dataclass(frozen=True)
 class ObservedReturn:
-    """The value of a run that does not have the expected structure, as the error about it carries it.
+    """The value of a run that does not have the expected structure; the error carries it.
 
     Args:
-        structure: Its structure, in tuples of "tensor", None, `WrittenOutput` and, for the rest, "other".
-        unmarked: True if the run was to write in place, and has marked nothing.
+        structure: Its structure, in tuples of "tensor", None, `WrittenOutput`, and "other" for anything else.
+        unmarked: True if the run should have written in place, but marked nothing.
     """
 
     structure: Any
@@ -92,7 +92,7 @@ class ObservedReturn:
 def side_by_side(outputs: Outputs) -> tuple[int | None, ...]:
     """Return the position of the result for each output at the top level; None for any other output.
 
-    A nested tuple is not an output to torch, and has no gradient.
+    For torch, a nested tuple is not an output, and it has no gradient.
 
     Example:
         >>> side_by_side((0, None, (1, 2)))
@@ -117,13 +117,13 @@ _LEAVING = frozenset({"numpy", "np", "detach", "data", "item", "tolist", "no_gra
 
 
 MAX_FLAGS = 1024
-"""Number of choices of flags of which facts are kept: a text among the arguments may be another each time."""
+"""Maximum number of choices of flags with known facts: a string argument may differ in each call."""
 
 Fact = TypeVar("Fact")
 
 
 def note(known: dict[tuple[Any, ...], Fact], flags: tuple[Any, ...], fact: Fact) -> None:
-    """Note a fact about a choice of flags; forget the others where they are too many: calls show them again.
+    """Note a fact about a choice of flags; if there are too many facts, forget them: calls show them again.
 
     Example:
         >>> known = {}
@@ -138,24 +138,24 @@ def note(known: dict[tuple[Any, ...], Fact], flags: tuple[Any, ...], fact: Fact)
 
 @dataclass
 class ObservedFacts:
-    """Facts about a class that were observed in its runs, since its source does not show them.
+    """Facts about a class that its runs have shown, since its source does not show them.
 
-    Those under a choice of flags are added by `note` alone.
+    Facts under a choice of flags are added only by `note`.
 
     Attributes:
         written: Positions of the arguments that its forward writes into; None before the first run.
-        written_under: The same for each choice of flags that a call may give, where its code may write.
+        written_under: The same for each choice of flags of a call, if its code may write.
         dirty_under: Names of the arguments that it marks as dirty, for each choice of flags.
         seen: True once a call has shown types.
-        chosen: True once a call has marked nothing where others do, so that flags choose it.
+        chosen: True once a call has marked nothing although other calls do, so that flags decide it.
         keeps_under: True if its backward needs inputs for a second order, for each choice of flags.
-        copied: Results that are copied because they were inputs, views of inputs or of one another, each
+        copied: Results that are copied because they were inputs, or views of inputs or of one another, each
             with the reason.
         hides: True once a run has kept an object that may hide tensors on its context.
         grads_written: True if its backward writes into its grad_outputs; None before the first run.
-        instead: Tasks that its own code cannot do, each with its obstacle.
-        suspected: Tasks at which its own code raised, and nothing else has done them.
-        tried: Metadata of the results of trials, by that of the arguments.
+        instead: Tasks that its own code cannot do, each with the obstacle.
+        suspected: Tasks in which its own code raised, and that no other code has done.
+        tried: Metadata of the results of trials, by the metadata of the arguments.
     """
 
     written: frozenset[int] | None = None
@@ -174,11 +174,11 @@ class ObservedFacts:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Code of a class that is in the way of a task.
+    """Code of a class that prevents a task.
 
     Args:
         method: `forward` or `backward`: a gradient may need both.
-        reason: The reason that torch gives.
+        reason: torch's reason.
     """
 
     method: str
@@ -191,7 +191,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The material of an adoption, to repeat it when a call shows other types than it assumed.
+    """The material of an adoption, to repeat it when a call shows types that it did not assume.
 
     Args:
         stated: True if the author stated a signature, which no call changes.
@@ -219,20 +219,20 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     Args:
         operator: The operator's name.
-        schema: The signature of the forward on copies: a new value of an argument is a result.
+        schema: The signature of the forward run on copies: the new value of a written argument is a result.
         function_class: The class.
         outputs: Structure of the value that its forward returns.
         claims: Keys of `KINDS`.
         parameters: The parameters of forward, as the operator's arguments carry them.
-        reference: The function that takes over where the class cannot be used, if its author gave one.
-        defaults: Defaults that are left out of the schema, because one of them cannot be written there.
+        reference: The function that is used where the class cannot be, if its author gave one.
+        defaults: Defaults that are left out of the schema, because it cannot express one of them.
         mutates: Names of the arguments that its author declared as written; None if its runs show them.
         facts: Facts observed in its runs.
-        provenance: Returns the material of the adoption: a function, since samples are no state of a call.
-        makers: Make its forward a function of the operator's arguments: of an operator that returns new
-            values, and of one that writes them in place.
-        rule: As of `Origin`.
-        routes: As of `Origin`.
+        provenance: Returns the material of the adoption: a function, since samples are not state of a call.
+        makers: Make its forward a function of the operator's arguments: the first for an operator that
+            returns new values, the second for one that writes them in place.
+        rule: As for `Origin`.
+        routes: As for `Origin`.
     """
 
     operator: str
@@ -297,7 +297,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return {"schema": self.schema, "reference": self.reference or forward, "origin": self}
 
     def runs(self, circumstance: str, *, suspected: bool = False) -> bool:
-        """Return False if its forward does not run there, and no reference stands in."""
+        """Return False if its forward fails in a circumstance, and no reference replaces it."""
         task = f"forward {circumstance}"
         fails = task in self.facts.instead or (suspected and task in self.facts.suspected)
         return self.referenced or not fails
@@ -313,7 +313,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @cached_property
     def call_schema(self) -> Schema:
-        """The operator's signature: what the class marks as dirty is written in place."""
+        """The operator's signature: arguments that the class marks as dirty are written in place."""
         return in_place_schema(self.schema) if self.schema.new_values else self.schema
 
     @property
@@ -328,7 +328,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @cached_property
     def takes_self(self) -> bool:
-        """True if its forward is a plain method, as in the oldest documents: its context is `self`."""
+        """True if its forward is a plain method, as in torch's oldest documents: its context is `self`."""
         return inspect.isfunction(inspect.getattr_static(self.function_class, "forward"))
 
     @cached_property
@@ -353,13 +353,13 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @cached_property
     def reads_requires_grad(self) -> bool:
-        """True if the code of its forward asks a tensor whether it requires a gradient."""
+        """True if the code of its forward reads a tensor's `requires_grad`."""
         return source.may_name(self.function_class.forward, {"requires_grad"})
 
     def flags(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the arguments of forward that may choose whether it writes, as `inplace` does.
+        """Return the arguments of forward that may decide whether it writes, such as `inplace`.
 
-        A tensor is shown by its type, and any other value but a bool, a text and None by `...`.
+        A bool, a string and None are kept; a tensor becomes its type, any other value `...`.
         """
         if not (self.may_write or self.schema.new_values):
             return ()
@@ -382,17 +382,17 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         }
 
     def writes_nothing(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return True for a call with flags under which earlier runs of the class have marked nothing."""
+        """Return True for a call with flags for which earlier runs of the class have marked nothing."""
         if len(args) > len(self.schema.arguments):
             return False
         return self.facts.dirty_under.get(self.flags_of(args, kwargs)) == frozenset()
 
     def leaves_alone(self, flags: tuple[Any, ...], *, unknown: bool) -> bool:
-        """Return True if the runs under these flags marked nothing, and wrote into nothing that others mark.
+        """Return True if runs with these flags marked nothing, and wrote nothing that other runs mark.
 
         Args:
             flags: The flags.
-            unknown: The answer where there was no such run.
+            unknown: The result if there was no such run.
         """
         facts = self.facts
         if flags not in facts.dirty_under:
@@ -405,7 +405,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self.flags(self.spread(self.schema.call_values(args, kwargs)))
 
     def argument_position(self, position: int) -> int:
-        """Return the position of the operator's argument that holds an argument of forward."""
+        """Return the position of the operator's argument that carries an argument of forward."""
         positions = self.parameters.positions
         return positions[min(position, len(positions) - 1)]
 
@@ -416,7 +416,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
 
     @cached_property
     def leaves_torch(self) -> bool:
-        """True if its backward leaves torch, so that it cannot be differentiated."""
+        """True if its backward uses code outside torch, so that it cannot be differentiated."""
         return source.may_name(self.backward, _LEAVING)
 
     @property
@@ -454,7 +454,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return self.operator, self.where
 
     def notes(self, *, in_place: bool) -> list[str]:
-        """Return the facts observed so far, as text: of the operator in place, or of its functional form."""
+        """Return the facts observed so far, as text, about the in-place operator or its functional form."""
         facts, names = self.facts, self.schema.names
         new = self.schema.new_values if in_place else ()
         written = [names[position] for position in sorted(facts.written or ()) if names[position] not in new]
@@ -464,7 +464,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
             *["a call whose flags mark nothing returns new tensors, as `functional` does"]
             * (in_place and facts.chosen),
             *(
-                f"`{name}` is copied where a gradient is needed: a second order needs it"
+                f"`{name}` is copied where a gradient is needed: a second-order gradient needs it"
                 for name in new
                 if kept
             ),
@@ -474,13 +474,13 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         ]
 
     def _stand_in(self, what: str) -> str:
-        """Return in words what runs in place of its own code for a task."""
+        """Return a description of the code that runs in place of its own code for a task."""
         if self.has_stand_in(what.partition(" ")[0]):
             return "the reference in its place"
         return "on the real tensors of each example"
 
     def has_stand_in(self, method: str) -> bool:
-        """Return True if the reference may take the place of `forward` or `backward`."""
+        """Return True if the reference may replace `forward` or `backward`."""
         return self.reference is not None and not (method == "backward" and self.surrogate)
 
     def argument_names(self, given: Sequence[Any]) -> list[str]:
@@ -489,13 +489,13 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return [*names, *names[-1:] * (len(given) - len(names))][: len(given)]
 
     def packed(self, given: Sequence[Any]) -> list[Any]:
-        """Return the operator's arguments from those of forward; inverse of `spread`."""
+        """Return the operator's arguments from forward's arguments; inverse of `spread`."""
         return self.parameters.packed(given)
 
     def completed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as the schema has them, from those of `apply` or of the operator."""
+        """Return the arguments of the schema, from the arguments of `apply` or of the operator."""
         parameters = self.parameters
         if parameters.plain and not self.defaults:
             return args, kwargs
@@ -506,13 +506,13 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         kwargs = {**{name: value for name, value in self.defaults.items() if name not in given}, **kwargs}
         later = fixed[len(args) :]
         if parameters.plain or kwargs.keys() != set(later):
-            return args, kwargs  # where it does not fit, the error of the call says why
+            return args, kwargs  # if it does not fit, the error of the call gives the reason
         return tuple(parameters.packed([*args, *[kwargs[name] for name in later]])), {}
 
     def structured(self, results: Sequence[Any]) -> Any:
         """Return the results in the structure that `forward` returns.
 
-        As by `apply`, an argument that is written is itself returned, but detached without grad mode.
+        As `apply` does, it returns a written argument itself, or detached if grad mode is off.
         """
         count = len(self.schema.new_values)
         if count and not torch.is_grad_enabled():
@@ -523,7 +523,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
         return structured(self.outputs, results)
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """Return the operator's arguments as its forward takes them."""
+        """Return the arguments of its forward, from the operator's arguments."""
         return self.parameters.spread(values)
 
 
@@ -563,9 +563,9 @@ _METHODS: dict[Part, str] = {
 
 
 class ClassFormula(Formula):
-    """The backward of an adopted class as a gradient formula, or its `jvp` as one of tangents."""
+    """The backward of an adopted class as a gradient formula, or its `jvp` as a tangent formula."""
 
 
 def overrides(function_class: type, name: str) -> bool:
-    """True if a class defines this method, which `torch.autograd.Function` only declares."""
+    """True if a class defines this method itself; `torch.autograd.Function` only declares it."""
     return getattr(function_class, name, None) is not getattr(torch.autograd.Function, name, None)

@@ -21,9 +21,9 @@ class LibraryOperator(Origin):
         subject: The operator's `OpOverload`, `torch.ops.namespace.name.default`.
         devices: Device types that it has kernels for; empty if one kernel serves all.
         served: Device types that it computes on, as far as they are known.
-        rules: Device types for which it has a part, by part; `""` for a part of all types.
+        rules: For each part, the device types for which it has the part; `""` for a part for all types.
         custom: The `CustomParts` of a `torch.library.custom_op`.
-        unknown: Stands in the source hash for functions that Python does not know, if it has some.
+        unknown: Value in the source hash for functions that Python does not know, if it has such functions.
     """
 
     subject: Any
@@ -47,7 +47,7 @@ class LibraryOperator(Origin):
         return Own(f"{name} that it was registered with", formula, where(formula) if formula else "")
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
-        """Return the fields that differ in the functional form: kernels, and a fake kernel, on copies."""
+        """Return the fields that differ in the functional form: kernels and a fake kernel run on copies."""
         own, on_copy = next(iter(self.sources()), self.subject), on_copies(self.subject, schema, reference)
         kernels = tuple(Kernel(device, on_copy, None, Kernel(device, own)) for device in self.served)
         if faked or (schema.results and not self.own("fake")):
@@ -61,9 +61,9 @@ class LibraryOperator(Origin):
         return (custom.function, custom.backward, custom.setup_context, custom.fake) if custom else ()
 
     def methods(self, names: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Return the functions of a `custom_op` but its fake kernel."""
+        """Return the functions of a `custom_op`, except its fake kernel."""
         return dict(zip(("forward", "backward", "setup_context"), self.sources(), strict=False)), names
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Fake kernel of an operator that returns nothing new: what is written keeps its form."""
+    """Fake kernel of an operator that returns nothing new: written arguments keep their shape."""

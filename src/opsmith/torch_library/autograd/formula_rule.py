@@ -1,4 +1,4 @@
-"""Gradients and tangents by formulas, zeros and derivation: the rule of operators that are no classes."""
+"""Gradients and tangents by formulas, zeros and derivation: the rule of operators other than classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opsmith.torch_library.flattening import Flat
 
 @dataclass(eq=False)
 class Kept:
-    """Values that a call keeps besides tensors.
+    """Values other than tensors that a call keeps.
 
     Args:
         vjp: Its vector-Jacobian product.
@@ -41,13 +41,13 @@ class FormulaRule:
 
     Args:
         primitive: The operation.
-        compute: Computes flat results of flat arguments; by default the primitive does below autograd.
+        compute: Computes flat results of flat arguments; by default the primitive does, below autograd.
         forward_mode: True if tangents may be needed, too.
         written: Positions of the flat arguments that are written into.
         draws: True if the backward may draw the random numbers of the forward again.
 
     Attributes:
-        before: Copies of the values that a formula needs and the call writes over, by flat position.
+        before: Copies of the values that a formula needs and the call overwrites, by flat position.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FormulaRule:
         self._plans: dict[tuple[bool, ...], BackwardPlan] = {}
 
     def keep_before(self, flat: Flat) -> None:
-        """Copy values that the call writes over; a second order goes through the copies."""
+        """Copy values that the call overwrites; second-order gradients go through the copies."""
         needs = tuple(isinstance(value, Tensor) and value.requires_grad for value in flat)
         names, saved = self.primitive.flattening.names, self.plan(needs).saved
         self.before = {at: flat[at].clone() for at in self.written if names[at] in saved}
@@ -85,7 +85,7 @@ class FormulaRule:
             ctx: The context of the node.
             flat: The arguments.
             results: The results.
-            state: The random state of the forward, where the backward may draw again.
+            state: The random state of the forward, if the backward may draw the numbers again.
         """
         primitive, needs = self.primitive, needs_of(ctx)
         plan = self.plan(needs)
@@ -97,7 +97,7 @@ class FormulaRule:
         ctx.kept = Kept(vjp, saved, self.save_every(ctx, flat, results))
 
     def over_written(self, ctx: NodeContext, flat: Flat) -> Flat:
-        """Mark the arguments that are written into; return all, with the copies of values before the call."""
+        """Mark the written arguments; return all arguments, with copies of overwritten values."""
         if not self.written:
             return flat
         ctx.dirty_tensors = tuple(flat[at] for at in self.written)
@@ -105,7 +105,7 @@ class FormulaRule:
         return tuple(before.get(at, value) for at, value in enumerate(flat))
 
     def save_every(self, ctx: NodeContext, flat: Flat, results: Flat) -> SavedValues | None:
-        """Save all arguments and results for tangents, where these may be needed."""
+        """Save all arguments and results for tangents, if tangents may be needed."""
         if not self._forward_mode:
             return None
         ctx.saved_for_forward, every = self.primitive.save(all_names(self.specification), flat, results)
@@ -120,14 +120,14 @@ class FormulaRule:
     def loaded(self, ctx: NodeContext) -> dict[str, Any]:
         """The saved values by name."""
         saved: SavedValues = ctx.kept.saved
-        # Without saved tensors a node may go back twice.
+        # A node without saved tensors may run its backward twice.
         tensors = ctx.saved_tensors if saved.labels else ()
         # A function of `torch.func.vjp` runs after its level, to which saved tensors belong, has ended.
         return saved.load([capabilities.unwrap_dead(tensor) for tensor in tensors])
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
         """Tangents of the results, at the level of `torch.autograd.forward_ad`."""
-        # In the node, since saved tensors keep their tangents there: forward mode over a backward needs them.
+        # From the node, where saved tensors keep their tangents: forward mode over a backward needs them.
         every = ctx.kept.every.load(ctx.saved_tensors)
         ctx.kept.every = None
         primal = dict(zip(every, map_tensors(capabilities.primal_of, every.values()), strict=True))
@@ -164,10 +164,10 @@ class FormulaRule:
             raise specification.error(
                 errors.TransformError,
                 "it draws random numbers in a kernel, which a traced backward cannot draw again",
-                hint="return what was drawn as a hidden result that is non-differentiable, "
+                hint="return the drawn numbers as a hidden result that is non-differentiable, "
                 "and give formulas that use it",
             )
-        return None  # only a second order needs it, and raises without it
+        return None  # only a second-order gradient needs it, and raises an error without it
 
 
 def all_names(specification: Specification) -> tuple[str, ...]:
@@ -179,16 +179,16 @@ def _with_strides_of(tangent: Tensor | None, result: Tensor) -> Tensor | None:
     """Give a tangent the strides of its result, which torch requires."""
     if tangent is None or tangent.stride() == result.stride():
         return tangent
-    # Allocated from the tangent, which may be batched where the result is not.
+    # Allocated from the tangent, which may be batched although the result is not.
     return tangent.new_empty_strided(result.shape, result.stride()).copy_(tangent)
 
 
 @dataclass(frozen=True)
 class RecordedOperator:
-    """An operator's node.
+    """The operator of an autograd node.
 
     Args:
-        specification: The operator, as it was when the node was made.
+        specification: The operator at the time when the node was made.
         saved: Names of the saved tensors, in order: inputs and results.
         inputs: Names of the inputs whose gradients it computes, in the order of its edges.
     """
@@ -199,7 +199,7 @@ class RecordedOperator:
 
 
 def recorded_operator(node: Any) -> RecordedOperator | None:
-    """The operator of an autograd node; None for a node of torch's, or of a Function that was not adopted.
+    """The operator of an autograd node; None for torch's own node, or for a Function that was not adopted.
 
     Example:
         >>> import torch, opsmith

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def jvp(
     primitive: Primitive, every: Mapping[str, Any], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Compute the tangents of the flat results: by formula where there is one, else from the VJP.
+    """Compute the tangents of the flat results: by formula if there is one, else from the VJP.
 
     Args:
         primitive: The operator.
@@ -86,7 +86,7 @@ def jvp(
 def _of_differentiable(
     specification: Specification, flattening: ArgumentFlattening, tangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """The tangents, without those of inputs declared non-differentiable."""
+    """The tangents, without tangents of inputs declared non-differentiable."""
     flows = map(specification.gradients.differentiable, flattening.names)
     return [tangent if flow else None for tangent, flow in zip(tangents, flows, strict=True)]
 
@@ -107,7 +107,7 @@ class _TangentArguments:
         ]
 
     def get(self, name: str) -> Any:
-        """The value of an input, a result or a tangent; the tangent of an input that is None is None."""
+        """The value of an input, a result or a tangent; if an input is None, its tangent is None, too."""
         tensor = self.flattening.schema.tangents.get(name)
         return self.every[name] if tensor is None else self.flattening.item(tensor, self._tangents)
 
@@ -151,16 +151,16 @@ def _fitted_tangent(
         formula=formula,
         mixed=given.mixed,
     )
-    # A tangent is linear in the input tangents: without a graph, although they have one, it was cut off.
+    # A tangent is linear in the input tangents: if they have a graph but it has none, the graph was cut.
     cut = torch.is_grad_enabled() and not tangent.requires_grad
     if cut and not isinstance(answer, Zero) and given.moving and all(t.requires_grad for t in given.moving):
         error = specification.error(
             errors.GraphCutError,
-            f"the tangent of `{name}` does not depend on the tangents that come in as far as torch can see",
+            f"torch cannot see that the tangent of `{name}` depends on the tangents of the inputs",
             argument=name,
             where=formula.where,
-            hint="write the formula with torch operations or opsmith operators, so that a second order "
-            "exists; where the tangent is zero, give `opsmith.zero`",
+            hint="write the formula with torch operations or opsmith operators, so that a second-order "
+            "derivative exists; if the tangent is zero, give `opsmith.zero`",
         )
         tangent = refuse_differentiation([tangent], given.moving, error)[0]
     return tangent
@@ -173,14 +173,14 @@ def _not_implemented(
         errors.GradientNotImplementedError,
         f"the tangent of `{name}` is not implemented: {rule.reason}",
         argument=name,
-        hint=f"take the gradient in reverse mode, or give a formula: `.tangents({name}=...)`",
+        hint=f"use reverse mode, or give a formula: `.tangents({name}=...)`",
     )
 
 
 def jvp_from_vjp(
     primitive: Primitive, every: Mapping[str, Any], tangents: Sequence[Tensor | None], wanted: Sequence[int]
 ) -> tuple[Tensor | None, ...]:
-    """Compute the tangents of the flat results by differentiating the VJP by its vector.
+    """Compute the tangents of the flat results by differentiating the VJP with respect to its vector.
 
     Args:
         primitive: The operator.
@@ -215,7 +215,7 @@ def jvp_from_vjp(
         return (None,) * len(results)
     vectors = [torch.zeros_like(results[index]) for index in moving]
     _, pull = pull_back(products, vectors, tensors_in(list(every.values())))
-    with without_casts(tangents):  # it would round what the VJP computes in float32
+    with without_casts(tangents):  # autocast would round values that the VJP computes in float32
         answers = pull([tangents[index] for index in answered])
     found = dict(zip(moving, answers, strict=True))
     return tuple(found.get(index) for index in range(len(results)))

@@ -44,7 +44,7 @@ class LevelNode(RunsRule, capabilities.SingleLevelFunction):  # type: ignore[mis
 
 
 def _on_level(primitive: Primitive, flat: Sequence[Any]) -> Flat:
-    """Compute the results on the level below, and lift them to the innermost one."""
+    """Compute the results on the level below, and lift them to the innermost level."""
     transform = capabilities.innermost_transform()
     assert transform is not None
     lowered = [transform.unwrap(value) for value in flat]
@@ -65,7 +65,7 @@ def call_under_transforms(primitive: Primitive, flat: Sequence[Any]) -> Flat:
 
 
 def _call_below(primitive: Primitive, flat: Sequence[Any]) -> Flat:
-    """Continue at the level below; an operator is called through the dispatcher, for modes and subclasses."""
+    """Continue at the level below; operators are called through the dispatcher, for modes and subclasses."""
     return (
         primitive.call(flat)
         if isinstance(primitive, OperatorPrimitive)
@@ -100,9 +100,9 @@ def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tran
             raise
         raise primitive.specification.error(
             errors.ForwardModeError,
-            "its tangent reads the memory of tensors, as NumPy does, and `torch.func` gives it none",
+            "its tangent reads the memory of tensors, as NumPy does, but `torch.func` gives them none",
             got=str(error),
-            hint="write the tangent with torch operations, or take it in `torch.autograd.forward_ad`",
+            hint="write the tangent with torch operations, or use `torch.autograd.forward_ad`",
         ) from error
     return tuple(
         result if tangent is None else capabilities.make_dual(result, tangent)
@@ -180,13 +180,13 @@ def _written_mapped(
 def _loop_over_examples(
     primitive: Primitive, values: Sequence[Any], dims: Sequence[int | None], transform: capabilities.Transform
 ) -> Flat:
-    """Call an operator once for each example, where there are no torch operations to batch."""
+    """Call an operator once for each example, if there are no torch operations to batch."""
     specification = primitive.specification
     if specification.random and transform.randomness != "different":
         raise specification.error(
             errors.TransformError,
-            f"it is random and called for each example, and vmap has randomness={transform.randomness!r}",
-            hint="call `vmap(..., randomness='different')`, or pass what is drawn as an argument",
+            f"it is random and called for each example, but vmap has randomness={transform.randomness!r}",
+            hint="call `vmap(..., randomness='different')`, or pass the drawn numbers as an argument",
         )
     rows = [
         _call_below(
@@ -199,8 +199,8 @@ def _loop_over_examples(
     if len(patterns) > 1:
         raise specification.error(
             errors.TransformError,
-            "its examples have different numbers of results, which no batch can hold",
-            hint="call it on each example, and keep what it returns in a list",
+            "its examples have different numbers of results, so they cannot form a batch",
+            hint="call it on each example, and keep its results in a list",
         )
     stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
     return _wrap_batched(transform, stacked, (0,) * len(stacked))
@@ -214,14 +214,14 @@ _UNSUPPORTED = (
     (ValueError, TANGENT_COUNT, "forward mode over `vmap`"),
     (IndexError, NO_EXAMPLES, "`vmap` over no examples"),
 )
-"""Errors of torch for transforms that do not take an `autograd.Function`."""
+"""torch's errors for transforms that do not support an `autograd.Function`."""
 
 
 def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
-    """Call without the capability `torch_func`: under a transform, by a node that torch transforms.
+    """Call without the capability `torch_func`: under a transform, with a node that torch transforms.
 
     Raises:
-        TransformError: For a transform that torch does not take such a node through.
+        TransformError: For a transform that does not support such a node.
     """
     if capabilities.innermost_transform() is None:
         return differentiate(primitive, flat)
@@ -240,13 +240,13 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
             if isinstance(error, kind) and has_message(error, texts):
                 raise unsupported_transform(primitive.specification, transform) from error
         if primitive.specification.schema.new_values and has_message(error, WRITE_UNMAPPED):
-            unmapped = "`vmap` over an argument, but not over what is written,"
+            unmapped = "`vmap` over an argument, but not over the written argument,"
             raise unsupported_transform(primitive.specification, unmapped) from error
         raise
 
 
 def _transformed(primitive: Primitive, flat: Flat) -> Flat:
-    """Compute the results: below every transform by the operator, with a batch by its reference."""
+    """Compute the results: below all transforms by the operator, or for a batch by its reference."""
     if capabilities.innermost_transform() is None:
         return primitive.below(flat)
     if primitive.specification.opaque:
@@ -255,14 +255,14 @@ def _transformed(primitive: Primitive, flat: Flat) -> Flat:
 
 
 class RerunRule(FormulaRule):
-    """A rule under torch's own transforms, which cut the graph of results: these are computed again."""
+    """A rule under torch's own transforms, which cut the graph of results: results are computed again."""
 
     def _reruns(self, plan: BackwardPlan) -> bool:
         """Return True if a formula uses a result."""
         return not self.specification.schema.result_position.keys().isdisjoint(plan.saved)
 
     def saved(self, plan: BackwardPlan) -> Sequence[str]:
-        """Names of the values to save: arguments alone."""
+        """Names of the values to save: only arguments."""
         return self.specification.schema.names if self._reruns(plan) else plan.saved
 
     def keep(self, ctx: NodeContext, flat: Flat, results: Flat, state: RandomState | None = None) -> None:
@@ -283,12 +283,12 @@ class RerunRule(FormulaRule):
         return saved
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
-        """Refuse."""
+        """Refuse forward mode."""
         raise unsupported_transform(self.specification, "forward mode under `torch.func`")
 
 
 def _with_batch(results: Sequence[Any], flat: Sequence[Any]) -> Flat:
-    """Give each result a batch dimension; otherwise torch counts its gradient once for every example."""
+    """Give each result a batch dimension; otherwise torch adds its gradient once for every example."""
     nothing = sum(torch.zeros_like(value).sum().abs() for value in flat if isinstance(value, Tensor))
     always = torch.as_tensor(nothing == 0)
     return tuple(None if result is None else torch.where(always, result, result) for result in results)

@@ -22,7 +22,7 @@ E = TypeVar("E", bound=errors.OpsmithError)
 
 
 class TensorMetadata(NamedTuple):
-    """Shape, dtype, device and mesh that a gradient must have: those of its tensor."""
+    """Shape, dtype, device and mesh of a tensor, which its gradient must have, too."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -52,9 +52,9 @@ class TensorMetadata(NamedTuple):
 def fit(
     gradient: Any, expected: TensorMetadata, *, label: str, operator: str, formula: Formula, mixed: bool
 ) -> Tensor:
-    """Fit a gradient to its input: sum over broadcast dimensions, and drop the imaginary part of a real one.
+    """Fit a gradient to its input: sum over broadcast dimensions; for a real input drop the imaginary part.
 
-    The backward of a class may return no complex gradient for a real input: autograd refuses it, too.
+    The backward of a class must not return a complex gradient for a real input: autograd refuses it, too.
 
     Args:
         gradient: Gradient that the formula returned.
@@ -62,10 +62,10 @@ def fit(
         label: Name of the input, in messages.
         operator: Name of the operator.
         formula: The formula, for its location.
-        mixed: True if the call mixed floating dtypes, so that the gradient may come in the wider one.
+        mixed: True if the call mixed floating dtypes, so that the gradient may have the wider dtype.
 
     Raises:
-        GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: See their names.
+        GradientTypeError, GradientShapeError, GradientDtypeError, GradientDeviceError: As their names say.
     """
     if isinstance(gradient, Zero):
         return expected.zeros()
@@ -73,7 +73,7 @@ def fit(
     gradient = _dense(gradient, about)
     if gradient.shape != expected.shape:
         if not _broadcasts(expected.shape, gradient.shape):
-            raise about.shape_error(gradient, "or a shape that broadcasting made of it", "are summed")
+            raise about.shape_error(gradient, "or a shape to which it was broadcast", "are summed")
         gradient = gradient.sum_to_size(expected.shape)
     if gradient.is_complex() and not (expected.dtype.is_complex or isinstance(formula, ClassFormula)):
         gradient = gradient.real
@@ -83,9 +83,9 @@ def fit(
 def fit_tangent(
     tangent: Any, expected: TensorMetadata, *, label: str, operator: str, formula: Formula, mixed: bool
 ) -> Tensor:
-    """Fit the tangent of a formula to its result: broadcast it, and make it complex where the result is.
+    """Fit the tangent of a formula to its result: broadcast it, and make it complex if the result is.
 
-    Arguments and errors are those of `fit`, for the result instead of the input.
+    It has the arguments and errors of `fit`, for the result instead of the input.
     """
     if isinstance(tangent, Zero):
         return expected.zeros()
@@ -131,13 +131,13 @@ def _dense(value: Any, about: _Subject) -> Tensor:
     """Return a dense tensor, or raise."""
     if not isinstance(value, Tensor):
         expected = f"a tensor of shape {list(about.expected.shape)}"
-        hint = f"return a tensor, or `opsmith.zero` where the {about.what} is zero"
+        hint = f"return a tensor, or `opsmith.zero` if the {about.what} is zero"
         raise about.error(errors.GradientTypeError, "is not a tensor", expected, shown(value), hint)
     return about.expected.placed(value if value.layout is torch.strided else value.to_dense())
 
 
 def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
-    """Convert a value of the right shape to the expected dtype; raise where dtype or device are wrong."""
+    """Convert a value of the right shape to the expected dtype; raise if the dtype or device is wrong."""
     source = "grad" if about.what == "gradient" else "result"
     device, wanted = about.expected.device, about.expected.dtype
     if value.device != device:
@@ -147,7 +147,7 @@ def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
     if value.dtype != wanted:
         widened = mixed and (value.is_floating_point() or (value.is_complex() and wanted.is_complex))
         if not widened and not (wanted.is_complex and value.dtype == wanted.to_real()):
-            hint = f"make new tensors with `dtype={source}.dtype`, and cast nothing"
+            hint = f"make new tensors with `dtype={source}.dtype`, without casts"
             if value.is_complex() and about.what == "gradient":
                 hint = "the input is real: return the real part, `.real`"
             problem = "has the wrong dtype"
@@ -157,7 +157,7 @@ def _matching(value: Tensor, about: _Subject, *, mixed: bool) -> Tensor:
 
 
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Return True if a tensor of this shape broadcasts to the target's."""
+    """Return True if a tensor of this shape broadcasts to the target shape."""
     if len(shape) > len(target):
         return False
     trailing = target[len(target) - len(shape) :]
@@ -168,8 +168,8 @@ def _shape_hint(value: Tensor, expected: TensorMetadata, advice: str) -> str:
     if list(value.shape) == list(reversed(expected.shape)):
         return "transpose it: `.mT`"
     if value.numel() == torch.Size(expected.shape).numel():
-        return "reshape it, or look whether two dimensions are swapped"
-    return f"look at which dimensions {advice}"
+        return "reshape it, or check whether two dimensions are swapped"
+    return f"check which dimensions {advice}"
 
 
 class CallMetadata(NamedTuple):
@@ -230,7 +230,7 @@ def constant_results(
         if described.differentiable and uses and specification.origin.kind != "class":
             raise specification.error(
                 errors.IntegerResultError,
-                f"an input requires a gradient, and `{described.name}` is {result.dtype}, which has none",
+                f"an input requires a gradient, but `{described.name}` is {result.dtype}, which has none",
                 argument=described.name,
                 expected="a floating or complex result, since a formula uses its gradient",
                 got=str(result.dtype),

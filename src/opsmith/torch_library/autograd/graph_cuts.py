@@ -1,6 +1,6 @@
-"""Cuts of the graph: a derivative that would be zero because torch does not see a computation is refused.
+"""Cuts of the graph: refuse a derivative that would be zero because torch does not see a computation.
 
-It is refused where it is asked for: by a node that passes on what has a graph, and raises for what has none.
+It is refused when it is requested: a node passes on values with a graph, and raises for values without one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opsmith.torch_library.flattening import Flat
 def refuse_differentiation(
     answers: Sequence[Any], sources: Sequence[Any], error: errors.OpsmithError
 ) -> list[Any]:
-    """Return the values; a derivative of the tensors among them by one of the sources raises `error`."""
+    """Return the values; differentiating a tensor among them with respect to a source raises `error`."""
     tensors = tensors_in(list(sources))
     return [
         _attached(answer.detach(), tensors, partial(copy, error)) if isinstance(answer, Tensor) else answer
@@ -54,12 +54,12 @@ def _attached(
 class Refusal:
     """The rule of a node between a value and its sources.
 
-    It raises when it is differentiated, at any level of autograd or `torch.func`, if the value has no graph
-    there, or no tangent, and a source has.
+    It raises when it is differentiated, at any level of autograd or `torch.func`, if a source has a graph or
+    tangent there, but the value has none.
 
     Args:
         error: Makes the error.
-        forward_only: True if a missing tangent alone is refused.
+        forward_only: True if only a missing tangent is refused.
     """
 
     error: Callable[[], errors.OpsmithError]
@@ -77,7 +77,7 @@ class Refusal:
         """Pass the gradient on to the value, or refuse."""
         needed, *others = needs_of(ctx)
         if not (grads[0] is None or self.forward_only or needed):
-            # An error that is raised gets a traceback, whose frames hold the result, and so this node.
+            # Made anew: a raised error gets a traceback, which keeps the result, and so this node, alive.
             raise self.error()
         return grads[0], *[None] * len(others)
 
@@ -92,29 +92,29 @@ _NODE = node_class("Refusal", TransformedNode)
 
 
 _CUT: set[int] = set()
-"""Functions that were seen to call an operator without a derivative, by `id`, since some have no hash.
+"""Functions that called an operator without a derivative, by `id`, since some functions have no hash.
 
-One that gets the `id` of another which has gone takes the slow path without need.
+A function that gets the `id` of a deleted one takes the slow path unnecessarily.
 """
 
 
 def is_cut(function: Callable[..., Any]) -> bool:
-    """Return True if a function was seen to call an operator without a derivative."""
+    """Return True if a function has called an operator without a derivative."""
     return id(function) in _CUT
 
 
 def refusing_cuts(
     subject: errors.ErrorSubject, function: Callable[..., Any], what: str, *, derived: bool = False
 ) -> AbstractContextManager[Any]:
-    """Context in which results of operators without autograd refuse to be differentiated.
+    """Context in which differentiating the results of operators without autograd raises an error.
 
-    Under `torch.func` they would be constants, as they are elsewhere where a kernel leaves torch. So would be
-    the results of operators whose autograd has no forward mode, in forward mode.
+    Under `torch.func` these results would be constants, like the results of a kernel that uses code outside
+    torch. In forward mode, the results of operators without forward mode would be constants, too.
 
     Args:
         subject: The operator of ours.
         function: The formula, reference or method that runs in the context.
-        what: The same, in words.
+        what: Description of this function.
         derived: True if it is differentiated within the context.
     """
     asked = derived or torch.is_grad_enabled() or capabilities.forward_mode_active()
@@ -149,9 +149,9 @@ def refusing_cuts(
         packet = f"torch.ops.{name.removesuffix('.default').replace('::', '.')}"
         return subject.error(
             errors.GraphCutError,
-            f"{what} calls `{name}`, whose derivative torch does not know: it would be zero",
+            f"{what} calls `{name}`, whose derivative torch does not know and would take for zero",
             where=where(function),
-            hint=f"give it its mathematics in plain PyTorch, once: `opsmith.adopt({packet}, reference=...)`",
+            hint=f"adopt it, with the mathematics in plain PyTorch: `opsmith.adopt({packet}, reference=...)`",
         )
 
     return capabilities.around_operators(call)
@@ -162,7 +162,7 @@ _RAISING = ("torch::autograd::WarnNotImplemented", "GeneratedBackwardFor_")
 
 
 def _is_recorded(value: Tensor) -> bool:
-    """Return True if autograd recorded what a kernel did, as it does with operations of torch in it."""
+    """Return True if autograd recorded a kernel's computation, as it records torch operations in it."""
     name = "" if value.grad_fn is None else value.grad_fn.name()
     return name != "" and not name.startswith(_RAISING)
 
@@ -175,11 +175,11 @@ def refuse_graph_cut(
     arguments: dict[str, Any],
     find: Callable[[Any], Any],
 ) -> Tensor:
-    """Return a gradient computed under `create_graph`, which refuses a second order if it lost the graph.
+    """Return a gradient from `create_graph=True`; if it lost the graph, differentiating it raises an error.
 
-    A gradient is linear in `grad`. So one that does not require a gradient itself, although `grad` does, was
-    computed outside of torch. Where `grad` is a constant that shows nothing: then the formula runs once more
-    with a `grad` that requires a gradient.
+    A gradient is linear in `grad`. So a gradient that does not require a gradient itself, although `grad`
+    does, was computed outside torch. If `grad` is a constant, this cannot be seen: then the formula runs once
+    more with a `grad` that requires a gradient.
 
     Args:
         specification: The operator.
@@ -187,7 +187,7 @@ def refuse_graph_cut(
         label: Name of the input, in messages.
         gradient: The gradient in question.
         arguments: Arguments of the formula.
-        find: Finds this gradient in what the formula returns.
+        find: Finds this gradient in the value that the formula returns.
     """
     if gradient.requires_grad:
         return gradient
@@ -198,7 +198,7 @@ def refuse_graph_cut(
     }
     given = list(incoming.values())
     sources = [tensor for tensor in tensors_in(list(arguments.values())) if tensor.requires_grad]
-    # A batch of gradients has no graph, and code outside of torch raises with it.
+    # A batch of gradients has no graph, and code outside torch raises an error for it.
     if not (given and sources) or any(map(capabilities.is_gradient_batch, given)):
         return gradient
     if not any(tensor.requires_grad for tensor in given):
@@ -208,11 +208,11 @@ def refuse_graph_cut(
             return gradient
     error = specification.error(
         errors.GraphCutError,
-        f"the gradient of `{label}` does not depend on `{next(iter(incoming))}` as far as torch can see",
+        f"torch cannot see that the gradient of `{label}` depends on `{next(iter(incoming))}`",
         argument=label,
         where=formula.where,
-        hint="write the formula with torch operations or opsmith operators, so that a second order exists; "
-        "where the gradient is zero, give `opsmith.zero`",
+        hint="write the formula with torch operations or opsmith operators, so that a second-order gradient "
+        "exists; if the gradient is zero, give `opsmith.zero`",
     )
     refused: Tensor = refuse_differentiation([gradient], sources, error)[0]
     return refused
@@ -221,7 +221,7 @@ def refuse_graph_cut(
 def _depends_on_grads(
     formula: Formula, incoming: dict[str, Any], arguments: dict[str, Any], find: Callable[[Any], Any]
 ) -> bool:
-    """Return True if autograd sees a formula's result depend on the output gradients."""
+    """Return True if autograd sees that a formula's result depends on the output gradients."""
     seen: list[bool] = []
 
     def again(*grads: Tensor) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ class NodeContext(Protocol):
         saved_for_forward: Tensors for the tangents.
         non_differentiable: Results that have no gradient.
         dirty_tensors: Arguments that were written into.
-        materialize_grads: True if a gradient that is not there arrives as zeros.
+        materialize_grads: True if a missing gradient is passed as zeros.
         needs_input_grad: True for each argument of `apply` whose gradient is needed; see `needs_of`.
         kept: Values other than tensors that the rule keeps for its backward.
     """
@@ -42,7 +42,7 @@ class NodeContext(Protocol):
 
 
 class BackwardRule(Protocol):
-    """Derivatives of a node. They are kept with the graph, and hold no tensors."""
+    """Derivatives of a node. They are kept with the graph, and contain no tensors."""
 
     def backward(self, ctx: NodeContext, grads: Flat) -> Flat:
         """Gradients of the flat arguments."""
@@ -62,7 +62,7 @@ class Rule(BackwardRule, Protocol):
 
 
 class SplitRule(BackwardRule, Protocol):
-    """A rule whose forward has two parts, as torch's own transforms need it."""
+    """A rule whose forward has two parts, as torch's own transforms require."""
 
     def compute(self, flat: Flat) -> Flat:
         """Compute the flat results of flat arguments."""
@@ -79,7 +79,7 @@ class _Raised(threading.local):
     error: BaseException | None = None
 
     def take(self) -> BaseException:
-        """Return the exception, and keep it no longer."""
+        """Return the exception, and forget it."""
         error, self.error = self.error, None
         assert error is not None
         return error
@@ -89,7 +89,7 @@ _RAISED = _Raised()
 
 
 def _noting(compute: Callable[..., Flat], *arguments: Any) -> Flat:
-    """Compute, and note the exception that is raised."""
+    """Compute, and note an exception that is raised."""
     try:
         return compute(*arguments)
     except BaseException as error:
@@ -98,7 +98,7 @@ def _noting(compute: Callable[..., Flat], *arguments: Any) -> Flat:
 
 
 class RunsRule:
-    """Methods of a node, whose `apply` takes a `Rule` and the flat arguments."""
+    """Methods of a node whose `apply` takes a `Rule` and the flat arguments."""
 
     @staticmethod
     def forward(ctx: Any, rule: Any, *flat: Any) -> Flat:
@@ -108,7 +108,7 @@ class RunsRule:
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Go back by the rule."""
+        """Run the backward of the rule."""
         return None, *ctx.rule.backward(ctx, grads)
 
     @staticmethod
@@ -123,7 +123,7 @@ class Node(RunsRule, torch.autograd.Function):
 
 
 class TransformedNode(RunsRule, torch.autograd.Function):
-    """A node that torch transforms by itself; it takes a `SplitRule`."""
+    """A node that torch's own transforms support; it takes a `SplitRule`."""
 
     generate_vmap_rule = True
 
@@ -141,19 +141,19 @@ class TransformedNode(RunsRule, torch.autograd.Function):
 
 
 def node_class(name: str, base: type[RunsRule]) -> Any:
-    """Class of the nodes of an operator, whose name appears in the graph.
+    """Class of the nodes of an operator, with a name that appears in the graph.
 
     Args:
         name: Name of the operator.
-        base: `Node`, or that of another kind of autograd: one level of `torch.func`, torch's own transforms.
+        base: `Node`, or the base for one level of `torch.func`, or for torch's own transforms.
     """
     return type(name, (base,), {})
 
 
 def through(apply: Callable[..., Any], *arguments: Any) -> Any:
-    """Compute by the `apply` of a node, and raise the exception that its rule raises.
+    """Compute with the `apply` of a node, and raise the exception that its rule raised.
 
-    Torch warns after a node, also where the node has raised. Python makes a `SystemError` of that, which may
+    torch may warn after a node that has raised an exception. Python then raises a `SystemError`, which may
     have lost its cause.
     """
     try:
@@ -161,24 +161,24 @@ def through(apply: Callable[..., Any], *arguments: Any) -> Any:
     except BaseException:
         if _RAISED.error is None:
             raise
-    raise _RAISED.take()  # in no variable of this frame, which its traceback holds
+    raise _RAISED.take()  # in no variable: its traceback keeps this frame alive
 
 
 def needs_of(ctx: NodeContext) -> tuple[bool, ...]:
-    """Return True for each flat argument whose gradient is needed; the run before them is left out."""
+    """Return True for each flat argument whose gradient is needed, without the rule before them."""
     return ctx.needs_input_grad[1:]
 
 
 class BoundNode:
-    """The node of one rule, with less to do than `node_class` has.
+    """The node of one rule, with less work in each call than a node of `node_class`.
 
     Args:
         name: Name of the operator.
         rule: Its `forward` takes a context and argument values, one by one; its `backward` a context and the
-            gradients of all results. What it marks as dirty is no view.
-        recorded_operator: The operator, as it is found in the graph.
-        of_class: The parts of an adopted class's node by which C++ goes back; None for another rule.
-        in_cpp: False for one of torch's own nodes also where calls in C++ are built.
+            gradients of all results. Arguments that it marks as dirty are not views.
+        recorded_operator: The operator to find in the graph.
+        of_class: For an adopted class, the parts of its node that the backward in C++ uses; else None.
+        in_cpp: False for a node of torch's own class, even if calls in C++ are built.
 
     Attributes:
         node: The class.
@@ -207,7 +207,7 @@ class BoundNode:
         def backward(ctx: Any, *grads: Any) -> Any:  # a function, which torch binds to the context
             return go_back(ctx, grads)
 
-        forward = compute if in_cpp else noting  # C++ leaves an error as it is
+        forward = compute if in_cpp else noting  # C++ passes errors on unchanged
         functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         base = torch.autograd.Function
         self.node: Any = type(name, (base,), {**functions, "recorded_operator": recorded_operator})

@@ -1,4 +1,4 @@
-"""The rule of calls that are alike: as `FormulaRule`, prepared once, with less to do for each call."""
+"""The rule of calls of the same signature: a `FormulaRule`, prepared once, with less work in each call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opsmith.torch_library.autograd.vjp import formula_answers, list_answers, no
 from opsmith.torch_library.dtensor.placements import dtensor, is_authors, mesh_of
 
 Kept = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
-"""Values that a call keeps for its backward besides saved tensors, in C++, too: other arguments; shapes of
+"""Values other than saved tensors that a call keeps for its backward, also in C++: other arguments; shapes of
 flat arguments; their meshes; metadata of results whose gradients may be needed as zeros."""
 
 VALUES, SHAPES, MESHES, METADATA = range(4)
@@ -36,19 +36,19 @@ _NOTHING: Kept = ((), (), (), ())
 
 
 CONSTANT, USED, FOLLOWED = 1, 2, 4
-"""Roles of a result for C++: it has no gradient; a formula uses that; it goes through the reference."""
+"""Roles of a result in C++: without a gradient; gradient used by a formula; gradient by the reference."""
 
 
 class KernelCall(NamedTuple):
-    """A kernel as C++ calls it.
+    """A kernel for calls from C++.
 
     Args:
         function: The kernel, or the reference.
-        validate: Takes what it returned, the argument values and the versions of the tensors before, None for
-            a trusted kernel; raises, or returns all results.
-        trusted: True if it writes into no argument that it must not, and returns new tensors.
+        validate: Takes the returned value, the argument values and the earlier versions of the tensors (None
+            for a trusted kernel); raises an error, or returns all results.
+        trusted: True if it writes only into arguments declared as written, and returns new tensors.
         has_graph: True if a result may require a gradient.
-        contiguous: True if it takes what it writes in contiguous memory alone.
+        contiguous: True if it takes written arguments only in contiguous memory.
     """
 
     function: Callable[..., Any]
@@ -65,11 +65,12 @@ class _FormulaCall:
     Args:
         formula: The formula.
         function: Takes its arguments by position.
-        sources: Their places among the saved tensors, gradients, and kept values; several for a list.
-        pick: Takes them from these.
+        sources: The arguments' positions among the saved tensors, gradients and kept values; several for a
+        list.
+        pick: Takes the arguments from these values.
         inputs: The inputs whose gradients it computes, each with its positions among the flat arguments.
-        grads: Positions of the results whose gradients it uses; empty where they cannot all be missing.
-        plain: The position of the single gradient that it returns as it is; None for a dict or a list.
+        grads: Positions of the results whose gradients it uses; empty if not all of them can be missing.
+        plain: The position of the gradient, if it returns one bare gradient; None for a dict or a list.
     """
 
     formula: Formula
@@ -88,12 +89,13 @@ class PreparedRule:
         primitive: The operator.
         compute: Takes flat arguments, and returns all results.
         flat: The flat arguments of one of the calls.
-        written: Positions of the flat arguments that are written into, which are the first results.
-        shown: Name of the operator in the graph; by default that of the primitive.
+        written: Positions of the flat arguments that are written into; they are the first results.
+        shown: Name of the operator in the graph; by default the primitive's name.
 
     Attributes:
         saved: Names of the saved tensors, one for each.
-        apply: The `apply` of its node: it takes flat arguments, and returns the result, or all of several.
+        apply: The `apply` of its node: it takes flat arguments, and returns the result, or a tuple of all
+            results.
     """
 
     def __init__(
@@ -137,10 +139,10 @@ class PreparedRule:
         self.apply = self._apply_written if written else self._apply
 
     def _plan_kept(self, spans: Mapping[str, range], differentiable: Sequence[bool]) -> None:
-        """Plan what a call saves and keeps for its backward.
+        """Plan the values that a call saves and keeps for its backward.
 
         Args:
-            spans: Places of each argument and result among all flat ones.
+            spans: Positions of each argument and result among all flat values.
             differentiable: True for each flat argument that may have a gradient.
         """
         schema, flattening, plan = self._schema, self._primitive.flattening, self._plan
@@ -158,7 +160,7 @@ class PreparedRule:
         count = len(differentiable)
         self._constant = [number for number, at in arguments if at < count and not differentiable[at]]
         named = {name for formula in plan.formulas for name in formula.parameters}
-        # A second order may run the reference again.
+        # A second-order gradient may run the reference again.
         kept = {*plan.saved, *named}.difference(tensors)
         self._values = [name for name in schema.names if name in kept]
         self._value_places = [spans[name][0] for name in self._values]
@@ -171,9 +173,9 @@ class PreparedRule:
         self._keeps = bool(self._values or self._keeps_shapes or self._on_mesh or self._filled)
 
     def _plan_calls(self, spans: Mapping[str, range]) -> None:
-        """Plan from where each formula gets its arguments, and where its gradients go."""
+        """Plan the source of each argument of the formulas, and the place of each gradient."""
         schema, plan, flattening = self._schema, self._plan, self._primitive.flattening
-        # The saved tensors, the gradients, what is kept, and for each formula that asks the inputs it is for.
+        # The saved tensors, the gradients, the kept values, and, if a formula takes them, its needed inputs.
         at: dict[str, int | list[int]] = {}
         end = 0
         for name, is_list, span in self._saved:
@@ -210,7 +212,7 @@ class PreparedRule:
         ]
 
     def apply_in_cpp(self, kernel: KernelCall) -> Callable[..., Any] | None:
-        """The `apply` of its node in C++; None where that is not built, or does not know such a rule."""
+        """The `apply` of its node in C++; None if it is not built, or does not support such a rule."""
         in_cpp = capabilities.calls_in_cpp()
         if in_cpp is None or self._zeros or not self._primitive.flattening.is_flat:
             return None
@@ -258,7 +260,7 @@ class PreparedRule:
             keeps=self._keeps,
             keeps_shapes=self._keeps_shapes,
             on_mesh=self._on_mesh,
-            alone=self._by_formulas_alone and not self._on_mesh,  # there torch may raise, and `Vjp` serve
+            alone=self._by_formulas_alone and not self._on_mesh,  # torch may raise there: `Vjp`
             formulas=formulas,
         )
         return apply
@@ -269,11 +271,11 @@ class PreparedRule:
         return [grads[name] for name in formula.parameters if name in grads]
 
     def forward(self, ctx: Any, *given: Any) -> Any:
-        """Compute the results, and save what the backward needs."""
+        """Compute the results, and save the values that the backward needs."""
         flat, (before,) = (given[:-1], given[-1:]) if self._written else (given, ({},))
         results = self._compute(flat)
         dtypes = [result.dtype for result in results]
-        known, constants = self._constants  # one value: another thread may note others
+        known, constants = self._constants  # read once: another thread may replace it
         if dtypes != known:
             constants = self._noted_constants(results, dtypes)
         if constants:
@@ -295,14 +297,14 @@ class PreparedRule:
         return results[0] if self._single else results
 
     def _apply_written(self, *flat: Any) -> Any:
-        """Call the node with copies of what is written over: a second order goes through them."""
+        """Call the node with copies of overwritten values: second-order gradients go through them."""
         return self._apply(*flat, {at: flat[at].clone() for at in self._copied})
 
     def _noted_constants(self, results: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[int]:
         """Note which results of these dtypes have no gradient, and return their positions.
 
         Raises:
-            IntegerResultError: If a formula uses the gradient of one.
+            IntegerResultError: If a formula uses the gradient of such a result.
         """
         primitive = self._primitive
         found = constant_results(primitive.results, primitive.specification, self._plan, results)
@@ -311,12 +313,12 @@ class PreparedRule:
         return constants
 
     def backward(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients of all that the node takes."""
+        """Gradients of everything that the node takes."""
         return (*self._gradients(ctx, grads), *([None] if self._written else []))
 
     def _gradients(self, ctx: Any, grads: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients of the flat arguments."""
-        # Torch has freed the tensors of a node that goes back again; one without tensors may do so.
+        # torch has freed the tensors of a node that runs backward again; a node without tensors may do so.
         saved, kept = ctx.saved_tensors if self.saved else (), ctx.kept if self._keeps else _NOTHING
         if all(grad is None for grad in grads):
             return (None,) * len(self._inputs)
@@ -329,7 +331,7 @@ class PreparedRule:
                 return self._by_formulas(saved, grads, kept)
             except Exception as error:
                 if not self._on_mesh or is_authors(error):
-                    raise  # else torch raises it again, or has placements for whole tensors
+                    raise  # otherwise torch raises it again, or has placements for whole tensors
         saved = list(saved)
         for at in self._constant:  # they have no second order
             saved[at] = None if saved[at] is None else saved[at].detach()
@@ -345,7 +347,7 @@ class PreparedRule:
         """The gradient of each flat argument by the formulas, without a graph.
 
         Raises:
-            SavedTensorModifiedError: If a formula writes.
+            SavedTensorModifiedError: If a formula writes into a tensor.
         """
         given = grads
         if any(grads[at] is None for at in self._filled):
@@ -395,7 +397,7 @@ class PreparedRule:
         return [at for _, places in call.inputs for at in places if self._inputs[at] is not None]
 
     def _spread(self, call: _FormulaCall, answer: Any, answers: list[Any]) -> None:
-        """Put the gradients of several tensors in their places."""
+        """Put the gradients of several tensors into their positions."""
         specification, formula = self._primitive.specification, call.formula
         found = formula_answers(specification, formula, answer, [name for name, _ in call.inputs])
         for name, places in call.inputs:
@@ -429,7 +431,7 @@ class PreparedRule:
         )
 
     def _refuse_write(self, at: int) -> None:
-        """Raise an error that names the tensor that a formula wrote to, and the formulas that use it."""
+        """Raise an error with the tensor into which a formula wrote, and the formulas that use it."""
         schema = self._primitive.specification.schema
         names = (*self.saved, *(each.gradient_name() for each in schema.results))
         formulas = [formula for formula in self._plan.formulas if names[at] in formula.parameters]
@@ -448,7 +450,7 @@ class PreparedRule:
 
 
 def _by_position(formula: Formula) -> Callable[..., Any]:
-    """The function of a formula, for values in the order of its parameters."""
+    """The function of a formula, called with values in the order of its parameters."""
     kinds = {each.kind for each in signature(formula.function).parameters.values()}
     if all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds):
         return formula.function
@@ -456,7 +458,7 @@ def _by_position(formula: Formula) -> Callable[..., Any]:
 
 
 def _picker(places: Sequence[int | list[int]]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return a function that takes the values at some places of a sequence, or lists of several."""
+    """Return a function that takes values, or lists of values, from some positions of a sequence."""
     if not places:
         return lambda every: ()
     if len(places) > 1 and all(isinstance(at, int) for at in places):

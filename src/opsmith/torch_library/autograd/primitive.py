@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opsmith.torch_library.calls.autograd_kernel import AutogradKernel
 
 VjpFunction = Callable[[Mapping[str, Any], Sequence[Tensor | None]], list[Tensor | None]]
-"""Function of saved values by name and the gradient of each result; returns that of each flat argument."""
+"""Function of saved values by name and result gradients; returns the gradient of each flat argument."""
 
 
 class RegisteredOperator(Protocol):
@@ -42,12 +42,12 @@ class RegisteredOperator(Protocol):
         ...
 
     def held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel or reference, whose results are held to what is promised of them."""
+        """A kernel or reference, whose results are checked for their promised layout."""
         ...
 
     @property
     def rule(self) -> type[FormulaRule]:
-        """The kind of rule that its nodes have."""
+        """The type of rule that its nodes have."""
         ...
 
     def node(self, base: type[RunsRule]) -> Any:
@@ -68,16 +68,16 @@ class RegisteredOperator(Protocol):
         ...
 
     def recorded(self, values: list[Any]) -> tuple[Any, ...]:
-        """Compute a call with a graph from argument values whose metadata have passed validation."""
+        """Compute a call with a graph, from argument values with validated metadata."""
         ...
 
     def renew_routes(self) -> None:
-        """Forget all routes, and keep that calls have passed validation."""
+        """Forget all routes, but remember that calls have passed validation."""
         ...
 
 
 class Primitive(ABC):
-    """A differentiable operation with VJP, JVP and batching: an operator, or one under a `vmap` level.
+    """A differentiable operation with VJP, JVP and batching: an operator, possibly under a `vmap` level.
 
     Args:
         registered: The operator.
@@ -85,7 +85,7 @@ class Primitive(ABC):
 
     Attributes:
         specification: The specification of the operator.
-        plan: Function that plans the backward for some inputs, those of one example.
+        plan: Function that plans the backward for some inputs of one example.
     """
 
     def __init__(self, registered: RegisteredOperator, flattening: ArgumentFlattening) -> None:
@@ -95,13 +95,13 @@ class Primitive(ABC):
 
     @property
     def results(self) -> ResultFlattening:
-        """Flat form of its results; where there are lists, known after the first computation."""
+        """Flat form of its results; if there are lists, it is known after the first computation."""
         return self._results
 
     def save(
         self, names: Sequence[str], flat: Sequence[Any], results: Sequence[Any]
     ) -> tuple[tuple[Tensor, ...], SavedValues]:
-        """Tensors among some arguments and results, and their form; see `save_values`."""
+        """The tensors among some arguments and results, and their form; see `save_values`."""
         return save_values(names, self.flattening, flat, results, self.results)
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Primitive(ABC):
 
     @abstractmethod
     def jvp(self, every: Mapping[str, Any], tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Tangents of the results, from all arguments and results by name and tangents of flat arguments."""
+        """Tangents of the results, from arguments and results by name and tangents of flat arguments."""
 
 
 class OperatorPrimitive(Primitive):
@@ -175,7 +175,7 @@ class OperatorPrimitive(Primitive):
 
 
 def differentiate(primitive: Primitive, flat: Sequence[Any]) -> Flat:
-    """Call outside of `torch.func`: with an autograd node where a gradient or tangent is needed."""
+    """Call outside `torch.func`: with an autograd node if a gradient or tangent is needed."""
     forward_mode = capabilities.forward_mode_active()
     requires = any(isinstance(value, Tensor) and value.requires_grad for value in flat)
     if forward_mode or (requires and torch.is_grad_enabled()):

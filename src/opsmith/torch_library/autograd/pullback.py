@@ -16,7 +16,7 @@ from opsmith.torch_library.flattening import ArgumentFlattening
 from opsmith.torch_library.symbolic_sizes import for_symbolic_sizes
 
 Pullback = Callable[[Sequence[Tensor | None]], list[Tensor]]
-"""Function of a gradient, or None, for each result; returns one for each input."""
+"""Function of a gradient, or None, for each result; returns a gradient for each input."""
 
 
 def pull_back(
@@ -24,9 +24,9 @@ def pull_back(
 ) -> tuple[tuple[Tensor, ...], Pullback]:
     """Run a function, and return its results and its pullback.
 
-    In grad mode, the pullback's gradients are in the graph of `inputs`, of captured tensors (`closed`) and
-    of the given gradients, so that any order of derivative is right. Inside a `torch.func` transform it is
-    one more transform, since tensors there cannot be set to require a gradient.
+    In grad mode, the pullback's gradients are in the graph of `inputs`, of captured tensors (`closed`) and of
+    the given gradients, so that derivatives of any order are right. Inside a `torch.func` transform, the
+    pullback is one more transform, since tensors there cannot be set to require a gradient.
     """
     # Dynamo can trace `torch.func.vjp`, but not `torch.autograd.grad`.
     if torch.compiler.is_dynamo_compiling() or capabilities.innermost_transform() is not None:
@@ -40,7 +40,7 @@ def _by_autograd(
     higher_order = torch.is_grad_enabled()
     hangs = any(value.requires_grad for value in (*inputs, *closed))
     with torch.enable_grad():
-        # A view is a separate tensor to differentiate by, and stays in the graph of the original.
+        # A view is a separate tensor for differentiation, and stays in the graph of the original.
         leaves = [
             value.view_as(value)
             if higher_order and value.requires_grad
@@ -117,15 +117,15 @@ def vjp_by_recompute(
     """Gradients of `function` for some of its flat arguments, given the gradients of its results.
 
     Args:
-        function: Takes the operator's arguments, returns its results.
+        function: Takes the operator's arguments, and returns its results.
         flattening: Flattening of the arguments.
         flat: The saved arguments, flat.
         wanted: Positions in `flat` whose gradient is needed.
-        grads: For each flat result its gradient, or None.
+        grads: Gradient of each flat result, or None.
         state: Random state of the forward, for a random function.
 
     Returns:
-        One gradient for each index in `wanted`; zeros where the function does not depend on it.
+        One gradient for each index in `wanted`; zeros if the function does not depend on that argument.
     """
     others = flat if torch.is_grad_enabled() else map_tensors(capabilities.outside_graph, flat)
 

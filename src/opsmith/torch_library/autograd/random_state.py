@@ -1,4 +1,4 @@
-"""torch's random state: taken before the forward, and set again where the reference is recomputed."""
+"""torch's random state: saved before the forward, and restored when the reference is recomputed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RandomState:
 
 
 def generators_in(values: Iterable[Any]) -> list[torch.Generator]:
-    """The generators among argument values, those in lists too."""
+    """The generators among argument values, including generators in lists."""
     found: list[torch.Generator] = []
     for value in values:
         items = value if isinstance(value, list | tuple) else [value]

@@ -16,8 +16,8 @@ class SavedValues:
     """Description of values saved by name.
 
     Args:
-        items: For each name whether it is a list, and its items: the index of a saved tensor, or a value in
-            a tuple of one.
+        items: For each name, True for a list, and its items: the index of a saved tensor, or a 1-tuple with a
+                value.
     """
 
     items: tuple[tuple[str, bool, tuple[int | tuple[Any], ...]], ...]
@@ -48,7 +48,7 @@ def save_values(
     results: Sequence[Any],
     result_flattening: ResultFlattening,
 ) -> tuple[tuple[Tensor, ...], SavedValues]:
-    """Return the tensors among some arguments and results, and the form in which they are loaded again.
+    """Return the tensors among some arguments and results, and the form for loading them again.
 
     Args:
         names: Names of the values to save.

@@ -1,4 +1,4 @@
-"""The vector-Jacobian product of an operator: formulas, checks of what they return, and derived gradients."""
+"""The vector-Jacobian product of an operator: formulas, checks of their results, and derived gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Vjp:
         flattening: Flat form of the arguments.
         results: Flat form of the results.
         metadata: Metadata of the call's tensors.
-        state: Random state of the forward, where the backward recomputes a random reference.
+        state: Random state of the forward, if the backward recomputes a random reference.
         autocast: Autocast of the call, under which the forward of a class runs again.
     """
 
@@ -63,11 +63,11 @@ class Vjp:
 
         Args:
             saved: Saved inputs and results by name; lists as lists.
-            grads: Gradient of each flat result, None where there is none.
+            grads: Gradient of each flat result, or None.
         """
         self._refuse()
         values = (*saved.values(), *grads)
-        # A class handles autocast itself, as under `apply`.
+        # A class handles autocast itself, as in `apply`.
         casts = without_casts(grads) if self.specification.origin.casts else nullcontext()
         with replicating(values), casts:
             try:
@@ -91,7 +91,7 @@ class Vjp:
     def _on_whole_tensors(
         self, saved: Mapping[str, Any], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Compute gradients on every rank, all of them."""
+        """Compute all gradients on every rank."""
         found = self.metadata
         inputs, results = (
             tuple(each and TensorMetadata(each.shape, each.dtype, each.device) for each in every)
@@ -127,7 +127,7 @@ class Vjp:
             name = self.plan.derived[0]
             raise specification.error(
                 errors.MissingGradientError,
-                f"the operator is opaque, and no gradient is given for `{name}`",
+                f"the operator is opaque, but no gradient is given for `{name}`",
                 argument=name,
                 hint=f"write `.gradients({name}=lambda grad: ...)`, or `{name}=opsmith.non_differentiable`",
             )
@@ -218,7 +218,7 @@ class Vjp:
     def _derive(
         self, saved: Mapping[str, Any], grads: Sequence[Tensor | None], gradients: list[Tensor | None]
     ) -> None:
-        """Add the gradients that no formula covers: of inputs without one, and through hidden results."""
+        """Add the gradients that no formula covers: of inputs without formula, and through hidden results."""
         specification, plan = self.specification, self.plan
         positions = specification.schema.result_position
         followed = [
@@ -260,11 +260,11 @@ class Vjp:
             hidden = specification.schema.results[followed[0]]
             raise specification.error(
                 errors.HiddenResultError,
-                f"a second order, or forward mode, needs the derivative of the hidden `{hidden.name}`, "
-                "and it is opaque",
+                "a second-order gradient, or forward mode, needs the derivative of the hidden result "
+                f"`{hidden.name}`, but the operator is opaque",
                 argument=hidden.name,
                 where=self.plan.formulas[0].where,
-                hint=f"let the formulas take `{hidden.gradient_name()}` into account; where `{hidden.name}` "
+                hint=f"let the formulas use `{hidden.gradient_name()}`; if `{hidden.name}` "
                 f"depends on no input, declare `results={{{hidden.name!r}: opsmith.non_differentiable}}`",
             )
 
@@ -275,7 +275,7 @@ class Vjp:
             raise specification.error(
                 errors.ForwardModeError,
                 "it draws random numbers: its reference cannot be run again in forward mode or torch.func",
-                hint="return what was drawn as a hidden result that is non-differentiable, "
+                hint="return the drawn numbers as a hidden result that is non-differentiable, "
                 "and give formulas that use it",
             )
 
@@ -284,7 +284,7 @@ class Vjp:
 
 
 def _may_be_zero(gradient: Tensor) -> bool:
-    """Return True if all numbers of a gradient are zero, or not known yet."""
+    """Return True if all numbers of a gradient are zero, or are not known yet."""
     value = capabilities.innermost_value(gradient)
     return type(value) is not Tensor or value.is_meta or not bool(value.any())
 
@@ -292,7 +292,7 @@ def _may_be_zero(gradient: Tensor) -> bool:
 def call_formula(
     specification: Specification, formula: Formula, arguments: Mapping[str, Any], kind: str = "gradient"
 ) -> Any:
-    """Run a formula, and check that it writes to no argument.
+    """Run a formula, and check that it writes into no argument.
 
     Args:
         specification: The operator.
@@ -301,7 +301,7 @@ def call_formula(
         kind: `gradient` or `tangent`, in messages.
 
     Raises:
-        SavedTensorModifiedError: If it writes to an argument.
+        SavedTensorModifiedError: If it writes into an argument.
     """
     tensors = [(name, tensor) for name, value in arguments.items() for tensor in tensors_in([value])]
     before = [capabilities.writes_of(capabilities.layers(tensor)) for _, tensor in tensors]
@@ -332,11 +332,11 @@ def formula_answers(
         specification: The operator.
         formula: The formula.
         answer: The value that it returned.
-        needed: Names that a joint formula must answer for.
+        needed: Names that a joint formula must return.
         kind: `gradient` or `tangent`.
 
     Raises:
-        GradientCountError: If a joint formula did not return a dict of these.
+        GradientCountError: If a joint formula did not return a dict with these names.
     """
     if not formula.joint:
         return {formula.answers_for[0]: answer}
@@ -345,7 +345,7 @@ def formula_answers(
     owner, example = ("input", "x") if kind == "gradient" else ("result", "y")
     raise specification.error(
         errors.GradientCountError,
-        f"the joint {kind} does not answer for the {owner}s that it covers",
+        f"the joint {kind} does not return a {kind} for each {owner} that it covers",
         expected=f"a dict with {listed(needed)}",
         got=listed(list(answer)) if isinstance(answer, Mapping) else type(answer).__name__,
         where=formula.where,
@@ -364,7 +364,7 @@ def list_answers(
     """The gradients, or tangents, of the tensors of a list, as a formula returned them.
 
     Raises:
-        GradientCountError: If there is not one for each.
+        GradientCountError: If there is not one for each tensor.
     """
     if isinstance(answer, list | tuple) and len(answer) == count:
         return answer
@@ -382,7 +382,7 @@ def list_answers(
 def note_formula(
     specification: Specification, formula: Formula, error: Exception, kind: str = "gradient"
 ) -> None:
-    """Add the formula to an error that it raised; errors of opsmith name it already."""
+    """Add the formula's name to an error that it raised; opsmith's errors already have it."""
     if not isinstance(error, errors.OpsmithError):
         error.add_note(
             f"raised in the {kind} of {listed(formula.answers_for)} of {specification.name}, {formula.where}"
@@ -392,7 +392,7 @@ def note_formula(
 def written_into(
     specification: Specification, formulas: Sequence[Formula], name: str, kind: str = "gradient"
 ) -> errors.SavedTensorModifiedError:
-    """The error for one of these formulas that wrote to the argument of this name."""
+    """The error if one of these formulas wrote into the argument of this name."""
     return specification.error(
         errors.SavedTensorModifiedError,
         f"a {kind} formula wrote into `{name}`",

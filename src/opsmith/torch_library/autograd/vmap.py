@@ -1,4 +1,4 @@
-"""`vmap` of an operator: by one call of the batch, by a class's own rule, or operation by operation."""
+"""`vmap` of an operator: by one call for the batch, by a class's own rule, or operation by operation."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ T = TypeVar("T")
 
 
 class BatchedPrimitive(Primitive):
-    """A primitive under one `vmap` level: some arguments have one more dimension.
+    """A primitive under one `vmap` level: some arguments have an additional dimension.
 
     Args:
         inner: The primitive of one example.
-        dims: For each flat argument its batch dimension, or None.
+        dims: Batch dimension of each flat argument, or None.
         size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
 
     Attributes:
-        result_dims: For each result its batch dimension; known after the first computation.
+        result_dims: Batch dimension of each result; known after the first computation.
     """
 
     def __init__(self, inner: Primitive, dims: tuple[Dim, ...], size: int, randomness: str) -> None:
@@ -140,7 +140,7 @@ class BatchedPrimitive(Primitive):
 def _of_examples(
     convert: Callable[[T, Dim], T], values: Sequence[T | None], dims: Dims
 ) -> tuple[T | None, ...]:
-    """Convert metadata of batched tensors to that of one example; None stays None."""
+    """Convert metadata of batched tensors to metadata of one example; None stays None."""
     return tuple(
         None if value is None else convert(value, dim) for value, dim in zip(values, dims, strict=True)
     )
@@ -164,8 +164,8 @@ class BatchedCall:
 
     Args:
         flat: Its flat arguments.
-        restore: Converts its flat results, with their labels, to those of the batch, whose dimension comes
-            first.
+        restore: Converts its flat results, with their labels, to the results of the batch, whose batch
+            dimension comes first.
     """
 
     flat: list[Any]
@@ -180,13 +180,13 @@ def batched_call(
     size: int,
     randomness: str,
 ) -> BatchedCall | None:
-    """The single call that computes a batch; None where the reference must be batched instead.
+    """The single call that computes a batch; None if the reference must be batched instead.
 
     Args:
         specification: The operator.
         flattening: Flattening of its arguments.
-        flat: The arguments, batched ones with one dimension more.
-        dims: Batch dimension of each, or None.
+        flat: The arguments; batched arguments have an additional dimension.
+        dims: Batch dimension of each argument, or None.
         size: Number of examples.
         randomness: The `randomness` argument of `vmap`.
     """
@@ -201,7 +201,7 @@ def batched_call(
 def _elementwise(
     specification: Specification, flat: Sequence[Any], dims: Dims, size: int
 ) -> BatchedCall | None:
-    """Put the batch dimension first, followed by ones, so that examples broadcast as they would alone."""
+    """Put the batch dimension first, then sizes of 1, so that each example broadcasts as it would alone."""
     ranks = [
         value.dim() - (dim is not None)
         for value, dim in zip(flat, dims, strict=True)
@@ -274,11 +274,11 @@ def _missing_batch_dimension(
     sizes = ", ".join("..." if each is ... else str(each) for each in shape)
     return specification.error(
         errors.ShapeError,
-        f"`{name}` has no dimension for the batch, although `batching={specification.batching!r}` says so",
+        f"`{name}` has no dimension for the batch, against `batching={specification.batching!r}`",
         argument=name,
         expected=f"[{sizes}]",
         got=str(list(result.shape)),
-        hint="leave `batching=` out: then each example is computed as it would be alone",
+        hint="leave `batching=` out: then each example is computed separately",
     )
 
 
@@ -312,7 +312,7 @@ def run_vmap_rule(
         values: The arguments.
 
     Returns:
-        The results, and the batch dimension of each or None.
+        The results, and the batch dimension of each result or None.
 
     Raises:
         ResultCountError: If the rule does not return results and their dimensions.
@@ -339,7 +339,7 @@ def run_vmap_rule(
 
 
 def _tensor_dims(values: Sequence[Any], dims: Sequence[int | None]) -> list[int | None]:
-    """Return the batch dimensions of the tensors alone, those in lists included."""
+    """Return the batch dimensions of only the tensors, including tensors in lists."""
     flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
     return [dim for item, dim in zip(flat, dims, strict=True) if isinstance(item, Tensor)]
 
@@ -348,7 +348,7 @@ def _vmap_result_error(adopted: AdoptedFunction, got: str) -> errors.ResultCount
     return adopted.error(
         errors.ResultCountError,
         f"`{adopted.name}.vmap` does not return the results and their batch dimensions",
-        expected="a tuple of two: what forward returns, and for each result a dimension or None",
+        expected="a tuple of two: the results of forward, and a dimension or None for each result",
         got=got,
         hint="return `(result, 0)`",
     )

@@ -1,1 +1,1 @@
-"""Known calls: their signatures, and the routes that they take."""
+"""Known calls: their signatures and their routes."""

@@ -1,6 +1,6 @@
 """The accelerator: it makes calls of a handle in C++, by a table of routes in front of the dispatcher.
 
-It computes the calls whose signature it was handed, and leaves the others to the handle's `__call__`.
+It computes the calls whose signature it knows, and leaves the others to the handle's `__call__`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opsmith.torch_library.calls.computation import Route, UnknownCallError
 
 _TYPES = {INT: int, BOOL: bool, STR: str}
 _ANY_SIZE, _FIRST_NUMBER = -1, -2
-"""Code of sizes for C++: any size; below it the size `n` as `-2 - n`. Letters are numbers from 0."""
+"""Code for any size in C++; smaller codes mean the size `n` as `-2 - n`. Letters are numbers from 0."""
 
 
 class Accelerator:
@@ -28,9 +28,9 @@ class Accelerator:
 
     Args:
         specification: The operator.
-        handle: The class of the handle, of which it is the only one.
-        as_apply: True if the handle takes and returns what the `apply` of a class does: it returns what it
-            writes, too, and calls by name are made in Python.
+        handle: The class of the handle, which is its only instance.
+        as_apply: True if the handle takes the arguments and returns the results of the `apply` of a class: it
+            also returns written arguments, and Python makes calls with keywords.
     """
 
     def __init__(self, specification: Specification, handle: type, *, as_apply: bool = False) -> None:
@@ -39,7 +39,7 @@ class Accelerator:
         self._served: list[AutogradKernel] = []
 
     def serve(self, kernels: Iterable[AutogradKernel]) -> None:
-        """Make calls of an operator's kernels for the autograd key, too: those by `torch.ops`."""
+        """Also make calls of an operator's kernels for the autograd key, which come from `torch.ops`."""
         if self._in_cpp is not None:
             self._in_cpp.use_autograd_kernels(AutogradKernel)
             for each in kernels:
@@ -63,7 +63,7 @@ class Accelerator:
             self._in_cpp.accept(self._plan, values, "w", route.compute, None, True, True, False)
 
     def detach(self) -> None:
-        """Leave all calls to Python: a route that another thread adds later computes none."""
+        """Leave all calls to Python; a route that another thread adds later has no effect."""
         if self._in_cpp is not None:
             self._in_cpp.detach(self._plan)
         for each in self._served:
@@ -71,7 +71,7 @@ class Accelerator:
 
 
 def _plan(specification: Specification, handle: type, as_apply: bool) -> Any:
-    """The table in C++; None where that is not built, or an argument has a form that it does not know."""
+    """The table in C++; None if it is not built, or if it does not know the form of an argument."""
     in_cpp, schema = capabilities.calls_in_cpp(), specification.schema
     forms = [_form(argument) for argument in schema.arguments]
     if in_cpp is None or None in forms or schema.encoded or not schema.always_tensors:
@@ -116,7 +116,7 @@ def _fits(shapes: Shapes, schema: Schema, *values: Any) -> bool:
 
 
 def _form(argument: Argument) -> str | None:
-    """The form of an argument, a letter of `call.h`; None for one that Python must look at."""
+    """The form of an argument, a letter of `call.h`; None if Python must look at the argument."""
     kind = argument.kind
     form: str | None
     if kind.is_tensor and kind.sequence:
@@ -146,7 +146,7 @@ def _declared_sizes(
 ) -> tuple[int, tuple[int, ...], tuple[tuple[int, bool, tuple[int, ...]], ...]] | None:
     """The number of letters, the letter of each argument that is a size, and the sizes of each tensor.
 
-    None where Python compares them: for expressions of letters, and leading sizes of several tensors.
+    None if Python compares them: for expressions of letters, and leading sizes of several tensors.
     """
     shapes, schema = specification.shapes, specification.schema
     if shapes is None:
@@ -167,7 +167,7 @@ def _declared_sizes(
 
 
 def _numbers(sizes: Sequence[str], letters: dict[str, int]) -> tuple[int, ...] | None:
-    """Sizes of one tensor as numbers, and the letters that are new; None for an expression."""
+    """Sizes of one tensor as numbers; new letters are added. None for an expression."""
     found = []
     for size in sizes:
         if size == ANY:

@@ -1,4 +1,4 @@
-"""Kernels of operators for the autograd key, by which calls of `torch.ops` come in."""
+"""Kernels of operators for the autograd key, which receive calls of `torch.ops`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class AutogradKernel:
     """Kernel of an operator for the autograd key.
 
     Args:
-        compute: Function of the dispatch keys, and of the positional and the other arguments.
-        shown: Positions of the results that torch takes.
+        compute: Function of the dispatch keys, the positional arguments and the keyword arguments.
+        shown: Positions of the results that are returned to torch.
 
     Attributes:
-        table: Table in C++ by which the accelerator makes known calls, not `__call__`; None without it.
+        table: Table in C++ with which the accelerator makes known calls without `__call__`; None without it.
     """
 
     __slots__ = ("_compute", "shown", "table")

@@ -1,4 +1,4 @@
-"""Computation of known calls: a reference or kernel, held to the contract of its operator."""
+"""Computation of known calls: a reference or kernel, checked by the contract of its operator."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from opsmith.torch_library.flattening import detached
 from opsmith.torch_library.writes import raising_versions, refuse_unwritable
 
 _MARKS = 4
-"""The number of marks of a tensor."""
+"""Number of marks of a tensor."""
 _CHANGED = -1
-"""The version, in C++, too, of a tensor that a call has not left as it was."""
+"""Version, also in C++, for a tensor that a call has changed."""
 
 
 class UnknownCallError(Exception):
-    """A call of a known signature that must be validated in full all the same; nothing is written yet."""
+    """A call of a known signature that must still be validated in full; nothing is written yet."""
 
 
 class Route(NamedTuple):
     """The computation of the calls of a signature.
 
     Args:
-        compute: Takes argument values, and returns all results but the arguments that are written.
-        apply: The `apply` of a node, which takes argument values, those of lists one by one, and returns the
-            result, or all of several; None where there is no node of ours.
-        kernel: The kernel that an accelerator may call in place of `compute`; None where it may not.
-        accelerated: True if an accelerator may return what the handle does.
+        compute: Takes argument values, and returns all results except written arguments.
+        apply: The `apply` of a node, which takes argument values, with items of lists one by one, and returns
+            the result, or a tuple of all results; None if there is no node of ours.
+        kernel: The kernel that an accelerator may call in place of `compute`; None if it must not.
+        accelerated: True if an accelerator may return the handle's results.
     """
 
     compute: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -47,16 +47,16 @@ class Route(NamedTuple):
 
 
 class Computation:
-    """A reference or kernel, which computes the calls of a signature by the contract.
+    """A reference or kernel that computes the calls of a signature, checked by the contract.
 
     Args:
         specification: The operator.
         function: The reference or kernel.
-        held: The same, with results held to what is promised of them.
+        held: The same function, whose results are checked for their promised layout.
         below_autograd: True if autograd must not record it.
         has_graph: True if a result may require a gradient.
-        contiguous: True if it takes what it writes in contiguous memory alone.
-        tensors_of: Returns the tensors among argument values; None where there are no other values.
+        contiguous: True if it takes written arguments only in contiguous memory.
+        tensors_of: Returns the tensors among argument values; None if all values are tensors.
         on_mesh: True if the tensors are DTensors.
     """
 
@@ -94,7 +94,7 @@ class Computation:
         self._constant = has_graph and any(not each.differentiable for each in schema.results)
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Compute all results of argument values but those that are written.
+        """Compute all results from argument values, except written arguments.
 
         Raises:
             UnknownCallError: If the call must be validated in full.
@@ -119,7 +119,7 @@ class Computation:
         return tuple(result if role.differentiable else detached(result) for result, role in roles)
 
     def _returned(self, values: Sequence[Any]) -> Any:
-        """Call the function with lists of its own, which it may change."""
+        """Call the function with its own copies of lists, which it may change."""
         if not self._regroups:
             return self._compute(*values)
         values = list(values)
@@ -133,17 +133,17 @@ class Computation:
         return self._validated(self._returned(values), values, before)
 
     def _write(self, values: list[Any]) -> tuple[Any, ...]:
-        """Write, and return all results but the arguments."""
+        """Compute a call that writes, and return all results except written arguments."""
         written = self._written(values)
         if self._contiguous and not all(each.is_contiguous() for each in written):
             raise UnknownCallError  # another kernel may take it
-        if self._trusted:  # it refuses by itself what must not be written
+        if self._trusted:  # it refuses by itself tensors that must not be written
             returned = self._returned(values)
             return (returned,) if self._count and self._specification.schema.returns is None else ()
         tensors, before = self._tensors(values), None
         with suppress(RuntimeError):  # inference tensors have no versions
             before = capabilities.states(tensors)
-        # Tensors that have all their elements in one piece of memory, which no other one has.
+        # True if each tensor has all its elements in one piece of memory that no other tensor uses.
         apart = before is not None and len({id(each[-2]) for each in before}) == len(before)
         if not (apart and all(each.is_contiguous() for each in written)):
             refuse_unwritable(self._specification, values)
@@ -178,7 +178,7 @@ class Computation:
         return values if self._tensors_of is None else self._tensors_of(values)
 
     def _results_of_write(self, returned: Any, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The results of a call in place; None where the contract has to look at them."""
+        """The results of an in-place call; None if the contract has to check them."""
         schema = self._specification.schema
         if schema.returns is not None:
             return () if returned is values[schema.names.index(schema.returns)] else None
@@ -189,7 +189,7 @@ class Computation:
         return Before([each for own, each in pairs if not own], [each for own, each in pairs if own])
 
     def _captures_nothing(self, written: Sequence[Tensor], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The results of a call in place that has no graph."""
+        """The results of an in-place call that has no graph."""
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*written, *tensors_in([*results]))
         ):
@@ -198,7 +198,7 @@ class Computation:
 
     @property
     def kernel(self) -> KernelCall | None:
-        """The kernel as C++ calls it; None where C++ does not know all that is to be done."""
+        """The kernel for calls from C++; None if C++ does not support everything that a call needs."""
         if self._constant or (self._written_places and not self._trusted):
             return None
         return self._called(self._compute)
@@ -219,7 +219,7 @@ class Computation:
         return self._validated(returned, values, before)
 
     def _validated(self, returned: Any, values: Sequence[Any], before: Before | None) -> tuple[Any, ...]:
-        """Validate what a call returned and did against the whole contract, and return all results."""
+        """Check the returned value and the effects of a call by the whole contract; return all results."""
         results = self._contract.results(self._function, returned, list(values), before)
         if not self._has_graph and any(each.requires_grad for each in tensors_in(list(results))):
             raise self._contract.captured(self._function)
@@ -227,13 +227,13 @@ class Computation:
 
 
 def _versions(before: list[Any], after: list[Any]) -> list[int]:
-    """The version of each tensor before a call, from the marks of all."""
+    """The version of each tensor before a call, from the marks of all tensors."""
     places = range(0, len(before), _MARKS)
     return [before[at] if before[at : at + _MARKS] == after[at : at + _MARKS] else _CHANGED for at in places]
 
 
 def _below_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that autograd does not record: a kernel may use tensors of its own."""
+    """A function that autograd does not record: a kernel may use other tensors, which require gradients."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         with capabilities.below_autograd():

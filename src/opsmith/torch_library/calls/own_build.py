@@ -1,7 +1,7 @@
-"""The accelerator's own build: a process that makes many calls without it has it built, once on a machine.
+"""The accelerator's automatic build: a process that makes many calls without it builds it, once on a machine.
 
-A child process at low priority compiles it into the cache. The process goes on, and attaches it when it is
-there.
+A child process with low priority compiles it into the cache. The process goes on, and attaches it when it is
+ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opsmith.torch_library.autograd.primitive import RegisteredOperator
 MANY_CALLS = 20_000
 """Number of calls without an accelerator after which it is built."""
 EVERY = 1_000
-"""Number of calls from one look at the child process to the next."""
+"""Number of calls between two checks of the child process."""
 PROGRAM = """
 import os
 os.nice(19)
@@ -47,9 +47,9 @@ class OwnBuild:
         self._numbers, self._lock = itertools.count(1), lock_of(self, "_lock")
 
     def wait_with(self, operator: RegisteredOperator) -> Callable[[], None] | None:
-        """Note an operator without an accelerator; return the function to call with each of its calls.
+        """Note an operator without an accelerator; return a function to be called in each of its calls.
 
-        None where there is nothing to wait for.
+        Return None if there is nothing to wait for.
         """
         module = sys.modules.get(operator.specification.module)
         self._look_beside(package_of(getattr(module, "__file__", None)))
@@ -60,7 +60,7 @@ class OwnBuild:
         return self._count
 
     def _look_beside(self, package: Path | None) -> None:
-        """Attach the accelerator if it lies beside the kernels of a package."""
+        """Attach the accelerator if it is next to the kernels of a package."""
         found = calls_extension.look_in(package)
         if found and capabilities.on("calls_in_cpp") and capabilities.calls_in_cpp() is None:
             self._attach()
@@ -74,7 +74,7 @@ class OwnBuild:
                 self.begin()
 
     def begin(self, package: Path | None = None) -> None:
-        """Have the accelerator built, if it does not lie beside a package's kernels; once in a process."""
+        """Start to build the accelerator if it is not next to a package's kernels; once in a process."""
         self._look_beside(package)
         with self._lock:
             if self.begun or why_not():
@@ -87,7 +87,7 @@ class OwnBuild:
         with self._lock:
             if self.child is None:
                 return
-            with suppress(ChildProcessError):  # somebody has waited for it already
+            with suppress(ChildProcessError):  # somebody else has already waited for it
                 if os.waitpid(self.child, os.WNOHANG) == (0, 0):
                     return
             self.child = None
@@ -107,10 +107,10 @@ OWN_BUILD = OwnBuild()
 
 
 def why_not() -> str:
-    """Return why this process does not have the accelerator built; empty where it would.
+    """Return the reason why this process does not build the accelerator; empty if it would.
 
     Raises:
-        UsageError: If a variable of the environment has an invalid value.
+        UsageError: If an environment variable has an invalid value.
     """
     if config.calls_in_python():
         return f"{config.PYTHON_CALLS} leaves them unused"
@@ -128,7 +128,7 @@ def why_not() -> str:
 
 
 def _spawn() -> int:
-    """Start the child process, which outlives this one if need be."""
+    """Start the child process, which may outlive this process."""
     home = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH", ""))))
     nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]

@@ -1,7 +1,7 @@
-"""The table of known calls of an operator: by their signatures, the routes that compute them.
+"""The table of known calls of an operator: for each signature, the route that computes the calls.
 
-A call that was validated in full is accepted. Later calls of its signature take its route, in one hop through
-the dispatcher, or by the accelerator in front of it.
+A call that was validated in full is accepted. Later calls of its signature take its route: one call through
+the dispatcher, or the accelerator, which replaces the dispatcher.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MAKING = lock_of(sys.modules[__name__], "_MAKING")
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 Signature = tuple[Any, ...]
-"""Facts that calls on one route have in common: the dispatch keys, grad mode, the lengths of lists and which
-optional tensors are given; for each tensor its type, dtype, rank, device, whether it requires a gradient, and
-whether it was made in inference mode."""
+"""Facts that calls on one route have in common: the dispatch keys, grad mode, the lengths of lists, and the
+presence of optional tensors; for each tensor its type, dtype, rank, device, `requires_grad`, and True if it
+was made in inference mode."""
 
 
 class RouteTable:
@@ -46,13 +46,13 @@ class RouteTable:
 
     Args:
         registered: The operator.
-        on_dtensors: Takes whether a gradient is required, and returns the computation of calls whose tensors
-            are DTensors, and whether autograd records it; None for no such calls.
-        by_class: Chooses the routes of an adopted class from argument values; None for another operator.
-        accelerated: True if the handle takes and returns what the dispatcher does.
+        on_dtensors: For calls whose tensors are DTensors: takes True if a gradient is required, and returns
+            the computation, and True if autograd records it; None without such calls.
+        by_class: Chooses the routes of an adopted class from argument values; None for other operators.
+        accelerated: True if the handle has the arguments and results of the dispatcher's operator.
 
     Attributes:
-        specification: The specification of which they are.
+        specification: The specification that the routes belong to.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RouteTable:
         self._accelerator: Accelerator | None = None
 
     def detach(self) -> None:
-        """Forget all routes, in the accelerator, too."""
+        """Forget all routes, including the accelerator's."""
         self._routes = {}
         with _MAKING:
             self._detached = True
@@ -100,12 +100,12 @@ class RouteTable:
     def results(
         self, keyset: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...] | None:
-        """All results of a call by its route; None where it must be validated in full.
+        """All results of a call by its route; None if it must be validated in full.
 
         Args:
             keyset: The dispatch keys.
             args: The positional arguments, as the dispatcher passes them.
-            kwargs: The others.
+            kwargs: The keyword arguments.
         """
         if self._count_call is not None:
             self._count_call()
@@ -127,7 +127,7 @@ class RouteTable:
         return found if isinstance(found, tuple) else (found,)
 
     def accept(self, keyset: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note that a call was validated in full: later ones of its signature may take a route."""
+        """Note that a call was validated in full: later calls of its signature may take a route."""
         if not self._is_open or capabilities.call_keys(keyset) is None or not capabilities.nothing_active():
             return
         if self._must_be_deterministic():
@@ -155,7 +155,7 @@ class RouteTable:
             self._accelerator.accept(list(values), route)
 
     def _make_accelerator(self, handle: type) -> None:
-        """Make the accelerator once, unless another thread has declared the operator anew in the meantime."""
+        """Make the accelerator once, unless another thread has redeclared the operator in the meantime."""
         as_apply = self._by_class is not None
         with _MAKING:
             if self._accelerator is None and not self._detached:
@@ -179,7 +179,7 @@ class RouteTable:
         return tensors
 
     def _flat(self, values: Sequence[Any]) -> list[Any]:
-        """Argument values with the items of lists of tensors one by one."""
+        """Argument values, with the items of lists of tensors one by one."""
         flat: list[Any] = []
         for at, value in enumerate(values):
             if at in self._list_places and value is not None:
@@ -209,7 +209,7 @@ class RouteTable:
         return tuple(signature)
 
     def route(self, values: list[Any], tensors: Sequence[Tensor]) -> Route | None:
-        """Choose what computes calls like this one; None where each of them must be validated in full."""
+        """Choose the route for calls like this call; None if each of them must be validated in full."""
         if self._by_class is not None:
             return self._by_class(values)
         specification = self.specification
@@ -242,7 +242,7 @@ class RouteTable:
     def _by_rule(
         self, compute: Computation, values: list[Any], *, requires: bool, records: bool
     ) -> Route | None:
-        """The route of a computation, with a node for a required gradient that autograd does not record."""
+        """The route of a computation, with a node if a gradient is required that autograd does not record."""
         specification = self.specification
         if records and is_cut(specification.reference):
             return None
@@ -262,7 +262,7 @@ class RouteTable:
     def _with_node(
         self, values: list[Any], compute: Computation
     ) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
-        """The computation of calls in place that make a node; None where each call chooses the node anew."""
+        """The computation of in-place calls that make a node; None if each call chooses the node anew."""
         form = self._registered.form_registration
         schema, gradients = form.specification.schema, form.specification.gradients
         if self._list_places or not (schema.always_tensors and gradients.given) or self.specification.random:
@@ -289,13 +289,13 @@ class RouteTable:
         return recorded
 
     def _takes_by_layout(self, function: Any, rejected: Sequence[Rejected]) -> bool:
-        """Return True if another kernel may take a call by the layout of what is written."""
+        """Return True if the layout of written arguments decides whether another kernel takes a call."""
         if isinstance(function, BuiltKernel) and function.pure:
             return not (function.takes_any_layout and all(each.elsewhere for each in rejected))
         return any(isinstance(each.function, BuiltKernel) for each in self.specification.kernels)
 
     def _has_prepared_rule(self, values: Sequence[Any]) -> bool:
-        """Return True if a call needs gradients, and no backward draws its random numbers again."""
+        """Return True if a call needs gradients, and its backward does not draw random numbers again."""
         specification, names = self.specification, self.specification.schema.names
         needed = [
             name

@@ -1,7 +1,7 @@
-"""Capabilities: the uses of torch's private names, each of which can be off.
+"""Capabilities: uses of torch's private names, each of which can be turned off.
 
-At the first use of a name its capability is tested, and the name is bound in this module to the
-implementation by private names or by public ones. No other part of the package uses torch's private names.
+At the first use of a function, its capability is tested. The function is then bound in this module to the
+implementation by private names, or by public names. No other part of the package uses torch's private names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _numbers = itertools.count()
 
 
 def on(name: str) -> bool:
-    """Return True if a capability is on; its self-test runs the first time."""
+    """Return True if a capability is on; the first call runs its self-test."""
     return decide(CAPABILITIES[name]).on
 
 
@@ -53,13 +53,13 @@ def __getattr__(name: str) -> Any:
 
 
 def plain_tensor() -> Tensor:
-    """Make a tensor without dimensions that belongs to no mode: a module may be imported within one."""
+    """Make a tensor without dimensions that belongs to no mode: a module may be imported within a mode."""
     with torch.inference_mode(False), sys.modules[__name__].without_modes():
         return torch.zeros(())
 
 
 def shares_memory(first: Tensor, second: Tensor) -> bool:
-    """Return True if two tensors have one memory; wrapped tensors of a transform have none."""
+    """Return True if two tensors share memory; wrapped tensors of a transform have no memory."""
     storage, other = storage_of(first), storage_of(second)
     if storage is None or other is None or storage is other:
         return storage is not None and storage is other
@@ -70,25 +70,25 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def span(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The addresses where a storage begins and ends: two equal ones for a storage without memory."""
+    """The first address and the end of a storage: equal for a storage without memory."""
     if storage.device.type == "meta":
         return 0, 0
     try:
         begin = storage.data_ptr()
-    except RuntimeError:  # a wrapper has no memory; the tensors that DLPack makes of one begin at 0
+    except RuntimeError:  # a wrapper has no memory; tensors that DLPack makes from one begin at 0
         begin = 0
     return begin, begin + storage.nbytes()
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """The tensor that has the memory of a tensor: below all transforms, and this rank's part of a DTensor."""
+    """The tensor with a tensor's memory: below all transforms, and this rank's part of a DTensor."""
     return layers(tensor)[-1]
 
 
 def writes_of(layers: Sequence[Tensor]) -> int | None:
-    """The number of writes that torch has counted in the layers of a tensor; None where it counts none.
+    """The number of writes that torch has counted in the layers of a tensor; None if torch counts none.
 
-    Torch counts a write under a transform in the tensor below it, and a write into a DTensor in the DTensor.
+    torch counts a write under a transform in the tensor below it, and a write into a DTensor in the DTensor.
     """
     counts = map(sys.modules[__name__].version, layers)
     counted = [count for count in counts if count is not None]
@@ -96,7 +96,7 @@ def writes_of(layers: Sequence[Tensor]) -> int | None:
 
 
 def layers(tensor: Tensor) -> list[Tensor]:
-    """A tensor, the tensor below all transforms if it is another one, and the shard of a DTensor."""
+    """A tensor, the tensor below all transforms if it is a different one, and the shard of a DTensor."""
     own = sys.modules[__name__]
     inner = own.below_transforms(tensor)
     found = [tensor] if inner is tensor else [tensor, inner]
@@ -107,8 +107,8 @@ def layers(tensor: Tensor) -> list[Tensor]:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, one object while it is held; None for a wrapped one, and in a trace."""
-    if torch.compiler.is_dynamo_compiling():  # torch 2.15 dies at a wrapped tensor there
+    """Return the storage of a tensor, the same object while referenced; None if wrapped, and in a trace."""
+    if torch.compiler.is_dynamo_compiling():  # there torch 2.15 crashes at a wrapped tensor
         return None
     try:
         return tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Table of the uses of torch's private names, and the decision about each with the installed torch."""
+"""Table of the uses of torch's private names, and the decision about each for the installed torch."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Capability:
 
 @dataclass(frozen=True)
 class CapabilityStatus:
-    """The decision about a capability with the installed torch.
+    """The decision about a capability for the installed torch.
 
     Args:
         capability: The capability.
         on: True if its private names are used.
-        why: Reason why not, in a few words; empty where it is on.
+        why: Short reason why they are not used; empty if it is on.
     """
 
     capability: Capability
@@ -75,16 +75,16 @@ _deciding = lock_of(sys.modules[__name__], "_deciding")
 
 
 class _SelfTest(threading.Thread):
-    """Thread that runs a self-test; its starter waits for it, and holds `_deciding` meanwhile."""
+    """Thread that runs a self-test; its starter waits for it, and holds the lock `_deciding` meanwhile."""
 
 
 def decide(capability: Capability) -> CapabilityStatus:
-    """Decide whether a capability is on; the first time, its self-test runs on an untested torch.
+    """Decide whether a capability is on; the first time, run its self-test if torch is untested.
 
     Warns:
-        UserWarning: Once, with the behaviour instead.
+        UserWarning: Once, with the replacement behaviour, if it is off.
     """
-    # A self-test may need another capability. These needs must have no cycle: each starts a thread.
+    # A self-test may need another capability. Such needs must not form a cycle: each starts a thread.
     in_self_test = isinstance(threading.current_thread(), _SelfTest)
     with nullcontext() if in_self_test else _deciding:
         known = _decided.get(capability.name)
@@ -109,7 +109,7 @@ def decide(capability: Capability) -> CapabilityStatus:
 
 
 def implementation(capability: Capability) -> ModuleType:
-    """The module that implements a capability: by private names where it is on, else by public ones.
+    """The module that implements a capability: by private names if it is on, else by public names.
 
     Raises:
         UnsupportedTorchError: If it is off and has no replacement.
@@ -127,7 +127,7 @@ def implementation(capability: Capability) -> ModuleType:
 
 
 def describe_tested_versions(conjunction: str) -> str:
-    """Return the versions of torch that the suite passes on, in words.
+    """Return the versions of torch on which the suite passes, as text.
 
     Example:
         >>> describe_tested_versions("or")
@@ -137,7 +137,7 @@ def describe_tested_versions(conjunction: str) -> str:
 
 
 def _is_tested(version: str) -> bool:
-    """Return True if a version of torch is a release that the suite passes on."""
+    """Return True if the suite passes on this release of torch."""
     release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", version)
     return release is not None and release[1] in TESTED
 
@@ -151,7 +151,7 @@ def examine(capability: Capability, *, self_test: bool = True) -> CapabilityStat
     """
     try:
         private = importlib.import_module(f"{__package__}.private.{capability.name}")
-    except Exception as error:  # a future torch may raise anything
+    except Exception as error:  # a future torch may raise any exception
         return CapabilityStatus(capability, False, _first_line(error))
     why = _self_test_failure(private) if self_test else ""
     return CapabilityStatus(capability, not why, why)
@@ -209,9 +209,9 @@ CAPABILITIES = {
         ),
         Capability(
             name="known_calls",
-            purpose="calls that were validated before, and take one hop through the dispatcher; compiled "
-            "code with a graph break under a transform of `torch.func`",
-            instead="every call is validated in full, and takes longer; such a graph break ends in an error "
+            purpose="fast calls of known signatures, with one call through the dispatcher; compiled code "
+            "with a graph break under a transform of `torch.func`",
+            instead="every call is validated in full, and takes longer; such a graph break raises an error "
             "of torch",
             provides=(
                 "any_autocast",
@@ -226,16 +226,16 @@ CAPABILITIES = {
         ),
         Capability(
             name="calls_in_cpp",
-            purpose="calls and autograd nodes in C++, where they are built for this Python and this torch",
-            instead="the same in Python, which takes longer",
+            purpose="calls and autograd nodes in C++, if they are built for this Python and this torch",
+            instead="Python does the same work, and takes longer",
             provides=("calls_in_cpp", "unwatched"),
         ),
         Capability(
             name="torch_func",
             purpose="transforms of `torch.func`, level by level",
-            instead="`torch.autograd.Function` serves `grad`, `vjp`, and `vmap` by the reference; "
-            "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over nothing are "
-            "refused; a compiled `vmap` of `grad` with hidden results ends in an error of torch",
+            instead="`grad`, `vjp`, and `vmap` of the reference use `torch.autograd.Function`; "
+            "forward mode, autocast, `functionalize`, and `vmap` of an opaque operator or over no examples "
+            "are refused; a compiled `vmap` of `grad` with hidden results raises an error of torch",
             provides=(
                 "Transform",
                 "innermost_transform",
@@ -254,8 +254,8 @@ CAPABILITIES = {
         ),
         Capability(
             name="forward_mode",
-            purpose="tangents at the level in force, in compiled code too",
-            instead="`torch.autograd.forward_ad` serves eager code, and takes longer",
+            purpose="tangents at the current level of forward mode, also in compiled code",
+            instead="tangents only in eager code, by `torch.autograd.forward_ad`, which takes longer",
             provides=(
                 "forward_mode_active",
                 "forward_mode_allowed",
@@ -268,14 +268,14 @@ CAPABILITIES = {
         ),
         Capability(
             name="autocast",
-            purpose="autocast's dispatch keys, in a trace too",
+            purpose="autocast's dispatch keys, also in a trace",
             instead="`torch.autocast(..., enabled=False)` around the operator",
             provides=("autocast_key", "without_autocast", "serve_autocast_while_tracing"),
         ),
         Capability(
             name="inlining",
-            purpose="compiled code that sees the reference in an operator's place, and fuses it",
-            instead="the operator is opaque in compiled code, which runs it whole",
+            purpose="compiled code that contains the reference instead of the operator, and fuses it",
+            instead="the operator is opaque in compiled code, and runs as a whole",
             provides=(
                 "FUNCTIONALIZATION",
                 "copy_in_trace",
@@ -295,10 +295,10 @@ CAPABILITIES = {
         ),
         Capability(
             name="sharding",
-            purpose="operators on the shards of DTensors, and writes into them, where a trial proves that "
-            "right",
-            instead="an operator on DTensors is its reference on DTensors, and one in place writes into "
-            "replicated ones alone; an implicit replication that the caller has asked for is not seen",
+            purpose="operators on the shards of DTensors, and writes into them, if a trial proves that this "
+            "is right",
+            instead="the reference computes an operator on DTensors, and an in-place operator writes only "
+            "into replicated DTensors; an implicit replication that the caller has requested is ignored",
             provides=(
                 "replicates_implicitly",
                 "implicit_replication",
@@ -310,26 +310,26 @@ CAPABILITIES = {
         ),
         Capability(
             name="fake_tensors",
-            purpose="the check of fake kernels, devices included",
-            instead="the check uses tensors on the device `meta`, and does not see a wrong device, nor a "
-            "size that a fake kernel fixes",
+            purpose="the check of fake kernels, including devices",
+            instead="the check uses tensors on the device `meta`, and does not notice a wrong device, or a "
+            "constant size in a fake kernel",
             provides=("fake_mode", "symbolic_mode"),
         ),
         Capability(
             name="dispatch_mode",
-            purpose="the check's list of the operations of a reference that draw random numbers, and of "
-            "those of a backward that take fewer digits than it is given; a trace of a reference that writes "
-            "into its argument is refused; operators of others in place under selective checkpoints",
-            instead="the check finds undeclared randomness only where two runs differ, and no constant of "
-            "float32 in a class's backward; compiled code with such a reference writes; an operator of "
-            "others that a selective checkpoint saves does not write again",
+            purpose="the check's list of random operations of a reference, and of low-precision operations "
+            "of a backward; the refusal to trace a reference that writes into its argument; in-place "
+            "operators of other libraries under selective checkpoints",
+            instead="the check finds undeclared randomness only if two runs differ, and finds no float32 "
+            "constant in a class's backward; compiled code with such a reference writes; an operator of "
+            "another library that a selective checkpoint saves does not write again",
             provides=("tracing_imported", "observe_operators", "observe_writes", "operators_behind_modes"),
         ),
         Capability(
             name="library_operators",
-            purpose="operators that others registered: their schemas, and what they have",
-            instead="`opsmith.adopt` refuses operators of `torch.ops`; a derivative through one that has "
-            "none may be zero",
+            purpose="operators of other libraries: their schemas, kernels and rules",
+            instead="`opsmith.adopt` refuses operators of `torch.ops`; a derivative through an operator "
+            "without autograd may be zero",
             provides=(
                 "MISSING",
                 "ArgumentSchema",
@@ -349,23 +349,23 @@ CAPABILITIES = {
         Capability(
             name="fake_registration",
             purpose="an operator's fake kernel, with the place of its declaration for torch's messages, or "
-            "in place of another's",
+            "instead of an existing fake kernel",
             instead="`torch.library.register_fake`; a declaration takes longer, and the fake kernel of an "
             "adopted operator may outlive the adoption",
             provides=("add_fake",),
         ),
         Capability(
             name="onnx_registry",
-            purpose="one registry of translations for the model and the bodies of an export to ONNX",
-            instead="torch makes it twice, and an export takes longer",
+            purpose="a shared registry of translations for the model and the bodies of an export to ONNX",
+            instead="torch makes the registry twice, and an export takes longer",
             provides=("onnx_translator",),
         ),
         Capability(
             name="autograd_graph",
-            purpose="pictures of autograd's graph: forms of results, and what is saved, without unpacking "
-            "it; the many small backwards of a check",
-            instead="nodes are drawn without the forms of their results, what hooks have packed is unpacked, "
-            "nothing is told that TorchScript takes by keyword; checks take longer",
+            purpose="pictures of autograd's graph: shapes and dtypes of results, and saved values without "
+            "unpacking them; the many small backwards of a check",
+            instead="nodes are drawn without the shapes and dtypes of their results, values packed by hooks "
+            "are unpacked, and keyword arguments of TorchScript are not shown; checks take longer",
             provides=(
                 "forward_class",
                 "result_metadata",
@@ -377,14 +377,14 @@ CAPABILITIES = {
         ),
     )
 }
-"""Capabilities by name; `instead` is None where opsmith requires one."""
+"""Capabilities by name; `instead` is None if opsmith requires the capability."""
 
 PROVIDERS = {name: each for each in CAPABILITIES.values() for name in each.provides}
 """The capability of each name that this package provides."""
 
 
 def capability_statuses() -> list[CapabilityStatus]:
-    """Examine every capability now, with its self-test, on a tested torch too."""
+    """Examine every capability now, with its self-test, also on a tested torch."""
     conservative = config.conservative()
     rows = []
     with _deciding:

@@ -1,4 +1,4 @@
-"""Operation of torch that is about to run, as a capability shows it."""
+"""A torch operation that is about to run, as reported by a capability."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Operation:
     Args:
         operator: The `OpOverload`.
         args: Its arguments.
-        kwargs: Those that are given by name.
+        kwargs: Its keyword arguments.
         written: The tensors that it writes into, by its schema.
-        viewed: The tensors that its results are views of, by its schema.
+        viewed: The tensors of which its results are views, by its schema.
         run: Runs it, and returns its results.
     """
 

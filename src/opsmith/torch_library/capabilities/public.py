@@ -1,4 +1,4 @@
-"""Replacements of capabilities that are off: the same functions, by torch's public names alone."""
+"""Replacements of capabilities that are off: the same functions, with only torch's public names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 
 def autocast_key(device: str) -> str | None:
-    """Name of the dispatch key of autocast on a type of device; None where this torch has none."""
+    """Name of autocast's dispatch key for a type of device; None if this torch has none."""
     key = _AUTOCAST_KEYS.get(device)
     if key is None:
         return None
@@ -68,12 +68,12 @@ def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., 
 
 
 def mark_compiled_code(name: str, token: str) -> None:
-    """Turn the caches off in this process, from the first trace that holds an operator."""
+    """Turn the caches off in this process, from the first trace that contains an operator."""
     torch.compiler.config.force_disable_caches = True
 
 
 def frame_callback() -> None:
-    """Return None: the question is not public."""
+    """Return None: the callback is not public."""
 
 
 def compiler_imported() -> bool:
@@ -96,7 +96,7 @@ class _MetaMode:
 
 
 def run_in_traces(function: Callable[..., Any]) -> None:
-    """Make Dynamo, which this imports, run a function while it traces, and take the result as a constant."""
+    """Import Dynamo, and make it run a function during tracing and use the result as a constant."""
     torch.compiler.assume_constant_result(function)
 
 
@@ -106,7 +106,7 @@ def fake_mode() -> _MetaMode:
 
 
 def symbolic_mode(*, inputs: bool = True) -> None:
-    """Return None: tensors of the device `meta` have no symbolic sizes."""
+    """Return None: tensors on the device `meta` have no symbolic sizes."""
     return
 
 
@@ -114,15 +114,15 @@ _FORWARD_MODE_PROBE, _TORCH_FUNC_PROBE = capabilities.plain_tensor(), capabiliti
 
 
 def forward_mode_active() -> bool:
-    """Return True if a forward-mode level is open: only then `unpack_dual` makes a new tensor."""
+    """Return True if a forward-mode level is open: `unpack_dual` makes a new tensor only then."""
     try:
         return forward_ad.unpack_dual(_FORWARD_MODE_PROBE).primal is not _FORWARD_MODE_PROBE
-    except RuntimeError:  # torch unpacks where there is a level alone, and refuses it inside of a fake run
+    except RuntimeError:  # torch unpacks only at an open level, and refuses it inside a fake run
         return True
 
 
 def forward_mode_allowed() -> bool:
-    """Return True: where a level is open, tangents are assumed to propagate."""
+    """Return True: tangents are assumed to propagate at an open level."""
     return True
 
 
@@ -138,7 +138,7 @@ def primal_of(tensor: Tensor) -> Tensor:
 
 
 def outside_graph(tensor: Tensor) -> Tensor:
-    """A tensor that requires no gradient, with its tangent, which `detach` would drop."""
+    """A tensor that requires no gradient, but keeps its tangent, which `detach` would drop."""
     if not forward_mode_active():
         return tensor.detach()
     primal, tangent = unpack_dual(tensor)
@@ -146,7 +146,7 @@ def outside_graph(tensor: Tensor) -> Tensor:
 
 
 def unpack_dual(value: Any) -> tuple[Any, Tensor | None]:
-    """A value and its tangent at the forward-mode level in force, if it has one."""
+    """A value and its tangent at the current forward-mode level, if it has one."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value, None
     dual: Any = forward_ad.unpack_dual(value)
@@ -154,7 +154,7 @@ def unpack_dual(value: Any) -> tuple[Any, Tensor | None]:
 
 
 def make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
-    """A tensor with a tangent, at the forward-mode level in force."""
+    """A tensor with a tangent, at the current forward-mode level."""
     dual: Tensor = forward_ad.make_dual(primal, tangent)
     return dual
 
@@ -186,7 +186,7 @@ _SAVED = "_saved_"
 
 
 def calls_in_cpp() -> None:
-    """Nothing: calls are made in Python."""
+    """Return None: calls are made in Python."""
 
 
 def forward_class(node: Any) -> type | None:
@@ -200,12 +200,12 @@ def result_metadata(node: Any) -> list[tuple[tuple[int, ...], torch.dtype, torch
 
 
 def saved_tensors(node: Any) -> dict[str, Any]:
-    """Values that a node saved, by name; items of a list are numbered, those of a Function are `0`, `1`, ...
+    """Values that a node saved, by name; items of a list have numbers; values of a Function are `0`, `1`, ...
 
-    What a hook has packed is unpacked, and what was written to since is left out.
+    Values that a hook has packed are unpacked. Values that were overwritten later are left out.
 
     Raises:
-        RuntimeError: If it was freed.
+        RuntimeError: If the values were freed.
     """
     found: dict[str, Any] = {}
     for label, value in _saved_values(node):
@@ -217,7 +217,7 @@ def saved_tensors(node: Any) -> dict[str, Any]:
 
 
 def overwritten(node: Any) -> bool:
-    """Return True if a saved tensor of a node was written to since, so that its backward raises."""
+    """Return True if a saved tensor of a node was overwritten later, so that its backward raises an error."""
     return any(isinstance(value, _Overwritten) for _, value in _saved_values(node))
 
 
@@ -241,7 +241,7 @@ def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
     """Call a function after every call of a module, with the module, its positional arguments and its output.
 
     Returns:
-        A function that ends this.
+        A function that removes the hook.
     """
     return register_module_forward_hook(hook, always_call=True).remove
 
@@ -249,7 +249,7 @@ def after_modules(hook: Callable[..., None]) -> Callable[[], None]:
 def differentiated(
     results: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], **options: bool
 ) -> Sequence[Tensor | None]:
-    """Compute gradients by `torch.autograd.grad`; None where there is none."""
+    """Compute gradients by `torch.autograd.grad`; None for a missing gradient."""
     return torch.autograd.grad(results, inputs, grads, allow_unused=True, **options)
 
 
@@ -260,40 +260,40 @@ def overloads_of(subject: Any) -> dict[str, Any] | None:
     """Return None for an object that is not an operator of torch.
 
     Raises:
-        UnsupportedTorchError: For an operator, naming the capability.
+        UnsupportedTorchError: For an operator, with the name of the capability.
     """
     if type(subject).__name__ not in _OPERATOR_TYPES:
         return None
     raise errors.UnsupportedTorchError(
-        "it was registered elsewhere, and to adopt it needs the capability `library_operators`, which is off",
+        "it was registered elsewhere; adopting it needs the capability `library_operators`, which is off",
         operator=_operator_name(subject),
-        hint="`opsmith doctor` says why; declare an operator of your own, with this one as a kernel",
+        hint="`opsmith doctor` shows why; declare your own operator, with this operator as a kernel",
     )
 
 
 def _operator_name(subject: Any) -> str:
-    """`namespace::name`, from what torch prints: `ns.name`, `ns.name.default`, `<CustomOpDef(ns::name)>`."""
+    """`namespace::name`, from torch's text: `ns.name`, `ns.name.default`, `<CustomOpDef(ns::name)>`."""
     printed = str(subject)
     found = re.search(r"\((.+)\)", printed)
     return (found[1] if found else printed.replace(".", "::", 1)).removesuffix(".default")
 
 
 def has_derivative(overload: Any, transformed: bool) -> None:
-    """Return None: which kernels an operator has is not public."""
+    """Return None: an operator's kernels are not public."""
 
 
 def around_operators(call: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Return an empty context: torch's own functions are called."""
+    """Return an empty context: torch's own functions run."""
     return nullcontext()
 
 
 def replicates_implicitly() -> bool:
-    """Return False: whether the caller requested implicit replication is not public."""
+    """Return False: the caller's request for implicit replication is not public."""
     return False
 
 
 def implicit_replication() -> AbstractContextManager[None]:
-    """Context in which DTensor treats plain tensors as replicated; it ends an outer one."""
+    """Context in which DTensor treats plain tensors as replicated; its end also ends an outer context."""
     from torch.distributed.tensor.experimental import implicit_replication
 
     region: AbstractContextManager[None] = implicit_replication()
@@ -308,7 +308,7 @@ def shard_of(tensor: Any) -> Tensor:
 
 
 def shard_key(tensor: Any) -> Hashable:
-    """Hashable identity of all but the data of a DTensor: mesh, placements, metadata of whole and shard."""
+    """Hashable identity of a DTensor without its data: mesh, placements, metadata of whole and shard."""
     shard = shard_of(tensor)
     whole = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype
     return *whole, type(shard), shard.shape, shard.stride(), shard.dtype, shard.device
@@ -322,7 +322,7 @@ def placed_like(example: Any) -> Callable[[Tensor], Tensor | None]:
 def observe_shards(
     see: Callable[[Operation], Any], see_placed: Callable[[Operation], Any] | None = None
 ) -> AbstractContextManager[Any]:
-    """Raise, since operations on shards cannot be observed by public names.
+    """Raise an error, since operations on shards cannot be observed with public names.
 
     Raises:
         NotImplementedError: Always, which ends the trial.
@@ -331,11 +331,11 @@ def observe_shards(
 
 
 class SingleLevelFunction:
-    """Placeholder: subclasses can be imported, and are not used."""
+    """Placeholder: subclasses can be imported, but are not used."""
 
 
 class Transform(NamedTuple):
-    """A transform that is running. Its kind has no public name."""
+    """A running transform, whose kind is not public."""
 
     kind: str = ""
 
@@ -344,18 +344,18 @@ def innermost_transform() -> Transform | None:
     """The transform of `torch.func` that is running; None outside."""
     try:
         _TORCH_FUNC_PROBE.requires_grad_()
-    except RuntimeError:  # raised under a transform only
+    except RuntimeError:  # raised only under a transform
         return Transform()
     return None
 
 
 def is_mapped() -> bool:
-    """Return False: which transforms are running has no public name."""
+    """Return False: the running transforms are not public."""
     return False
 
 
 def is_gradient_batch(tensor: Tensor) -> bool:
-    """Return True if a tensor is a batch of gradients, of `is_grads_batched=True`: others can be detached."""
+    """Return True if a tensor is a batch of gradients, of `is_grads_batched=True`: it cannot be detached."""
     try:
         tensor.detach()
     except RuntimeError:
@@ -364,12 +364,12 @@ def is_gradient_batch(tensor: Tensor) -> bool:
 
 
 def unwrap_dead(value: Any) -> Any:
-    """Return a view of a tensor: any operation gives a plain one where its transform has ended."""
+    """Return a view of a tensor: after the end of its transform, any operation returns a plain tensor."""
     return value.view_as(value) if isinstance(value, Tensor) else value
 
 
 def innermost_value(tensor: Tensor) -> Tensor:
-    """The tensor; under a transform, whose inner numbers are not public, another tensor that is not zero."""
+    """The tensor; under a transform, whose inner numbers are not public, a tensor that is not zero."""
     return tensor if innermost_transform() is None else torch.ones(())
 
 
@@ -379,17 +379,17 @@ def is_functional(tensor: Tensor) -> bool:
 
 
 def below_transforms(tensor: Tensor) -> Tensor:
-    """The tensor: what is below a transform is not public."""
+    """The tensor itself: the tensor below a transform is not public."""
     return tensor
 
 
 def traced(tensors: Sequence[Tensor]) -> bool:
-    """Return True if some tensors have a symbol for a size."""
+    """Return True if some tensors have a symbolic size."""
     return any(torch.SymInt in map(type, each.shape) for each in tensors)
 
 
 def symbolic_functions() -> dict[str, Callable[[Any], Any]]:
-    """Functions of `math` on one number that torch computes on a symbol, too, by name."""
+    """Functions of `math` on one number that torch can also compute on a symbol, by name."""
     return {"sqrt": torch.sym_sqrt}
 
 
@@ -406,10 +406,10 @@ def observe_writes(see: Callable[[Tensor], None]) -> AbstractContextManager[Any]
 
 
 def operators_behind_modes() -> AbstractContextManager[list[Any] | None]:
-    """Return a context with None: nobody sees the operators."""
+    """Return a context with None: the operators are not observed."""
     return nullcontext()
 
 
 def tracing_imported() -> bool:
-    """Return True: callers then use tensors without data."""
+    """Return True, so that callers use tensors without data."""
     return True

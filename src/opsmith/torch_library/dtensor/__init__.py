@@ -1,1 +1,1 @@
-"""Operators on DTensors: where they run, and where their results lie."""
+"""Operators on DTensors: their computation, and the placements of their results."""

@@ -1,4 +1,4 @@
-"""Computations of known calls on DTensors: the reference on them, or the operator on their shards."""
+"""Computations of known calls on DTensors: the reference on DTensors, or the operator on their shards."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from opsmith.torch_library.torch_messages import MIXED_WITH_DTENSOR, has_message
 class DTensorComputations:
     """Computations of the calls of one operator whose tensors are all DTensors.
 
-    A call in which torch raises is validated in full, and is then served, or refused with a reason. The
-    shards are held to the contract.
+    A call in which torch raises an error is validated in full, and then computed, or refused with a reason.
+    The contract is checked on the shards.
 
     Args:
         registered: The registration of the operator.
-        rule: Its dispatch rule for DTensors, that of all results.
+        rule: Its dispatch rule for DTensors, for all results.
     """
 
     def __init__(self, registered: RegisteredOperator, rule: DTensorRule) -> None:
@@ -51,20 +51,20 @@ class DTensorComputations:
         self._on_shards: dict[Any, _ShardCall | None] = {}
 
     def computation(self, requires: bool) -> tuple[Computation | None, bool]:
-        """The computation of calls, and whether autograd records it.
+        """The computation of calls, and True if autograd records it.
 
         Args:
             requires: True if a gradient is required.
 
         Returns:
-            None in place of the computation for calls that must be validated in full.
+            The computation, or None if calls must be validated in full; and True if autograd records it.
         """
         if not self._eligible:
             return None, False
         in_cpp = capabilities.calls_in_cpp()
         if in_cpp is not None and capabilities.on("sharding"):
             in_cpp.use_dtensor(dtensor())
-        # Autograd records a reference alone, unless plain tensors that it makes must count as replicated.
+        # Autograd records only a reference, unless plain tensors that it makes must count as replicated.
         recorded = requires and self._ordinary and not self._mixes
         compute = Computation(
             self._specification,
@@ -79,17 +79,17 @@ class DTensorComputations:
         return compute, recorded
 
     def _returned(self, recorded: bool, *args: Any, **kwargs: Any) -> Any:
-        """The results of the reference or the kernel: DTensors.
+        """The results of the reference or the kernel, as DTensors.
 
         Args:
             recorded: True if autograd records the reference.
             args: The positional arguments.
-            kwargs: The others.
+            kwargs: The keyword arguments.
 
         Raises:
-            UnknownCallError: If torch raises, or a result is no DTensor.
+            UnknownCallError: If torch raises an error, or a result is not a DTensor.
         """
-        # The keys of DTensors do not tell of modes.
+        # The keys of DTensors do not show modes.
         if not self._eligible or (recorded and self._mixes) or capabilities.seen_by_modes():
             raise UnknownCallError
         try:
@@ -102,9 +102,9 @@ class DTensorComputations:
             if is_authors(error) and not isinstance(error, UnknownCallError):
                 note_placement(self._specification, error, [*args, *kwargs.values()])
                 raise
-            if is_unplaced(error):  # the call in full gathers the DTensors
+            if is_unplaced(error):  # validation in full gathers the DTensors
                 self._eligible = False
-            if has_message(error, MIXED_WITH_DTENSOR):  # the reference makes tensors of its own
+            if has_message(error, MIXED_WITH_DTENSOR):  # the reference makes plain tensors
                 self._mixes = True
             raise UnknownCallError from error
         kind = dtensor()
@@ -114,7 +114,7 @@ class DTensorComputations:
         return returned
 
     def _by_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        """The results of the operator on shards; the reference's where these are not shown right."""
+        """The results of the operator on shards; the reference's results if those are not proved right."""
         key = tuple(map(_key, (*args, *kwargs.values())))
         if key not in self._on_shards:
             if len(self._on_shards) >= MAX_TRIALS:
@@ -126,10 +126,10 @@ class DTensorComputations:
         return on_shards(args, kwargs)
 
     def _shard_call(self, values: list[Any]) -> _ShardCall | None:
-        """The call on shards where the trial has shown that right; None for the reference.
+        """The call on shards if the trial has proved it right; None for the reference.
 
         Raises:
-            UnknownCallError: Where a kernel refuses the call with an error, or shards have no data.
+            UnknownCallError: If a kernel refuses the call with an error, or shards have no data.
         """
         accepted, rejected = choose(self._specification.kernels, values)
         shards = [capabilities.shard_of(value) for value in values if isinstance(value, Tensor)]
@@ -160,9 +160,9 @@ class _ShardCall:
     """The operator on the shards of DTensors, and the layouts of its results.
 
     Args:
-        call: The operator: it takes plain arguments, and returns the result, or all of several.
+        call: The operator: it takes plain arguments, and returns the result, or a tuple of all results.
         layouts: Layout of each result.
-        like: For each result a function that makes its DTensor, as in an earlier call.
+        like: For each result, a function that makes its DTensor, as in an earlier call.
     """
 
     call: Callable[..., Any]
@@ -170,7 +170,7 @@ class _ShardCall:
     like: tuple[Callable[[Tensor], Tensor | None], ...] = ()
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute the result, or all of several."""
+        """Compute the result, or a tuple of all results."""
         returned = self.call(*map(_local, args), **{name: _local(value) for name, value in kwargs.items()})
         if len(self.like) == 1:
             placed = self.like[0](returned)
@@ -188,4 +188,4 @@ def _local(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     shard = capabilities.shard_of(value)
-    return shard.detach() if shard.requires_grad else shard  # the node of the DTensor is the one in force
+    return shard.detach() if shard.requires_grad else shard  # the gradient goes through the DTensor's node

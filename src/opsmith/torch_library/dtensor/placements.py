@@ -1,4 +1,4 @@
-"""DTensors: an operator's placements are those that torch derives for its reference."""
+"""Placements of DTensors: torch derives an operator's placements from its reference."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from opsmith.torch_library.torch_messages import NOT_PLACED, has_message
 
 
 def dtensor() -> Any:
-    """Torch's class of distributed tensors; None where nothing has imported it, which takes a second."""
+    """The class DTensor; None if nothing has imported it, since the import takes a second."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def dtensors_in(values: Iterable[Any]) -> list[Any]:
-    """The DTensors among argument values, those in lists too."""
+    """The DTensors among argument values, including DTensors in lists."""
     kind = dtensor()
     return [] if kind is None else [each for each in tensors_in(list(values)) if isinstance(each, kind)]
 
 
 class _AuthorCode(threading.local):
-    """Context for code of the author, where `item` gives the number of the whole tensor, not of a shard."""
+    """Context for code of the author, in which `item` returns the whole tensor's number, not a shard's."""
 
     depth = 0
 
@@ -50,23 +50,23 @@ author_code = _AuthorCode()
 
 @cache
 def serve_numbers() -> None:
-    """Register the rule for the number of a DTensor; outside of `author_code` it is that of torch."""
+    """Register the rule for the number of a DTensor; outside `author_code` it works like torch's rule."""
 
     def number(kind: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         (tensor,) = args
         with torch.no_grad():
             if author_code.depth:
                 return operator(gathered(tensor))
-            # Torch has no number on a rank that is not in the mesh.
+            # torch returns no number on a rank that is not in the mesh.
             return operator(local_shard(tensor)) if tensor.device_mesh.get_coordinate() else None
 
     torch.library.register_torch_dispatch("aten::_local_scalar_dense", dtensor(), number)
 
 
 def replicating(values: Iterable[Any]) -> AbstractContextManager[None]:
-    """Context for code of the author: where a value is a DTensor, plain tensors count as replicated.
+    """Context for code of the author: if a value is a DTensor, plain tensors count as replicated.
 
-    They are what the code makes by itself, `torch.arange(x.shape[0])`, which is the same on every rank.
+    The code makes such tensors itself, for example `torch.arange(x.shape[0])`, the same on every rank.
     """
     return _replicating() if dtensors_in(values) else nullcontext()
 
@@ -78,7 +78,7 @@ def _replicating() -> Iterator[None]:
 
 
 def replicated(tensor: Tensor, mesh: Any) -> Tensor:
-    """A tensor that is the same on every rank, as a DTensor on a mesh."""
+    """A DTensor on a mesh, from a tensor that is the same on every rank."""
     from torch.distributed.tensor import Replicate
 
     placed: Tensor = dtensor().from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -92,7 +92,7 @@ def mesh_of(tensor: Tensor) -> Any:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; other tensors as they are."""
+    """This rank's part of a DTensor; other tensors unchanged."""
     kind = dtensor()
     if kind is None or not isinstance(tensor, kind):
         return tensor
@@ -102,7 +102,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def placed_marks(tensors: Iterable[Tensor]) -> list[Any]:
-    """The marks of the shards of DTensors, with the writes that are counted in these and in the DTensors."""
+    """The marks of the shards of DTensors, with the writes counted in the shards and in the DTensors."""
     found = []
     for each in tensors:
         version, *form = capabilities.marks([capabilities.shard_of(each)])
@@ -117,7 +117,7 @@ def is_replicated(tensor: Tensor) -> bool:
 
 
 def replicate(tensor: Tensor) -> Tensor:
-    """A DTensor that is the same on every rank; other tensors, and those that are it already, as they are."""
+    """Replicate a DTensor on every rank; return other tensors and replicated DTensors unchanged."""
     from torch.distributed.tensor import Replicate
 
     mesh = mesh_of(tensor)
@@ -131,34 +131,34 @@ def replicate(tensor: Tensor) -> Tensor:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a DTensor, as a plain tensor in the same graph; other tensors as they are."""
+    """A whole DTensor as a plain tensor in the same graph; other tensors unchanged."""
     whole: Any = replicate(tensor)
     plain: Tensor = whole if mesh_of(tensor) is None else whole.to_local()
     return plain
 
 
 def is_authors(error: Exception) -> bool:
-    """Return True for an error that code outside of torch has raised by itself."""
+    """Return True for an error that code outside torch has raised itself."""
     trace: Any = error.__traceback__
     if trace is None:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
     code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
-    # What C++ raises has no frame of its own: the last one is that of a call, and raises nothing.
+    # An error from C++ has no frame of its own: the last frame is only a call, without a `raise`.
     return dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and not f"{module}.".startswith(
         "torch."
     )
 
 
 def is_unplaced(error: Exception) -> bool:
-    """Return True for an error of torch, the same on every rank, where it derives no placements."""
+    """Return True for torch's error, the same on every rank, if it cannot derive placements."""
     unplaced = isinstance(error, NotImplementedError) or has_message(error, NOT_PLACED)
     return unplaced and not is_authors(error)
 
 
 def warn_gathers(specification: Specification, values: Iterable[Any], reason: str | Exception) -> None:
-    """Warn that an operator, or its gradient, is computed on whole tensors, where some are not whole."""
+    """Warn that an operator, or its gradient, is computed on whole tensors, if some are not whole."""
     if all(map(is_replicated, dtensors_in(values))):
         return
     if isinstance(reason, Exception):
@@ -166,26 +166,26 @@ def warn_gathers(specification: Specification, values: Iterable[Any], reason: st
         said = str(cause).strip().partition("\n")[0]
         reason = said if cause is reason else f"{type(cause).__name__}: {said}"
     warnings.warn(
-        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch derives no "
+        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch cannot derive "
         f"placements for it: {reason}",
         stacklevel=2,
     )
 
 
 def note_placement(specification: Specification, error: Exception, values: Iterable[Any]) -> None:
-    """Add the operator and its DTensors to an error of torch or the author; errors of opsmith have them."""
+    """Add the operator and its DTensors to an error of torch or the author; opsmith's errors have them."""
     if not isinstance(error, errors.OpsmithError):
         placed = ", ".join(map(described, dtensors_in(values)))
         error.add_note(f"raised in {specification.name}, {specification.where}, called with {placed}")
 
 
 def validated_placements(specification: Specification, values: list[Any]) -> list[Any]:
-    """Validate the placements of arguments, and replicate plain tensors beside DTensors.
+    """Validate the placements of arguments, and replicate plain tensors that are mixed with DTensors.
 
     Raises:
-        PlacementError: If DTensors are mixed with plain tensors, sharded where nothing defines the result on
-            shards, partial where they are written, on several meshes beside what is written, or given to an
-            operator that draws random numbers.
+        PlacementError: If DTensors are mixed with plain tensors, are sharded although nothing defines the
+            result on shards, are partial although they are written, are on several meshes in a call that
+            writes, or are given to an operator that draws random numbers.
     """
     placed = dtensors_in(values)
     if not placed or capabilities.innermost_transform() is not None:
@@ -200,7 +200,7 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
                 if written and mesh_of(tensor) not in (None, placed[0].device_mesh):
                     raise specification.error(
                         errors.PlacementError,
-                        "the DTensors of a write are on several meshes",
+                        "the DTensors of an in-place call are on several meshes",
                         argument=name,
                         expected=f"{placed[0].device_mesh}",
                         got=f"{mesh_of(tensor)}",
@@ -211,9 +211,9 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
     if specification.random or generators_in(values):
         raise specification.error(
             errors.PlacementError,
-            "it draws random numbers, and the ranks may draw different ones",
+            "it draws random numbers, and the ranks may draw different numbers",
             got=described(placed[0]),
-            hint="pass what is drawn as an argument, or call it on this rank's part, `x.to_local()`",
+            hint="pass the drawn numbers as an argument, or call it on this rank's part, `x.to_local()`",
         )
     return values
 
@@ -224,9 +224,9 @@ def _refuse_placement(specification: Specification, name: str, tensor: Tensor, *
             return
         raise specification.error(
             errors.PlacementError,
-            "a plain tensor is given beside a DTensor",
+            "a plain tensor is mixed with a DTensor",
             argument=name,
-            expected="DTensors only, or none",
+            expected="only DTensors, or only plain tensors",
             got=f"a plain tensor of shape {list(tensor.shape)}",
             hint=f"call it with `distribute_tensor({name}, mesh, placements)`",
         )
@@ -234,7 +234,7 @@ def _refuse_placement(specification: Specification, name: str, tensor: Tensor, *
     if written and any(each.is_partial() for each in placed.placements):
         raise specification.error(
             errors.PlacementError,
-            f"`{name}`, which is written, is a sum that is not computed yet",
+            f"the written argument `{name}` is a sum that is not computed yet",
             argument=name,
             expected="a DTensor that is replicated or sharded",
             got=described(placed),
@@ -243,7 +243,7 @@ def _refuse_placement(specification: Specification, name: str, tensor: Tensor, *
     if specification.opaque and not all(each.is_replicate() for each in placed.placements):
         raise specification.error(
             errors.PlacementError,
-            "it is opaque, so that its results on parts of a tensor are unknown",
+            "it is opaque, so its results on parts of a tensor are unknown",
             argument=name,
             expected="a DTensor that is replicated",
             got=described(placed),

@@ -1,4 +1,4 @@
-"""Dispatch rule of an operator for DTensors: its reference on them, or a kernel on their shards."""
+"""Dispatch rule of an operator for DTensors: its reference on DTensors, or a kernel on their shards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # imported with the first DTensor
     from opsmith.torch_library.dtensor.trial import Obstacle, Reference, Trial
 
 MAX_TRIALS = 1024
-"""Maximum number of trials whose outcome an operator keeps."""
+"""Maximum number of trials whose outcomes an operator keeps."""
 
 
 class DTensorRule:
@@ -48,7 +48,7 @@ class DTensorRule:
         overload: The operator.
         specification: Returns the current specification.
         reference: Computes the results from argument values by the reference.
-        tried: The same in operations of torch alone, for trials.
+        tried: The same, using only torch operations, for trials.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DTensorRule:
         self.serve()
 
     def serve(self) -> None:
-        """Register the rule if DTensor is imported in this process, which would take a second."""
+        """Register the rule if DTensor is already imported in this process; its import takes a second."""
         kind = dtensor()
         if self._served or kind is None:
             return
@@ -97,8 +97,8 @@ class DTensorRule:
         if layouts is not None:
             return self._on_shards(values, layouts)
         try:
-            # DTensor takes only those operations that autograd has taken apart, as `item`.
-            # A result requires a gradient that no argument requires only by a captured tensor.
+            # DTensor takes only operations that autograd has decomposed, such as `item`.
+            # If no argument requires a gradient, a result requires one only through a captured tensor.
             graph = torch.is_grad_enabled() and specification.origin.kind != "class"
             graph = graph and not any(each.requires_grad for each in tensors)
             with (
@@ -115,12 +115,12 @@ class DTensorRule:
         return results
 
     def adapted(self, values: list[Any]) -> list[Any]:
-        """Validate argument values, and replicate those of a write that torch cannot place as they are.
+        """Validate argument values, and replicate arguments of an in-place call that torch cannot place.
 
-        What is written stays as it is, and is refused where its new value needs communication.
+        A written argument stays unchanged; it is refused if its new value needs communication.
 
         Raises:
-            PlacementError: Also where `validated_placements` raises it.
+            PlacementError: In this case, or if `validated_placements` raises it.
         """
         specification = self._specification()
         values = validated_placements(specification, values)
@@ -139,11 +139,11 @@ class DTensorRule:
         return map_tensors(replicate, values)
 
     def layouts(self, values: list[Any]) -> Sequence[Callable[[Tensor], Tensor]] | None:
-        """The layout of each result where a kernel may run on the shards; None where it may not."""
+        """The layout of each result if a kernel may run on the shards; None if it must not."""
         return self._trial(values).layouts
 
     def on_plain_tensors(self, values: list[Any]) -> Any:
-        """Call the operator on plain tensors in place of DTensors."""
+        """Call the operator on plain tensors instead of DTensors."""
         args, kwargs = self._specification().schema.dispatched(values)
         with capabilities.counting_writes():
             return self._overload(*args, **kwargs)
@@ -157,7 +157,7 @@ class DTensorRule:
         return self._called(values, map_tensors(local_shard, values), place)
 
     def _on_whole_tensors(self, values: list[Any]) -> Any:
-        """Call the operator on every rank, all of it."""
+        """Call the operator on whole tensors on every rank."""
         mesh = dtensors_in(values)[0].device_mesh
         with torch.no_grad():
             whole = map_tensors(gathered, values)
@@ -166,7 +166,7 @@ class DTensorRule:
     def _called(
         self, values: list[Any], local: list[Any], place: Callable[[list[Tensor]], Iterator[Tensor]]
     ) -> Any:
-        """Call the operator on plain tensors in place of the DTensors, and place its results."""
+        """Call the operator on plain tensors instead of the DTensors, and place its results."""
         schema = self._specification().schema
         results = self.on_plain_tensors(local)
         if results is None:
@@ -205,14 +205,14 @@ def _seeing_writes(specification: Specification, values: list[Any]) -> AbstractC
     """Context in which writes of the reference are counted, or refused as they happen."""
     if not torch.is_inference_mode_enabled():
         return capabilities.counting_writes()
-    # In inference mode torch cannot make views of a DTensor in which it counts writes.
-    if specification.origin.kind == "class":  # its forward restores what it wrote
+    # In inference mode torch cannot make views of a DTensor with counted writes.
+    if specification.origin.kind == "class":  # its forward restores written arguments
         return nullcontext()
     return Contract(specification).refusing_writes(specification.reference, values)
 
 
 def _writes(specification: Specification) -> bool:
-    """Return True for an operator whose reference writes: one in place, or a functional form."""
+    """Return True for an operator whose reference writes: an in-place operator, or a functional form."""
     return bool(specification.schema.written or specification.schema.new_values)
 
 
@@ -232,9 +232,9 @@ def _refuse_sharded(specification: Specification, values: list[Any], obstacle: O
     if not placements or any(each.is_partial() for each in placements):
         placements = None
     wanted = "[Replicate()] * mesh.ndim" if placements is None else f"{list(placements)}"
-    what = f"`{label}` cannot be written on each rank alone"
+    what = f"`{label}` cannot be written without communication between the ranks"
     if not obstacle.communicates:
-        what = f"nothing shows that `{label}` can be written on each rank alone"
+        what = f"it is not proved that `{label}` can be written without communication between the ranks"
     raise specification.error(
         errors.PlacementError,
         what,

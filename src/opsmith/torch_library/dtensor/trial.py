@@ -1,4 +1,4 @@
-"""Trial of a reference on DTensors without data: where it writes, and if a kernel may run on shards."""
+"""Trial of a reference on DTensors without data: shows its writes, and if a kernel may run on shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reference = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Mesh, placements and shape by which the shards of a result form a DTensor."""
+    """Mesh, placements and shape with which the shards of a result form a DTensor."""
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -31,7 +31,7 @@ class ShardLayout:
     stride: tuple[int, ...]
 
     def __call__(self, shard: Tensor) -> Tensor:
-        """The DTensor that has this tensor as the shard of this rank."""
+        """The DTensor whose shard on this rank is this tensor."""
         placed: Tensor = dtensor().from_local(
             shard, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
         )
@@ -39,7 +39,7 @@ class ShardLayout:
 
     @classmethod
     def of(cls, tensor: Any) -> ShardLayout:
-        """The layout of a DTensor; sizes that are symbols of a trace have the values of this call."""
+        """The layout of a DTensor; sizes that are symbols of a trace get the values of this call."""
         shape = torch.Size(map(concrete, tensor.shape))
         return cls(tensor.device_mesh, tensor.placements, shape, tuple(map(concrete, tensor.stride())))
 
@@ -50,9 +50,9 @@ class Obstacle:
 
     Args:
         reason: A sentence without its full stop.
-        argnum: The tensor that it would write, by its position among those of the call; None if unknown.
+        argnum: Position, among the tensors of the call, of the tensor that it would write; None if unknown.
         placements: The placements that its new value would have; None if unknown.
-        communicates: True if the new value needs communication, False if nothing is known of it.
+        communicates: True if the new value needs communication, False if that is unknown.
         undeclared: True if the operator does not declare that it writes the tensor.
     """
 
@@ -68,7 +68,7 @@ class Trial:
     """The outcome of a trial.
 
     Args:
-        layouts: Layout of each tensor among the results where a kernel may run on the shards; else None.
+        layouts: Layout of each tensor among the results if a kernel may run on the shards; else None.
         obstacle: The reason why the reference cannot write on the DTensors; None if it can.
     """
 
@@ -89,9 +89,9 @@ class _NotProvenError(Exception):
 class _TermNumbering:
     """Numbers of the tensors of a run: equal for equal inputs, and for equal operations on equal tensors.
 
-    The same operation on the same tensors has the same number in every run. The value of a tensor is the
-    operation that made it, and the writes into its storage since. Unused tensors, as when DTensor looks up
-    the shape of a result, do not affect the comparison.
+    The same operation on the same tensors has the same number in every run. The value of a tensor consists of
+    the operation that made it, and the later writes into its storage. Unused tensors, as when DTensor looks
+    up the shape of a result, do not affect the comparison.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _TermNumbering:
         self._known_only = False
 
     def start(self, inputs: Sequence[Tensor], *, known_only: bool) -> None:
-        """Begin a run on these inputs; with `known_only`, operations that no earlier run had raise."""
+        """Begin a run on these inputs; with `known_only`, an operation not in an earlier run raises."""
         self._of, self._history, self._writes = {}, {}, {}
         for position, tensor in enumerate(inputs):
             self._meet(tensor, ("input", position))
@@ -130,7 +130,7 @@ class _TermNumbering:
     def term(self, value: Any) -> Any:
         """A hashable form of a value: tensors as numbers, others with their type, since 1 is not 1.0."""
         if isinstance(value, Tensor):
-            if id(value) not in self._of:  # made past the dispatcher, as by `torch.tensor`
+            if id(value) not in self._of:  # made without the dispatcher, as by `torch.tensor`
                 self._meet(value, ("unknown", len(self._numbers)))
             return "tensor", self._of[id(value)], self._history.get(self.storage(value))
         if isinstance(value, list | tuple):
@@ -140,7 +140,7 @@ class _TermNumbering:
         return type(value), value
 
     def see(self, operation: Operation) -> Any:
-        """Run an operation, and number its results and what it writes."""
+        """Run an operation, and number its results and written tensors."""
         operator = operation.operator
         term: tuple[Any, ...] = operator, self.term(operation.args), self.term(operation.kwargs)
         if torch.Tag.nondeterministic_seeded in operator.tags:
@@ -161,15 +161,16 @@ class _TermNumbering:
 
 
 class _PlacedWrites:
-    """Observer of what a reference writes into DTensors: it must come into the memory of their shards.
+    """Observer of a reference's writes into DTensors, which must reach the memory of their shards.
 
-    DTensor makes a copy where plain torch makes a view, as of one column of a tensor whose columns are
-    sharded. What is written there is lost, and what is read there after a write is the value from before.
+    DTensor sometimes makes a copy where plain torch makes a view, for example of one column of a tensor
+    with sharded columns. A write into the copy is lost, and a read from it after a write returns the old
+    value.
 
     Args:
         inputs: The DTensors of the call.
         terms: The observer of operations on shards.
-        declared: Positions of those that the operator may write into.
+        declared: Positions of the inputs that the operator may write into.
     """
 
     def __init__(self, inputs: Sequence[Any], terms: _TermNumbering, declared: Container[int]) -> None:
@@ -184,7 +185,7 @@ class _PlacedWrites:
         """Run an operation on DTensors.
 
         Raises:
-            _ObstacleError: If it would write into another memory, or change placements.
+            _ObstacleError: If it would write into other memory, or change placements.
         """
         self._refuse_copies(operation)
         written: list[Any] = dtensors_in(operation.written)
@@ -232,7 +233,7 @@ class _PlacedWrites:
         )
 
     def _refuse_copies(self, operation: Operation) -> None:
-        """Refuse to write into a copy, and to use one whose tensor has been written since."""
+        """Refuse a write into a copy, and the use of a copy whose tensor has been written since."""
         for tensor in dtensors_in([*operation.args, *operation.kwargs.values()]):
             root, count = self._copies.get(self._storage(tensor), (None, 0))
             if root is None:
@@ -253,7 +254,7 @@ class _PlacedWrites:
 
 
 def _placements_instead(operation: Operation) -> tuple[Any, ...] | None:
-    """The placements of the result of an operation in its form that writes nothing; None if it has none."""
+    """The placements of the result of an operation's functional form; None if it has no such form."""
     packet = operation.operator.overloadpacket
     namespace = getattr(torch.ops, operation.operator.namespace)
     functional = getattr(namespace, packet.__name__.removesuffix("_"), None)
@@ -261,7 +262,7 @@ def _placements_instead(operation: Operation) -> tuple[Any, ...] | None:
         return None
     try:
         result = functional(*operation.args, **operation.kwargs)
-    except Exception:  # the same error, which the caller raises
+    except Exception:  # the caller raises the same error
         return None
     placed = dtensors_in([result])
     return placed[0].placements if placed else None
@@ -275,11 +276,11 @@ def try_placements(
     Args:
         reference: Computes the results.
         values: Argument values, all of whose tensors are DTensors.
-        declared: Positions of the tensors that it may write into, among all of them.
+        declared: Positions, among all tensors, of the tensors that it may write into.
         for_kernel: True to prove that a kernel may run on the shards, too.
 
     Raises:
-        Exception: If the reference breaks the contract of operators, or raises on whole tensors, too.
+        Exception: If the reference breaks the contract of operators, or also raises on whole tensors.
     """
     with torch.no_grad(), torch.inference_mode(False), capabilities.without_modes():
         try:
@@ -295,13 +296,13 @@ def try_placements(
 
 
 def _raise_as_on_whole_tensors(reference: Reference, values: Sequence[Any]) -> None:
-    """Raise what a reference raises on whole tensors without data: then placements are not the reason."""
+    """Raise a reference's error on whole tensors without data: then placements are not its cause."""
     with capabilities.fake_mode():
         whole = map_tensors(_without_data, map(concrete, values))
         try:
             reference(whole)
         except Exception as error:
-            if type(error).__module__ == "builtins":  # else a fake tensor lacks the data
+            if type(error).__module__ == "builtins":  # otherwise the cause is a fake tensor's missing data
                 raise
 
 
@@ -309,7 +310,7 @@ def _tried(
     reference: Reference, values: Sequence[Any], declared: Container[int], *, for_kernel: bool
 ) -> Trial:
     terms = _TermNumbering()
-    # First, since it raises where torch has no public means.
+    # First, since it raises an error without the capability.
     observing = capabilities.observe_shards(terms.see)
     with capabilities.fake_mode():
         placed = map_tensors(
@@ -341,13 +342,13 @@ def _results(returned: Any) -> list[Any]:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    """A plain tensor with the metadata of another, in a mode whose tensors have no data."""
+    """A plain tensor with the metadata of a tensor, in a mode whose tensors have no data."""
     sizes, strides = (tuple(map(concrete, each)) for each in (tensor.shape, tensor.stride()))
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def concrete(value: Any) -> Any:
-    """The value in this call of a number that is a symbol of a trace; other values as they are.
+    """The value in this call of a number that is a symbol of a trace; other values unchanged.
 
     Raises:
         ValueError: If it depends on data.

@@ -1,4 +1,4 @@
-"""The backward of a Function class as an operator, for classes whose code runs on real tensors only.
+"""The backward of a Function class as an operator, for classes whose code runs only on real tensors.
 
 `vmap` calls it for each example, and compiled code keeps it whole.
 """
@@ -54,7 +54,7 @@ def gradients_on_real_tensors(
         values: Values of the operator's arguments.
         grads: Gradient of each result, or None.
         needs: Names of the inputs whose gradient is needed.
-        autocast: Autocast that was in force in the call.
+        autocast: Autocast of the call.
     """
     names = [name for name in adopted.schema.names if name in needs]
     schema, overload = _backward_operator(adopted)
@@ -83,7 +83,7 @@ def _backward_operator(adopted: AdoptedFunction) -> tuple[Schema, Any]:
 
 
 def _free_name(operator: str) -> str:
-    """A name for the backward of an operator: the author may have an operator of the plain one."""
+    """A free name for the backward of an operator: the author may already use the plain name."""
     name = operator + BACKWARD_SUFFIX
     while capabilities.operator_exists(name):
         name += "_"
@@ -163,7 +163,7 @@ def _specification(adopted: AdoptedFunction, name: str) -> Specification:
 
 
 def _like(tensor: Tensor, answer: Any) -> Tensor:
-    """A gradient in the shape, dtype and layout of its input, as the fake kernel says."""
+    """A gradient in the shape, dtype and layout of its input, which the fake kernel promises."""
     like = torch.empty_like(tensor)
     if not isinstance(answer, Tensor):
         return like.zero_()

@@ -46,16 +46,17 @@ _NOTHING = id(None)
 
 
 class _Kept(NamedTuple):
-    """Values that a call keeps for its backward beside tensors.
+    """Values other than tensors that a call keeps for its backward.
 
     Args:
         context: The context of the class, without its tensors.
         shapes: The shape of each argument whose gradient is needed.
         own: Number of the tensors that the class saved.
-        attributes: Names of attributes of the context, with their places among the saved tensors.
-        inputs: Places of the tensors among the arguments; empty where these are not saved.
-        others: The other arguments; None where the arguments are not kept.
-        autocast: Autocast of the call; None where the arguments are not kept.
+        attributes: Names of attributes of the context, with their positions among the saved tensors.
+        inputs: Positions among the saved tensors of the arguments that are tensors; empty if these are not
+            saved.
+        others: The other arguments; None if the arguments are not kept.
+        autocast: Autocast of the call; None if the arguments are not kept.
     """
 
     context: Context
@@ -75,7 +76,7 @@ def _restored(kept: tuple[Any, ...], saved: tuple[Tensor | None, ...]) -> Contex
 
 
 def _place(tensor: Tensor, saved: list[Any], places: dict[int, int]) -> int:
-    """The place of a tensor among the saved ones, to which it is added if it is not there yet."""
+    """The position of a tensor among the saved tensors, to which it is added if it is missing."""
     place = places.setdefault(id(tensor), len(saved))
     if place == len(saved):
         saved.append(tensor)
@@ -83,7 +84,7 @@ def _place(tensor: Tensor, saved: list[Any], places: dict[int, int]) -> int:
 
 
 class ClassNodes:
-    """Nodes of an adopted class, each for one signature of its tensors.
+    """Nodes of an adopted class: one for each signature of its tensors.
 
     Args:
         registered: The operator, in its functional form.
@@ -113,9 +114,9 @@ class ClassNodes:
         return self._applies[key]
 
     def _apply(self, given: dict[str, Any]) -> Callable[..., Any]:
-        """The `apply` for calls in which these arguments are tensors, and these need a gradient."""
+        """The `apply` for calls in which the same arguments are tensors and need a gradient."""
         adopted, places = self._adopted, dict(zip(given, range(len(given)), strict=True))
-        # Of these tensors nothing is kept: the node lives as long as the operator.
+        # These tensors are not kept: the node lives as long as the operator.
         tensors = [name for name, value in given.items() if isinstance(value, Tensor)]
         needed = {
             name: (given[name].dtype, given[name].device) for name in tensors if given[name].requires_grad
@@ -124,7 +125,7 @@ class ClassNodes:
         at_tensors, at_needed = [places[name] for name in tensors], [places[name] for name in needed]
         expected = [(places[name], name, *like) for name, like in needed.items()]
         count, several, facts = len(adopted.schema.results), self._several, adopted.facts
-        # What hides on the context of torch's own nodes is seen by the garbage collector.
+        # The garbage collector sees tensors hidden on the context only for torch's own nodes.
         in_cpp = None if facts.hides else capabilities.calls_in_cpp()
         always, written = keeps_inputs(adopted), self._written
         fresh = count - len(written)
@@ -174,11 +175,11 @@ class ClassNodes:
                 return result
             results = result if several else (result,)
             constants = several and not all(has_gradient(each.dtype) for each in results)
-            if constants or context.non_differentiable:  # metadata of these are kept for the backward
+            if constants or context.non_differentiable:  # their metadata is kept for the backward
                 return self._settled(ctx, context, before, result, values)
             parts = vars(context), context.to_save, inputs, results, values
             kept = keep(*parts) or keep_all(*parts)
-            if kept is None or (written and len(kept) > 3):  # what it is given is written over
+            if kept is None or (written and len(kept) > 3):  # a kept argument is overwritten
                 return self._settled(ctx, context, before, result, values)
             saved, *more = kept
             if written:
@@ -243,14 +244,14 @@ class ClassNodes:
         results: Sequence[Tensor],
         values: tuple[Any, ...],
     ) -> tuple[Any, ...] | None:
-        """The tensors to save, and the last parts of `_Kept`; None for what the full rule must look at.
+        """The tensors to save, and the last fields of `_Kept`; None if the full rule must handle the call.
 
-        Tensors are taken out of the attributes.
+        Tensors are removed from the attributes.
 
         Args:
             always: As `keeps_inputs` returns it.
-            strays: Places of the arguments that are no tensors.
-            attributes: Those of the class's context.
+            strays: Positions of the arguments that are not tensors.
+            attributes: The attributes of the class's context.
             own: The tensors that the class saves.
             inputs: The tensors among the arguments.
             results: The results.
@@ -291,11 +292,11 @@ class ClassNodes:
         returned: Any,
         given: tuple[Any, ...],
     ) -> Any:
-        """The results of a forward that returned no new tensors, or kept more than plain values.
+        """The results of a forward that did not return new tensors, or that kept more than plain values.
 
         Raises:
-            UnknownCallError: If they are others than the class was adopted with.
-            MutationError: If it wrote into an argument, which it did not in earlier runs.
+            UnknownCallError: If they differ from the results that the class was adopted with.
+            MutationError: If it wrote into an argument into which earlier runs did not write.
         """
         adopted, flags = self._adopted, self._adopted.flags(given)
         counts, own = iter(before), frozenset(self._written)
@@ -321,7 +322,7 @@ class ClassNodes:
         return run.results if self._several else run.results[0]
 
     def _apart(self, context: Context, returned: Any, given: tuple[Any, ...]) -> Any:
-        """The results, cloned where they alias an input or another; None if they are no strided tensors."""
+        """The results, cloned if they alias an input or another result; None if one is no strided tensor."""
         adopted = self._adopted
         results = returned if self._several else (returned,)
         if type(results) is not tuple or len(results) != len(adopted.schema.results):
@@ -341,14 +342,14 @@ class ClassNodes:
         return apart if self._several else apart[0]
 
     def _answers(self, needs: Sequence[bool], is_tensor: Sequence[bool], answer: Any) -> tuple[Any, ...]:
-        """One gradient for each argument, from what a backward returned."""
+        """One gradient for each argument, from the return value of a backward."""
         given = [placeholder() if own else None for own in is_tensor]
         return tuple(by_position(self._adopted, needs, answer, given))
 
     def _fitted(
         self, name: str, dtype: torch.dtype, device: torch.device, gradient: Any, shape: torch.Size
     ) -> Tensor:
-        """A gradient that has the shape, dtype and device of its input."""
+        """A gradient, fitted to the shape, dtype and device of its input."""
         expected = TensorMetadata(shape, dtype, device)
         operator = self._specification.name
         return fit(gradient, expected, label=name, operator=operator, formula=self._formula, mixed=True)
@@ -391,7 +392,7 @@ class ClassNodes:
 
 
 def _returns_written(context: Context, results: Sequence[Any], written: Sequence[Tensor]) -> bool:
-    """Return True if a forward marked and returned these arguments first, and keeps saved tensors alone."""
+    """Return True if a forward marked and returned these arguments first, and keeps only saved tensors."""
     plain = not (vars(context) or context.non_differentiable)
     marked = {*map(id, context.dirty_tensors)} == {*map(id, written)}
     return plain and marked and all(map(is_, results, written))

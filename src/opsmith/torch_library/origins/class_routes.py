@@ -1,4 +1,4 @@
-"""Routes of an adopted class: known calls run the code of the class itself."""
+"""Routes of an adopted class: known calls directly run the code of the class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WritingOperator(RegisteredOperator, Protocol):
     """The registration of a class that may write into its arguments."""
 
     def writes_views_besides(self, values: list[Any]) -> bool:
-        """Return True for a call that no single node can have."""
+        """Return True for a call that a single node cannot record."""
         ...
 
     def by_node(self, values: list[Any]) -> tuple[Any, ...]:
@@ -45,7 +45,7 @@ class ClassRoutes:
         registered: The operator.
 
     Attributes:
-        as_applied: True if a call is one of `apply`, with the same arguments and results in the same order.
+        as_applied: True if a call equals a call of `apply`: the same arguments and results in the same order.
     """
 
     def __init__(self, registered: WritingOperator) -> None:
@@ -59,7 +59,7 @@ class ClassRoutes:
         arguments = specification.schema.arguments
         self._written_places = [at for at, each in enumerate(arguments) if each.alias]
         self._usual_facts = frozenset(self._written_places), frozenset(specification.schema.written), False
-        # What is no tensor may be a flag that chooses whether the class writes.
+        # An argument that is not a tensor may be a flag that decides whether the class writes.
         self._flags = any(not each.kind.is_tensor or each.kind.optional for each in adopted.schema.arguments)
 
     def route(self, values: list[Any]) -> Route | None:
@@ -68,7 +68,7 @@ class ClassRoutes:
         if not self._open or any(each.is_meta for each in tensors):
             return None
         written = [values[at] for at in self._written_places]
-        # As by `apply`, what is written is returned detached without grad mode.
+        # As in `apply`, written arguments are returned detached if grad mode is off.
         detached = not torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(written))
         route = Route(self._computed, accelerated=not detached)
         if self._nodes is None or any(each.is_inference() for each in tensors):
@@ -82,7 +82,7 @@ class ClassRoutes:
         return Route(self._computed, self._unless_it_writes(apply) if self._adopted.may_write else apply)
 
     def _by_node(self, apply: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, ...]:
-        """All results but those that are written, by the `apply` of a node where the call is a usual one.
+        """All results except written arguments, by the `apply` of a node if the call is a usual call.
 
         Raises:
             UnknownCallError: If the call must be validated in full.
@@ -93,7 +93,7 @@ class ClassRoutes:
         return results[len(self._written_places) :] if isinstance(results, tuple) else ()
 
     def _writes_as_before(self, values: Sequence[Any]) -> bool:
-        """Return True for a call that writes as earlier ones, into tensors with memory of their own."""
+        """Return True for a call that writes like earlier calls, into tensors with their own memory."""
         facts, flags = self._adopted.facts, self._adopted.flags(values)
         alike = facts.written_under.get(flags), facts.dirty_under.get(flags), facts.keeps_under.get(flags)
         if alike != self._usual_facts:
@@ -106,7 +106,7 @@ class ClassRoutes:
         return len({*map(id, storages)}) == len(storages)
 
     def _computed(self, values: Any) -> tuple[Any, ...]:
-        """All results but those that are written, by the class on copies of what it writes, or in place.
+        """All results except written arguments, by the class on copies of written arguments, or in place.
 
         Raises:
             UnknownCallError: If the call must be validated in full.
@@ -123,10 +123,10 @@ class ClassRoutes:
             primitive = OperatorPrimitive(self._registered, flattening)
             return differentiate(primitive, flattening.flatten(values))
         except (errors.ResultTypeError, errors.ResultCountError) as error:
-            raise UnknownCallError from error  # the call in full learns another structure of results
+            raise UnknownCallError from error  # validation in full learns the new structure of results
 
     def _written(self, values: list[Any], *, recorded: bool) -> tuple[Any, ...]:
-        """Write by the forward; return all results but the arguments."""
+        """Write by the forward; return all results except the arguments."""
         specification, adopted = self._specification, self._adopted
         if adopted.facts.chosen and adopted.writes_nothing(tuple(values), {}):
             raise UnknownCallError
@@ -137,7 +137,7 @@ class ClassRoutes:
             if recorded:
                 refuse_leaves(specification, values)
         except errors.MutationError as error:
-            raise UnknownCallError from error  # it is refused in full, too, unless its flags mark nothing
+            raise UnknownCallError from error  # refused in full, too, unless its flags mark nothing
         count = len(specification.schema.written)
         if recorded:
             return self._registered.by_node(values)[count:]
@@ -145,11 +145,11 @@ class ClassRoutes:
             return run_forward(adopted, values, in_place=True).results[count:]
 
     def _writes_nothing(self, values: tuple[Any, ...]) -> bool:
-        """Return True if the runs under the flags of a call have written into nothing."""
+        """Return True if runs with the flags of a call have written into no argument."""
         return self._adopted.facts.written_under.get(self._adopted.flags(values)) == frozenset()
 
     def _unless_it_writes(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        """The `apply` of a node, for the calls that write into nothing as far as earlier runs tell."""
+        """The `apply` of a node, for calls that write into no argument according to earlier runs."""
         facts = self._adopted.facts
 
         def checked(*values: Any) -> Any:
@@ -164,7 +164,7 @@ def _is_as_applied(adopted: AdoptedFunction) -> bool:
     schema = adopted.schema
     plain = adopted.parameters.plain and not (adopted.defaults or adopted.random)
     lists = any(each.kind.is_tensor and each.kind.sequence for each in schema.arguments)
-    # The accelerator returns an argument that is written as it is, and not in a tuple of one.
+    # The accelerator returns a written argument as it is, not in a 1-tuple.
     plain = plain and not (schema.new_values and adopted.outputs == (0,))
     differentiable = schema.always_tensors and all(result.differentiable for result in schema.results)
     return (

@@ -1,4 +1,4 @@
-"""The rule of adopted Function classes: their own forward and backward, with all checks."""
+"""The rule of adopted Function classes: runs their own forward and backward, with all checks."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from opsmith.torch_library.origins.gradients import by_name, run_backward
 
 @dataclass(eq=False)
 class ClassKept:
-    """Values that a run of a class keeps for its backward besides tensors.
+    """Values other than tensors that a run of a class keeps for its backward.
 
     Args:
         places: Indices of the inputs among the saved tensors.
-        inputs: The inputs, if a second order or a fallback of the backward needs them.
-        for_second: True if a second order needs the inputs, and does not run through the context.
+        inputs: The inputs, if a second-order gradient or a fallback of the backward needs them.
+        for_second: True if a second-order gradient needs the inputs, and does not go through the context.
         given: The arguments of the class's forward, each tensor replaced by a placeholder.
         metadata: Metadata of the call's tensors.
         autocast: Autocast of the call.
         random: The random state of the forward, if it may run again.
         constant: Positions of the results that have no gradient.
-        context: Its context; None where a caller has it.
+        context: Its context; None if a caller has it.
         every: Form of the tensors for tangents; None if none are needed.
         saves: False if no tensors are saved.
     """
@@ -73,7 +73,7 @@ class ClassKept:
 
 
 class ClassRule(FormulaRule):
-    """The rule of an adopted class; the rule of its formulas where the class cannot run."""
+    """The rule of an adopted class; if the class cannot run, the rule of its formulas."""
 
     @property
     def origin(self) -> AdoptedFunction:
@@ -87,7 +87,7 @@ class ClassRule(FormulaRule):
         return all(isinstance(rules.get(name), ClassFormula) for name in needed)
 
     def keep_before(self, flat: Flat) -> None:
-        """Copy what the call writes over if a second order needs it, as far as earlier runs show."""
+        """Copy overwritten values, if earlier runs show that a second-order gradient needs them."""
         adopted = self.origin
         if not self._runs_class([isinstance(value, Tensor) and value.requires_grad for value in flat]):
             super().keep_before(flat)
@@ -98,7 +98,7 @@ class ClassRule(FormulaRule):
         return self.origin.flags(self.origin.spread(self.primitive.flattening.pack(flat)))
 
     def forward(self, ctx: NodeContext, flat: Flat) -> Flat:
-        """Run the class's forward, on the arguments themselves where it writes, and keep its context."""
+        """Run the class's forward, on written arguments themselves, and keep its context."""
         run, state = None, None
         adopted, values, needs = self.origin, self.primitive.flattening.pack(flat), needs_of(ctx)
         if adopted.random and not capabilities.recording():
@@ -131,7 +131,7 @@ class ClassRule(FormulaRule):
         *,
         lost: bool = False,
     ) -> bool:
-        """Save the values that the backward needs; return True if a second order needs the inputs.
+        """Save the values that the backward needs; return True if a second-order gradient needs the inputs.
 
         Args:
             ctx: The context of the node.
@@ -139,7 +139,7 @@ class ClassRule(FormulaRule):
             run: The run of the forward.
             needs: True for each flat argument whose gradient is needed.
             state: The random state of the forward, if it may run again.
-            lost: True if the forward has written over an argument, of which there is no copy.
+            lost: True if the forward has overwritten an argument without a copy.
         """
         specification = self.specification
         roles = zip(run.results, specification.schema.results, strict=True)
@@ -183,7 +183,7 @@ class ClassRule(FormulaRule):
         if not isinstance(kept, ClassKept):
             return super().backward(ctx, grads)
         assert kept.context is not None
-        saved = ctx.saved_tensors if kept.saves else ()  # without any it may go back twice, as by `apply`
+        saved = ctx.saved_tensors if kept.saves else ()  # if none, it may run twice, as in `apply`
         return tuple(self.gradients(kept, kept.context.unpack(saved), saved, grads))
 
     def tangents(self, ctx: NodeContext, tangents: Flat) -> Flat:
@@ -198,10 +198,10 @@ class ClassRule(FormulaRule):
         """Gradients of the flat arguments by the class's backward, with all checks.
 
         Args:
-            kept: What the call kept.
+            kept: The values that the call kept.
             context: The class's context.
             saved: The saved tensors.
-            grads: Gradient of each result, None where there is none.
+            grads: Gradient of each result, or None.
         """
         specification, adopted = self.specification, self.origin
         rules = specification.gradients.rules.values()
@@ -226,7 +226,7 @@ class ClassRule(FormulaRule):
                 answers = _if_reproducible(adopted, answers, first, [*saved, *grads])
                 answers = _checked_graph(adopted, recompute, answers, saved, grads)
         elif higher and kept.for_second:
-            lost = torch.empty(0, requires_grad=True)  # stands for the history of the value before the call
+            lost = torch.empty(0, requires_grad=True)  # represents the history of the value before the call
             answers = refuse_differentiation(own(), [*saved, *grads, lost], overwritten_error(adopted))
         else:
             instead = None if kept.inputs is None else partial(recompute, grads)
@@ -257,7 +257,7 @@ class ClassRule(FormulaRule):
             return self._flat(formula.function(**given, **{NEEDED: needed, AUTOCAST: kept.autocast}))
 
     def _flat(self, answers: Mapping[str, Any]) -> list[Any]:
-        """The gradient of each flat argument, from those by name."""
+        """The gradient of each flat argument, from the gradients by name."""
         flat: list[Any] = []
         for name, span in self.primitive.flattening.spans.items():
             answer = answers.get(name)
@@ -266,36 +266,36 @@ class ClassRule(FormulaRule):
 
 
 def _no_run() -> ForwardRun | None:
-    """The run of a forward that the operator itself computes, by a fallback of its own."""
+    """The run of a forward that the operator itself computes, by its own fallback."""
     return None
 
 
 @cache
 def placeholder() -> Tensor:
-    """Tensor in place of each tensor in arguments, of which the type alone matters: a node keeps none."""
+    """Replacement of tensors in arguments of which only the type matters: a node keeps no tensors."""
     return capabilities.plain_tensor()
 
 
 def refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
-    """Refuse a result that is written, and declared as non-differentiable although it requires a gradient.
+    """Refuse a written result that is marked as non-differentiable although it requires a gradient.
 
     Raises:
-        MutationError: Naming the argument.
+        MutationError: With the name of the argument.
     """
     for position in run.constant:
         name, result = adopted.schema.results[position].written, run.results[position]
         if name is not None and result.requires_grad:
             raise adopted.error(
                 errors.MutationError,
-                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, and it "
-                "requires a gradient: its history would still be that of the value before the call",
+                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, although it "
+                "requires a gradient: it would keep the history of its value before the call",
                 argument=name,
                 hint=f"call it on `{name}.detach()`",
             )
 
 
 def keeps_inputs(adopted: AdoptedFunction) -> bool | None:
-    """Return True if a second order needs the inputs, None if only where `ForwardRun.keeps` is true.
+    """Return True if a second-order gradient needs the inputs; None if only when `ForwardRun.keeps` is True.
 
     Saved intermediate values have no graph; an integer or a mask is a constant of the derivative in any case.
     """
@@ -308,9 +308,9 @@ def keeps_inputs(adopted: AdoptedFunction) -> bool | None:
 def _if_reproducible(
     adopted: AdoptedFunction, answers: Sequence[Any], first: Sequence[Any], around: Sequence[Tensor | None]
 ) -> list[Any]:
-    """Recomputed gradients if they equal the first ones; else the first ones, which refuse a second order.
+    """Recomputed gradients if they equal the first ones; else the first ones, not differentiable again.
 
-    A forward that draws random numbers, or keeps state, gives other results when it runs again.
+    A forward that draws random numbers, or keeps state, returns different results when it runs again.
     """
     held: list[Any] = []
     for again, once in zip(answers, first, strict=True):
@@ -332,9 +332,9 @@ def _checked_graph(
     saved: Sequence[Tensor],
     grads: Sequence[Tensor | None],
 ) -> list[Any]:
-    """Gradients under `create_graph`: a gradient that lost the graph raises when it is differentiated."""
+    """Gradients under `create_graph`: differentiating a gradient that lost the graph raises an error."""
     sources = [tensor for tensor in (*saved, *grads) if tensor is not None and tensor.requires_grad]
-    # A class may give zeros on purpose.
+    # A class may return zeros on purpose.
     cut = [isinstance(each, Tensor) and not each.requires_grad and bool(each.any()) for each in answers]
     if not sources or not any(cut):
         return answers
@@ -342,7 +342,7 @@ def _checked_graph(
         error: errors.OpsmithError = once_differentiable_error(adopted)
     else:
         if not any(grad is not None and grad.requires_grad for grad in grads):
-            # A gradient is linear in `grad`: if it depends on it, it has a graph where `grad` has one.
+            # A gradient is linear in `grad`: if it depends on `grad`, it has a graph whenever `grad` has one.
             grads = map_tensors(lambda each: each.detach().requires_grad_(has_gradient(each.dtype)), grads)
             cut = [lost and not each.requires_grad for lost, each in zip(cut, run(grads), strict=True)]
         error = graph_cut_error(adopted)

@@ -16,16 +16,16 @@ from opsmith.core.origins.function_class import AdoptedFunction
 
 
 class Context:
-    """Values that a Function class keeps from its forward for its backward, under the names of torch's own.
+    """Values that a Function class keeps from its forward for its backward, under torch's names.
 
-    Every attribute but these belongs to the class.
+    All other attributes belong to the class.
 
     Args:
         adopted: The class.
-        needs_input_grad: For each argument of `forward`, whether its gradient is needed.
+        needs_input_grad: For each argument of `forward`, True if its gradient is needed.
         to_save: Tensors kept for the backward.
         saved_for_forward: Tensors kept for `jvp`.
-        materialize_grads: True if a gradient that is not there arrives as zeros.
+        materialize_grads: True if a missing gradient is passed as zeros.
 
     Attributes:
         dirty_tensors: Inputs that were written into.
@@ -60,7 +60,7 @@ class Context:
         self.materialize_grads = materialize_grads
 
     def without_tensors(self) -> Context:
-        """Drop the tensors that it marks and saves, which its node keeps; return it."""
+        """Drop the marked and saved tensors, which its node keeps; return the context."""
         self.to_save = self.saved_for_forward = self.non_differentiable = self.dirty_tensors = ()
         return self
 
@@ -83,7 +83,7 @@ class Context:
         return other
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep tensors; the last call counts, as in torch."""
+        """Keep tensors; as in torch, only the last call counts."""
         self.to_save = tensors
 
     def save_for_forward(self, *tensors: Tensor | None) -> None:
@@ -92,21 +92,21 @@ class Context:
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """Saved tensors; in `jvp` those of `save_for_forward`."""
+        """Saved tensors; in `jvp`, the tensors of `save_for_forward`."""
         return self.to_save
 
     saved_variables = saved_tensors  # for old classes; torch's own context still has it
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Record which inputs were written to."""
+        """Record the inputs that were written into."""
         self.dirty_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Record which results have no gradient."""
+        """Record the results that have no gradient."""
         self.non_differentiable = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether an undefined gradient arrives as zeros, the default, or as None."""
+        """Choose if an undefined gradient is passed as zeros (the default) or as None."""
         self.materialize_grads = value
 
     def __getattr__(self, name: str) -> Any:
@@ -120,7 +120,7 @@ class Context:
         return getattr(adopted.function_class, name)
 
     def each_tensor(self, change: Callable[[Any], Any]) -> Context:
-        """Copy the context, with `change` applied to every tensor, those in tuples, lists and dicts included.
+        """Copy the context, with `change` applied to every tensor, also in tuples, lists and dicts.
 
         Marked tensors are dropped: they matter only right after the forward, and a result in the context of
         its own node would close a reference cycle.
@@ -136,7 +136,7 @@ class Context:
         return other
 
     def hides(self, given: Sequence[Any]) -> bool:
-        """Return True if it holds an object, other than an argument, that may hide tensors."""
+        """Return True if it contains an object, other than an argument, that may hide tensors."""
         known = {id(value) for value in given}
         return any(hidden(value, known) for value in vars(self).values())
 
@@ -146,7 +146,7 @@ class Context:
 
     def pack(self, saved: SavedTensors) -> PackedContext:
         """The context without its tensors, which are saved."""
-        # Tensors for `jvp` are not for a backward.
+        # A backward does not use tensors for `jvp`.
         self.saved_for_forward = ()
         return PackedContext(
             self.each_tensor(
@@ -156,9 +156,9 @@ class Context:
 
 
 class SavedTensors:
-    """Tensors that autograd saves for a class: its own, as under `apply`, and others, each once.
+    """Tensors that autograd saves for a class: its own, as in `apply`, and others, each once.
 
-    All ways of a call save the same in one order, since a checkpoint may run it again in another way.
+    All routes of a call save the same tensors in the same order: a checkpoint may rerun it on another route.
 
     Args:
         own: The tensors that the class saved.
@@ -206,7 +206,7 @@ NUMBERS_AND_NAMES = frozenset(
 
 
 def holds_no_tensor(values: Iterable[Any]) -> bool:
-    """Return True if it is plain that values hold no tensor: numbers, names, and tuples and lists of them.
+    """Return True if values clearly contain no tensor: numbers, strings, and tuples and lists of these.
 
     Example:
         >>> holds_no_tensor([3, (1, "mean")]), holds_no_tensor([print])
@@ -242,7 +242,7 @@ _PLAIN = (
 
 
 def hidden(value: Any, known: Collection[int]) -> bool:
-    """Return True if an object, other than those with the numbers (`id`) `known`, may hide tensors."""
+    """Return True if an object may hide tensors; objects whose `id` is in `known` do not count."""
     if id(value) in known or isinstance(value, _PLAIN):
         return False
     if type(value) in (list, tuple, torch.Size):

@@ -1,4 +1,4 @@
-"""Fallback of a Function class whose code cannot run: its reference, or an error with the reason."""
+"""Fallback for a Function class whose code cannot run: its reference, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def run_or_fall_back(
     own: Callable[[], T],
     instead: Callable[[], T] | None,
 ) -> T:
-    """Run the class's code; fall back where it cannot take proxy tensors.
+    """Run the class's code; fall back if it cannot take proxy tensors.
 
     Args:
         adopted: The class.
         method: `forward` or `backward`, in messages.
         values: Argument values.
         own: Runs the code.
-        instead: Runs the reference, or the code on real tensors; None where neither is possible.
+        instead: Runs the reference, or the code on real tensors; None if neither is possible.
 
     Raises:
         TransformError: If the code does not run on proxy tensors, and there is no fallback.
@@ -76,13 +76,13 @@ def run_or_fall_back(
         if instead is None:
             raise cannot_run(adopted, circumstance, found) from error
         answer = instead()
-        if not real or again:  # what raises once on real tensors may be out of memory
-            known[key] = adopted.facts.suspected.pop(key, found)  # gone, if `instead` met the same
+        if not real or again:  # a single error on real tensors may be caused by a lack of memory
+            known[key] = adopted.facts.suspected.pop(key, found)  # missing if `instead` met it, too
         return answer
 
 
 class _RefusingAddresses(TorchFunctionMode):
-    """A region in which the address of a tensor raises: a fake tensor's is 0, at which code in C dies."""
+    """A region in which reading a tensor's address raises: a fake tensor's is 0, which crashes C code."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.data_ptr and (type(args[0]) not in _EAGER or args[0].is_meta):
@@ -91,7 +91,7 @@ class _RefusingAddresses(TorchFunctionMode):
 
 
 def declare_opaque(adopted: AdoptedFunction) -> None:
-    """Record the author's declaration that neither method runs on proxy tensors."""
+    """Record the author's declaration that forward and backward do not run on proxy tensors."""
     for method in ("forward", "backward"):
         for circumstance in (TRACED, TRANSFORMED, MAPPED):
             adopted.facts.instead[f"{method} {circumstance}"] = Obstacle(method, "declared with opaque=True")
@@ -108,15 +108,15 @@ def proxy_reason(values: Sequence[Any]) -> str | None:
 def cannot_run(adopted: AdoptedFunction, circumstance: str, found: Obstacle) -> errors.TransformError:
     """The error for code that does not run on proxy tensors."""
     if circumstance in (TRANSFORMED, MAPPED) and not capabilities.on("torch_func"):
-        why = "to run it on real tensors there needs the capability `torch_func`, which is off"
+        why = "running it on real tensors needs the capability `torch_func`, which is off"
     elif adopted.reference is None:
         why = "there is no reference"
     elif adopted.surrogate:
         kinds = ", ".join(sorted(adopted.claims))
-        why = f"the derivative of the reference must not take its place, since its kind is {kinds}"
+        why = f"the derivative of the reference must not replace it, since its kind is {kinds}"
     else:
-        why = "what the reference needs was not kept: mark it with `once_differentiable`"
-    what = f"cannot be run {circumstance}, where only operations of torch take what stands for a tensor"
+        why = "the values that the reference needs were not kept: mark it with `once_differentiable`"
+    what = f"cannot run {circumstance}, where only torch operations work on proxy tensors"
     return _error_of(adopted, found, f"{what}, and {why}")
 
 
@@ -126,24 +126,24 @@ def _error_of(adopted: AdoptedFunction, found: Obstacle, problem: str) -> errors
         f"`{adopted.name}.{found.method}` {problem}",
         got=found.reason,
         where=adopted.where if found.method == "forward" else adopted.backward_where,
-        hint="write it with torch operations that torch can do there, or give the same mathematics in plain "
+        hint="write it with torch operations that work there, or give the same mathematics in plain "
         "PyTorch: `adopt(..., reference=...)`",
     )
 
 
 def no_derivative_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for differentiating a gradient that is computed on real tensors only."""
+    """The error for differentiating a gradient that is computed only on real tensors."""
     tasks = adopted.facts.instead | adopted.facts.suspected
     found = next(each for task, each in tasks.items() if task.startswith("backward"))
-    what = "so that the gradient has no derivative: no second order and no forward mode"
-    return _error_of(adopted, found, f"runs on real tensors only, {what}")
+    what = "so its gradient has no second-order derivative and no forward mode"
+    return _error_of(adopted, found, f"runs only on real tensors, {what}")
 
 
 def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:
-    """The error for differentiating a backward that leaves torch."""
+    """The error for differentiating a backward that uses code outside torch."""
     return adopted.error(
         errors.GraphCutError,
-        f"the gradients that `{adopted.name}.backward` gives do not depend on `grad` as far as torch can see",
+        f"torch cannot see that the gradients of `{adopted.name}.backward` depend on `grad`",
         where=adopted.backward_where,
         hint="write the backward with torch operations, or mark it with `once_differentiable` and give the "
         "same mathematics in plain PyTorch: `adopt(..., reference=...)`",
@@ -151,41 +151,41 @@ def graph_cut_error(adopted: AdoptedFunction) -> errors.GraphCutError:
 
 
 def random_rerun_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for running a forward again that draws random numbers."""
+    """The error for running a forward that draws random numbers a second time."""
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.forward` draws random numbers, and under a transform it would have to run again",
-        hint="let it take what it draws, or the seed, as an argument",
+        f"`{adopted.name}.forward` draws random numbers, but under a transform it would run again",
+        hint="let it take the random numbers, or the seed, as an argument",
     )
 
 
 def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for a second order through a forward that computes something else when it runs again."""
+    """The error for a second-order gradient through a forward whose second run differs."""
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.forward` computed something else when it ran again, which a second order needs",
-        hint='say `kind="stochastic"` if it draws from torch\'s random state; else let it take what it draws '
-        "or remembers as an argument",
+        f"`{adopted.name}.forward` computed different results in the second run of a second-order gradient",
+        hint='write `kind="stochastic"` if it draws from torch\'s random state; else let it take its random '
+        "numbers or its state as an argument",
     )
 
 
 def overwritten_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for a second order that needs an argument which the call has written over."""
+    """The error for a second-order gradient that needs an argument which the call has overwritten."""
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.forward` kept other values on `ctx` than in earlier runs, and a second order needs "
-        f"{' and '.join(f'`{name}`' for name in adopted.schema.new_values)} as before the call, which wrote "
-        "over it",
+        f"`{adopted.name}.forward` kept different values on `ctx` than in earlier runs: a second-order "
+        f"gradient needs {' and '.join(f'`{name}`' for name in adopted.schema.new_values)} as before the "
+        "call, which overwrote it",
         hint="call it again: later calls keep a copy",
     )
 
 
 def once_differentiable_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for differentiating a backward that is marked as one that cannot be."""
+    """The error for differentiating a backward that is marked with `once_differentiable`."""
     return adopted.error(
         errors.TransformError,
         f"`{adopted.name}.backward` is marked with `once_differentiable`: it has no derivative of its own",
         where=adopted.backward_where,
-        hint="take the mark away if the backward is made of torch operations, or give the same mathematics "
+        hint="remove the mark if the backward is made of torch operations, or give the same mathematics "
         "in plain PyTorch: `adopt(..., reference=...)`",
     )

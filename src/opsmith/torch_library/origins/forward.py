@@ -1,4 +1,4 @@
-"""The forward of a Function class as a function: pure, or writing into what the class marks as dirty."""
+"""The forward of a Function class as a function: pure, or writing into arguments marked as dirty."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class ForwardRun:
     """The outcome of one forward.
 
     Args:
-        results: The results, flat; None where there is none.
+        results: The results, flat; None for a missing result.
         context: Values kept for the backward.
         constant: Positions of the results that it marked as non-differentiable.
-        given: The arguments, as it takes them.
+        given: The arguments of forward.
     """
 
     results: tuple[Any, ...]
@@ -60,7 +60,7 @@ class ForwardRun:
     given: tuple[Any, ...]
 
     def keeps(self, kept: Sequence[Tensor], known: Sequence[Any]) -> bool:
-        """Return True if it kept tensors that may have a gradient and are not known, or what may hide some.
+        """Return True if it kept unknown tensors that may have a gradient, or an object that may hide some.
 
         Args:
             kept: The tensors of its context.
@@ -80,20 +80,20 @@ def run_forward(
 ) -> ForwardRun:
     """Run the forward of an adopted class.
 
-    Arguments that it writes to are copied before the run, and results that alias its inputs after it. The
-    first run detects both: it copies every input if the code may write, and otherwise restores the inputs
-    that were written to.
+    Arguments that it writes into are copied before the run. Results that alias its inputs are copied after
+    the run. The first run detects both: it copies every input if the code may write, and otherwise restores
+    the inputs that were written into.
 
     Args:
         adopted: The class.
         values: Values of the operator's arguments.
         needs: Names of the arguments whose gradient is needed.
-        in_place: True to hand over the arguments that the operator writes into themselves.
+        in_place: True to pass the written arguments themselves, not copies.
 
     Raises:
-        MutationError: If it writes into an input into which earlier runs did not write, or marks one as dirty
-            that it does not return.
-        ResultCountError, ResultTypeError: If it does not return what it was adopted with.
+        MutationError: If it writes into an input into which earlier runs did not write, or marks an input as
+            dirty that it does not return.
+        ResultCountError, ResultTypeError: If its results differ from those that it was adopted with.
     """
     facts, given = adopted.facts, adopted.spread(values)
     flags = adopted.flags(given)
@@ -106,7 +106,7 @@ def run_forward(
         run, written, counted = _run(adopted, given, flags, _copies(given, copied), needs, own)
     except (errors.ResultTypeError, errors.ResultCountError) as error:
         now = {position: version_of(given[position]) for position in own}
-        # A tensor that was made in inference mode has no version: it counts as written where runs may write.
+        # A tensor that was made in inference mode has no version: it counts as written if runs may write.
         unseen = {at for at in own if known is None or adopted.argument_position(at) in known}
         changed = [at for at in own if now[at] != before[at] or (now[at] is None and at in unseen)]
         if changed and not backups:
@@ -136,7 +136,7 @@ def run_traceable(
     *,
     in_place: bool = False,
 ) -> ForwardRun:
-    """Run the forward of an adopted class; raise where it reads numbers that a trace does not have.
+    """Run the forward of an adopted class; raise if it reads numbers that a trace does not have.
 
     Raises:
         RuntimeError: If it reads a number, other than a size of a result, from a tensor without data.
@@ -145,7 +145,7 @@ def run_traceable(
     run = run_forward(adopted, values, needs, in_place=in_place)
     fresh = capabilities.fresh_symbols(tensors_in(list(values)))[count:]
     if not all(capabilities.is_a_size(symbol, tensors_in(list(run.results))) for symbol in fresh):
-        raise RuntimeError("it reads a number from a tensor, which has no data yet")
+        raise RuntimeError("it reads a number from a tensor that has no data yet")
     return run
 
 
@@ -158,13 +158,13 @@ def _record_writes(adopted: AdoptedFunction, flags: tuple[Any, ...], positions: 
 def late_writes(
     adopted: AdoptedFunction, flags: tuple[Any, ...], given: Sequence[Any], positions: Iterable[int]
 ) -> errors.OpsmithError:
-    """The error for a run that wrote into arguments as earlier runs did not; later ones copy these."""
+    """The error for a run that wrote into arguments unlike earlier runs; later runs copy these arguments."""
     _record_writes(adopted, flags, positions)
     return late_write(adopted, adopted.argument_names(given)[min(positions)])
 
 
 def _copied(adopted: AdoptedFunction, count: int, written: frozenset[int] | None) -> frozenset[int]:
-    """Positions of the arguments of forward that are handed over as copies."""
+    """Positions of the arguments of forward that are passed as copies."""
     if written is None:
         return frozenset(range(count)) if adopted.may_write else frozenset()
     return frozenset(position for position in range(count) if adopted.argument_position(position) in written)
@@ -189,9 +189,9 @@ def _run(
     needs: frozenset[str],
     own: frozenset[int],
 ) -> tuple[ForwardRun, frozenset[int], bool]:
-    """Run once; return the outcome, the positions written to, and whether every write was counted.
+    """Run once; return the outcome, the written positions, and True if every write was counted.
 
-    The tensors at the positions `own` are handed over themselves.
+    The tensors at the positions `own` are passed themselves, not as copies.
     """
     names = adopted.argument_names(given)
     context = Context(adopted, [_needed(*pair, needs) for pair in zip(names, given, strict=True)])
@@ -217,18 +217,18 @@ def finished_run(
     copies: Mapping[int, Tensor],
     own: frozenset[int],
 ) -> tuple[ForwardRun, frozenset[int], bool]:
-    """The outcome of a run, the positions written to, and whether every write was counted.
+    """The outcome of a run, the written positions, and True if every write was counted.
 
     Args:
         adopted: The class.
-        context: What it kept.
-        returned: What its forward returned.
+        context: The context with the kept values.
+        returned: The return value of its forward.
         given: The arguments of the call.
-        flags: Those that may choose whether it writes.
+        flags: The arguments that may decide whether it writes.
         before: Version counters of `handed` before the run.
-        handed: The arguments that it got.
+        handed: The arguments that forward received.
         copies: The copies among them, by position.
-        own: Positions of the arguments that it was to write into.
+        own: Positions of the arguments that it should write into.
     """
     names = adopted.argument_names(given)
     after = [version_of(value) for value in handed]
@@ -239,7 +239,7 @@ def finished_run(
     )
     counted = None not in itertools.compress(after, [isinstance(value, Tensor) for value in handed])
     marked = _marked(adopted, handed, context.dirty_tensors) if context.dirty_tensors else {}
-    if proxy_reason(handed) is None:  # compiled code is guarded by what is known of real calls
+    if proxy_reason(handed) is None:  # compiled code is guarded by facts about real calls
         earlier, now = adopted.facts.dirty_under.get(flags), frozenset(marked.values())
         note(adopted.facts.dirty_under, flags, now)
         if earlier is not None and earlier != now:
@@ -268,11 +268,11 @@ def finished_run(
 def _marked(adopted: AdoptedFunction, handed: Sequence[Any], dirty: Sequence[Any]) -> dict[int, str]:
     """Names of the arguments that were marked as dirty, by the `id` of the tensor.
 
-    What the author left out of `mutates=` does not count, and works on a copy.
+    Arguments that the author left out of `mutates=` do not count: forward gets copies of them.
     """
     names = adopted.argument_names(handed)
     allowed = set(names if adopted.mutates is None else adopted.mutates)
-    # Of one tensor that is given twice, the argument that is written comes first.
+    # If one tensor is given twice, the written argument comes first.
     order = sorted(range(len(names)), key=lambda position: names[position] not in adopted.schema.new_values)
     found: dict[int, str] = {}
     for position in order:
@@ -285,7 +285,7 @@ def _marked(adopted: AdoptedFunction, handed: Sequence[Any], dirty: Sequence[Any
 def _requiring(
     given: Sequence[Any], copies: Mapping[int, Tensor], needed: Sequence[bool]
 ) -> dict[int, Tensor]:
-    """Inputs whose gradient is needed, made to require one, as they do under `apply`."""
+    """Inputs whose gradient is needed, set to require a gradient, as in `apply`."""
     found: dict[int, Tensor] = {}
     for position in (i for i, is_needed in enumerate(needed) if is_needed):
         tensor = copies.get(position, given[position])
@@ -316,9 +316,9 @@ def writing_forward(adopted: AdoptedFunction) -> Callable[..., Any]:
 
 
 def _results(adopted: AdoptedFunction, values: list[Any], *, in_place: bool = False) -> Any:
-    """Result of the forward of an adopted class, or a stand-in for it on proxies.
+    """Result of the forward of an adopted class, or of its fallback on proxies.
 
-    In place, it is what the operator in place returns; otherwise all results, or what the reference returned.
+    If in place, the in-place operator's results; otherwise all results, or the reference's return value.
     """
     written = len(adopted.schema.new_values) if in_place else 0
 
@@ -363,7 +363,7 @@ class Returned:
 def returned_by(function_class: type[torch.autograd.Function], given: Sequence[Any]) -> Returned:
     """Call a class's forward with copies of these arguments, and return its results."""
     adopted = AdoptedFunction("", Schema((), (), single=True), function_class, 0)
-    if adopted.has_setup_context:  # `apply` then binds defaults, which `setup_context` unpacks
+    if adopted.has_setup_context:  # then `apply` fills in defaults, which `setup_context` unpacks
         bound = inspect.signature(function_class.forward).bind(*given)
         bound.apply_defaults()
         given = bound.args
@@ -403,9 +403,9 @@ def _flat_results(
 
     Args:
         adopted: The class.
-        returned: What it returned.
+        returned: Its return value.
         marked: Names of the arguments that it marked as dirty, by the `id` of the tensor.
-        own: Names of the arguments that it has to write into.
+        own: Names of the arguments that it must write into.
     """
     if marked:
         _refuse_marked(adopted, returned, marked)
@@ -432,10 +432,10 @@ def _flat_results(
 
 
 def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int, str]) -> None:
-    """Refuse a mark that no operator can have, and one that `apply` refuses, too.
+    """Refuse a mark that an operator cannot support, and a mark that `apply` refuses, too.
 
     Raises:
-        MutationError: If it marks one of `*args`, or what it does not return.
+        MutationError: If it marks one of `*args`, or an argument that it does not return.
     """
     outputs = returned if isinstance(returned, tuple | list) else (returned,)
     plain = {slot.name for slot in adopted.parameters.slots if slot.form in ("plain", "either")}
@@ -452,7 +452,7 @@ def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int,
         if not any(id(output) == identity for output in outputs):
             raise adopted.error(
                 errors.MutationError,
-                f"`{adopted.name}.forward` marks `{name}` as dirty and does not return it, which `apply` "
+                f"`{adopted.name}.forward` marks `{name}` as dirty but does not return it, which `apply` "
                 "refuses, too",
                 argument=name,
                 hint=f"return `{name}` itself, not a view or a copy; or let it work on a copy: `mutates=()`",
@@ -460,7 +460,7 @@ def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int,
 
 
 def _structure(returned: Any, marked: Mapping[int, str]) -> Any:
-    """The structure of a value: tuples of "tensor", written arguments, None and, for the rest, "other"."""
+    """The structure of a value: tuples of "tensor", written arguments, None, and "other" for the rest."""
     left = dict(marked)
 
     def structure(value: Any) -> Any:
@@ -486,7 +486,7 @@ def unaliased(
     given: Sequence[Any],
     written: frozenset[int],
 ) -> tuple[Any, ...]:
-    """The results, cloned where they alias an input or another result."""
+    """The results, cloned if they alias an input or another result."""
     names = adopted.argument_names(given)
     own = list(results)
     for position, argnum, other in aliases(results, handed):
@@ -503,14 +503,14 @@ def unaliased(
 
 
 def copies_of_results(results: Sequence[Any], apart: Sequence[Any], handed: Sequence[Any]) -> dict[int, Any]:
-    """Return the copy of each result that was cloned, by the `id` of what a class may have kept of it.
+    """Return the copy of each cloned result, by the `id` of the original that a class may have kept.
 
-    An argument that is returned is left out: what a class keeps of it is the argument, as by `apply`.
+    A returned argument is left out: as in `apply`, a class keeps the argument itself.
 
     Args:
-        results: What the forward returned.
-        apart: The same, each of its own memory.
-        handed: The arguments, as the forward got them.
+        results: The return values of the forward.
+        apart: The same values, each in its own memory.
+        handed: The arguments that the forward received.
     """
     pairs = zip(results, apart, strict=True)
     return {

@@ -1,4 +1,4 @@
-"""The backward and jvp of an adopted Function class, run by themselves and as formulas of an operator."""
+"""The backward and jvp of an adopted Function class, run directly and as formulas of an operator."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def run_backward(
     Args:
         adopted: The class.
         context: Context of its forward.
-        grads: Gradient of each result, None where there is none.
-        metadata: Form of each result, None where there was none.
+        grads: Gradient of each result, or None.
+        metadata: Metadata of each result; None for a missing result.
         given: The arguments of its forward; only their types matter.
 
     Returns:
-        The gradient of each argument of its forward; None where it returns none.
+        The gradient of each argument of its forward; None if it returns None.
 
     Raises:
-        GradientCountError: If it returns another number of gradients than forward takes arguments.
-        SavedTensorModifiedError: If it writes into a grad_output, and its first run did not.
+        GradientCountError: If the number of gradients differs from the number of arguments of forward.
+        SavedTensorModifiedError: If it writes into a grad_output, unlike its first run.
     """
     facts = adopted.facts
     handed = _by_output(adopted, context, grads, metadata)
@@ -66,7 +66,7 @@ def run_backward(
     before = [version_of(grad) for grad in handed]
     assert adopted.backward is not None
     backward = for_symbolic_sizes(adopted.backward, handed)
-    # In grad mode `once_differentiable` raises from a node of its own, which does not name the operator.
+    # In grad mode `once_differentiable` raises from its own node, without the operator's name.
     with torch.set_grad_enabled(torch.is_grad_enabled() and not adopted.once_differentiable):
         answer = backward(context, *handed)
     after = [version_of(grad) for grad in handed]
@@ -82,7 +82,7 @@ def grad_output_error(adopted: AdoptedFunction) -> errors.OpsmithError:
     adopted.facts.grads_written = True
     return adopted.error(
         errors.SavedTensorModifiedError,
-        f"`{adopted.name}.backward` wrote into a grad_output, as its first run did not",
+        f"`{adopted.name}.backward` wrote into a grad_output, unlike its first run",
         where=adopted.backward_where,
         hint="let it work on a copy: `grad = grad.clone()`",
     )
@@ -94,7 +94,7 @@ def _by_output(
     grads: Sequence[Tensor | None],
     metadata: Sequence[TensorMetadata | None],
 ) -> list[Any]:
-    """The output gradients as the class takes them: one for each output, side by side."""
+    """The output gradients as the class takes them: one for each output at the top level."""
     handed: list[Any] = []
     for output in side_by_side(adopted.outputs):
         if output is None:
@@ -113,12 +113,12 @@ def by_position(
 
     Args:
         adopted: The class.
-        needs: For each argument, whether its gradient is needed.
-        answer: What its backward returned.
+        needs: For each argument, True if its gradient is needed.
+        answer: The return value of its backward.
         given: The arguments; only their types matter.
 
     Raises:
-        GradientCountError: If the answer does not fit them.
+        GradientCountError: If this value does not fit the arguments.
     """
     answers = list(answer) if isinstance(answer, tuple | list) else [answer]
     names = adopted.argument_names(given)
@@ -129,7 +129,7 @@ def by_position(
     if missing or extra:
         raise adopted.error(
             errors.GradientCountError,
-            f"`{adopted.name}.backward` does not answer for the arguments of its forward",
+            f"`{adopted.name}.backward` does not return one gradient for each argument of its forward",
             argument=missing[0] if missing else None,
             expected=f"{len(names)} gradients: {', '.join(f'`{name}`' for name in names)}",
             got=f"{len(answers)}",
@@ -142,12 +142,12 @@ def by_position(
         if found is not None and not isinstance(value, Tensor):
             raise adopted.error(
                 errors.GradientCountError,
-                f"`{adopted.name}.backward` gives a gradient for `{name}`, which is not a tensor",
+                f"`{adopted.name}.backward` returns a gradient for `{name}`, which is not a tensor",
                 argument=name,
                 expected="None",
                 got=shown(found),
                 where=adopted.backward_where,
-                hint="look whether its answers are in the order of the arguments of forward",
+                hint="check whether its gradients are in the order of the arguments of forward",
             )
     return answers
 
@@ -199,19 +199,19 @@ def _on_real_tensors(
 def run_as_applied(
     adopted: AdoptedFunction, values: Sequence[Any], needs: frozenset[str], autocast: str | None
 ) -> ForwardRun:
-    """Run the forward of a class again as `apply` runs it: without grad mode, under autocast of the call.
+    """Run the forward of a class again like `apply`: without grad mode, under the autocast of the call.
 
-    What it keeps is in the graph: arguments are those given, results those of the operator. Grad mode is on
-    where it keeps values that it computed on the way.
+    The values that it keeps are in the graph: they are the given arguments and the operator's results. Grad
+    mode is on if it keeps intermediate values.
 
     Args:
         adopted: The class.
         values: Values of the operator's arguments.
         needs: Names of the arguments whose gradient is needed.
-        autocast: Autocast that was in force in the call.
+        autocast: Autocast of the call.
     """
     with autocasting(autocast):
-        if adopted.random:  # which it would draw twice
+        if adopted.random:  # it would draw random numbers twice
             return run_forward(adopted, values, needs)
         with torch.no_grad():
             run = run_forward(adopted, values, needs)
@@ -288,7 +288,7 @@ def by_name(
 
 
 def _each(answer: Any, value: Any) -> list[Any]:
-    """A gradient for each tensor in one of `*args`: those in a container have none."""
+    """A gradient for each tensor in one of `*args`; tensors in a container have none."""
     if isinstance(value, Tensor):
         return [answer]
     inside: list[Tensor] = []
@@ -319,7 +319,7 @@ def by_reference(
 
 
 def tangent_formula(adopted: AdoptedFunction) -> ClassFormula | None:
-    """The `jvp` of an adopted class as a joint formula for all its results; None where it has none."""
+    """The `jvp` of an adopted class as a joint formula for all its results; None if it has none."""
     jvp = adopted.method("jvp")
     if jvp is None:
         return None
@@ -333,7 +333,7 @@ def tangent_formula(adopted: AdoptedFunction) -> ClassFormula | None:
         run = run_as_applied(adopted, values, frozenset(schema.tensor_names), autocast_in_force())
         run.context.to_save = run.context.saved_for_forward
         skeletons = {slot.value for slot in adopted.parameters.slots if slot.form == "mixed"}
-        # torch wants the tangent of an input that forward writes into to be written as well.
+        # torch requires that the tangent of an input that forward writes into is written, too.
         written = {schema.names[position] for position in adopted.facts.written or ()}
         given = {
             name: value.clone()
@@ -353,11 +353,11 @@ def tangent_formula(adopted: AdoptedFunction) -> ClassFormula | None:
         if len(answers) != len(outputs):
             raise adopted.error(
                 errors.GradientCountError,
-                f"`{adopted.name}.jvp` does not answer for the results of its forward",
+                f"`{adopted.name}.jvp` does not return one tangent for each result of its forward",
                 expected=f"{len(outputs)} tangent{'s' * (len(outputs) != 1)}",
                 got=f"{len(answers)}",
                 where=where(jvp),
-                hint="return one tangent for each result of forward, in order, and None for none",
+                hint="return one tangent for each result of forward, in order, or None instead of a tangent",
             )
         found = {
             schema.results[output].name: zero if one is None else one

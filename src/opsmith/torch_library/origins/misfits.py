@@ -1,4 +1,4 @@
-"""Errors for a forward that returns or writes something else than its class was adopted with."""
+"""Errors for a forward whose results or writes differ from those that its class was adopted with."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from opsmith.core.origins.function_class import AdoptedFunction, StructureMismat
 
 
 def late_structure(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    """Return the error for a forward that returns another structure after it has written."""
+    """Return the error for a forward that returns a new structure after it has written."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` returned something else than in earlier runs, after it had written into "
-        f"`{name}`",
+        f"`{adopted.name}.forward` returned results that differ from earlier runs, after it had written "
+        f"into `{name}`",
         argument=name,
-        hint='declare what it may return: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
+        hint='declare its possible results: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
     )
 
 
 def other_marks(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    """Return the error for a forward that marks an argument in some calls, chosen by no flag."""
+    """Return the error for a forward that marks an argument in some calls, although no flag decides it."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` marks `{name}` as dirty in some calls and not in others, and no flag "
-        "chooses it",
+        f"`{adopted.name}.forward` marks `{name}` as dirty in some calls but not in others, and no flag "
+        "decides it",
         argument=name,
-        hint="let a bool or a text among the arguments choose it; or let it work on copies: `mutates=()`",
+        hint="let a bool or a string among the arguments decide it; or let it work on copies: `mutates=()`",
     )
 
 
 def unmarked_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    """Return the error for a forward that writes into an argument and does not mark it any more."""
+    """Return the error for a forward that writes into an argument but no longer marks it."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` wrote into `{name}` and did not mark it as dirty, as in earlier runs",
+        f"`{adopted.name}.forward` wrote into `{name}` but, unlike in earlier runs, did not mark it as dirty",
         argument=name,
         hint=f"let it call `ctx.mark_dirty({name})` wherever it writes into it",
     )
 
 
 def late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
-    """Return the error for a forward that writes where earlier runs did not."""
+    """Return the error for a forward that writes into an input into which earlier runs did not write."""
     return adopted.error(
         errors.MutationError,
         f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
@@ -53,21 +53,21 @@ def late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
 
 
 def other_count(adopted: AdoptedFunction, mismatch: StructureMismatchError) -> errors.ResultCountError:
-    """Return the error for a forward that returns another number of results."""
+    """Return the error for a forward that returns a different number of results."""
     value, outputs = mismatch.value, mismatch.outputs
     return adopted.error(
         errors.ResultCountError,
-        f"`{adopted.name}.forward` returned another number of results than it was adopted with",
+        f"`{adopted.name}.forward` returned a different number of results than when it was adopted",
         expected=f"a tuple of {len(outputs) if isinstance(outputs, tuple) else 1}",
         got=f"{len(value)}" if isinstance(value, tuple | list) else shown(value),
-        hint='say what it returns: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
+        hint='declare its results: `adopt(..., signature="(x: Tensor) -> tuple[Tensor, Tensor]")`',
     )
 
 
 def other_write(
     adopted: AdoptedFunction, name: str | None, written: str | None, marked: Collection[str]
 ) -> errors.ResultTypeError:
-    """The error for a class that writes into other arguments than it was adopted with.
+    """The error for a class whose written arguments differ from those it was adopted with.
 
     Args:
         adopted: The class.
@@ -78,19 +78,19 @@ def other_write(
     new, copies = adopted.schema.new_values, "or let it work on copies: `mutates=()`"
     moved = next((each for each in (written, name) if each in marked and each in new), None)
     if moved is not None:
-        problem = f"returns `{moved}` at another position than it was adopted with"
+        problem = f"returns `{moved}` at a different position than when it was adopted"
         hint = f"let it return `{moved}` at one position, whatever its flags are; {copies}"
     else:
-        problem = "marks other arguments as dirty than it was adopted with: this needs a declaration"
+        problem = "marks different arguments as dirty than when it was adopted: this needs a declaration"
         if name is not None and not set(new) <= set(marked):
             hint = (
-                "a flag chooses whether an argument is written, not which: adopt one class for each; "
+                "a flag can decide whether an argument is written, not which one: adopt one class for each; "
                 + copies
             )
         elif name is not None:
             hint = f'call it once before it is traced, or declare it: `adopt(..., mutates=("{name}",))`'
         else:
-            hint = "call it once before it is traced, or call its form `.functional` where it does not write"
+            hint = "call it once before it is traced, or call `.functional` if it does not write"
     return adopted.error(
         errors.ResultTypeError,
         f"`{adopted.name}.forward` {problem}",
@@ -102,13 +102,13 @@ def other_write(
 
 
 def other_result(adopted: AdoptedFunction, position: int | None, value: Any) -> errors.ResultTypeError:
-    """Return the error for a forward that returns a value of another type."""
+    """Return the error for a forward that returns a value of a different type."""
     return adopted.error(
         errors.ResultTypeError,
-        f"`{adopted.name}.forward` returned something else than it was adopted with",
+        f"`{adopted.name}.forward` returned a different result than when it was adopted",
         argument=None if position is None else adopted.schema.results[position].name,
         expected="None" if position is None else "Tensor",
         got=shown(value),
-        hint='say what it returns: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
-        "results are tensors: of a number, return `torch.as_tensor(...)`",
+        hint='show its results: `samples=`, or `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`; '
+        "results must be tensors: for a number, return `torch.as_tensor(...)`",
     )

@@ -1,4 +1,4 @@
-"""Metadata of the results of a Function class whose code runs on real tensors only, found by a trial."""
+"""Metadata of the results of a Function class whose code runs only on real tensors, found by a trial."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opsmith.torch_library.autograd.gradient_values import has_gradient
 def results_by_trial(
     adopted: AdoptedFunction, values: Sequence[Any], run: Callable[[list[Any]], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """Results without data, with the metadata that the forward gives for other numbers of the same shapes.
+    """Results without data, with the metadata of the forward's results for other numbers of the same shapes.
 
     Args:
         adopted: The class.
@@ -37,7 +37,7 @@ def results_by_trial(
         with capabilities.without_modes(), capabilities.above_autograd(), torch.random.fork_rng(devices=[]):
             real = [_filled(value) for value in values]
             found = {}
-            for state in {called, ""}:  # compiled code runs what it keeps without autocast
+            for state in {called, ""}:  # compiled code runs kept operators without autocast
                 with torch.no_grad(), noting_autocast(state), autocasting(state):
                     found[state] = metadata_of(run(real))
         if found[called] != found[""]:
@@ -51,18 +51,18 @@ def results_by_trial(
 
 
 def autocast_error(adopted: AdoptedFunction) -> errors.TransformError:
-    """The error for a class whose code compiled code keeps whole, and that depends on autocast."""
+    """The error for a class that compiled code keeps whole, but that depends on autocast."""
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.forward` gives another dtype under autocast, and compiled code, which keeps it "
-        "whole, runs it without autocast",
+        f"`{adopted.name}.forward` returns a different dtype under autocast, but compiled code keeps it "
+        "whole and runs it without autocast",
         hint="cast its arguments, and call it where autocast is off: "
         "`with torch.autocast(device, enabled=False)`",
     )
 
 
 def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], results: Sequence[Any]) -> None:
-    """Refuse results of other metadata than compiled code was told by a trial.
+    """Refuse results whose metadata differs from the trial for compiled code.
 
     Raises:
         ShapeError: If they differ.
@@ -73,17 +73,17 @@ def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], resul
         return
     raise adopted.error(
         errors.ShapeError,
-        f"the results of `{adopted.name}.forward` have another shape, layout or dtype for these numbers than "
-        "for others of the same shapes, which compiled code cannot know",
+        f"the shape, layout or dtype of the results of `{adopted.name}.forward` depends on the numbers of "
+        "its arguments, which compiled code cannot know",
         expected=str(expected),
         got=str(found),
-        hint="give the same mathematics in plain PyTorch: `adopt(..., reference=...)`, or call it outside of "
+        hint="give the same mathematics in plain PyTorch: `adopt(..., reference=...)`, or call it outside "
         "compiled code",
     )
 
 
 def metadata_of(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Shape, strides and dtype of each tensor; any other value as it is, or as text."""
+    """Shape, strides and dtype of each tensor; any other value itself, or as text."""
     return tuple(map(_metadata, values))
 
 
@@ -96,7 +96,7 @@ def _metadata(value: Any) -> Any:
 
 
 def _filled(value: Any) -> Any:
-    """A real tensor with the metadata of one without data: numbers between 0 and 1, whole ones 0."""
+    """A real tensor with the metadata of a tensor without data: numbers between 0 and 1, whole numbers 0."""
     if type(value) in (list, tuple):  # no other container has tensors here
         return type(value)(map(_filled, value))
     if not isinstance(value, Tensor):

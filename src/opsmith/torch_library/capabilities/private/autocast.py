@@ -1,4 +1,4 @@
-"""The dispatch keys of autocast: their names, a region without one, and kernels that traces look up."""
+"""The dispatch keys of autocast: their names, a region without a key, and kernels that traces look up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _C: Any = torch._C
 
 @functools.cache
 def autocast_key(device: str) -> str | None:
-    """Name of the dispatch key of autocast on a type of device; None where this torch has none."""
+    """Name of autocast's dispatch key for a type of device; None if this torch has none."""
     try:
         key = "Autocast" + _C._dispatch_key_for_device(device)
     except RuntimeError:
@@ -31,13 +31,13 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
 
 
 def serve_autocast_while_tracing(operator: Any, key: str, kernel: Any) -> None:
-    """Register an autocast kernel in Python, where traced calls look it up."""
+    """Register an autocast kernel in Python, where traced calls look for it."""
     operator.py_kernels.pop(getattr(_C.DispatchKey, key), None)  # left by an earlier adoption
     operator.py_impl(getattr(_C.DispatchKey, key))(kernel)
 
 
 def self_test() -> None:
-    """A kernel at the key of the CPU is called under autocast, and not in the region without."""
+    """A kernel at the CPU's key is called under autocast, but not in the region without autocast."""
     assert autocast_key("cpu") == "AutocastCPU"
     assert autocast_key("meta") is None
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")

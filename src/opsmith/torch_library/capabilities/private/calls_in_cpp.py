@@ -1,4 +1,4 @@
-"""Calls and autograd nodes in C++, by torch's own classes; the source lies in the folder `cpp`."""
+"""Calls and autograd nodes in C++, with torch's own classes; the source is in the folder `cpp`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _C: Any = torch._C
 
 @cache
 def calls_in_cpp() -> ModuleType | None:
-    """The extension module; None where it is not built for this Python and this torch."""
+    """The extension module; None if it is not built for this Python and this torch."""
     extension = calls_extension()
     if extension is not None:
         extension.use_types(Tensor, torch.nn.Parameter)
         frames = _C._dynamo.eval_frame
         extension.use_frame_callback(frames.get_eval_frame_callback, frames.set_eval_frame)
         torch.autograd.graph.Node.register(extension.Node)  # as every node of torch
-        # Dynamo is at work where compiled autograd is, and must not compile it.
+        # Compiled autograd uses Dynamo, which must not compile this function.
         extension.use_maker(recorded_by_torch, torch.compiler.disable)
     return extension
 
 
 def unwatched() -> tuple[tuple[dict[str, Any], str, Any], ...]:
-    """Dictionaries, names and values which say that no level of forward mode and no profiler is active."""
+    """Dictionaries, names and values that are present if no forward-mode level and no profiler is active."""
     return (
         (vars(forward_ad), sys.intern("_current_level"), -1),
         (vars(torch.autograd.profiler), sys.intern("_is_profiler_enabled"), False),
@@ -45,25 +45,26 @@ def recorded_by_torch(
     results: tuple[Tensor | None, ...],
     arguments: tuple[int, ...],
 ) -> Tensor:
-    """Record a call that C++ has recorded once more by `torch.autograd.Function`, for compiled autograd.
+    """Record a call that C++ has already recorded again by `torch.autograd.Function`, for compiled autograd.
 
     Args:
         generated: The class of the node.
-        context: What its forward has left.
-        results: A tensor like each result; None for one without a gradient.
-        arguments: For each argument 0 if it is no tensor, 1 for a tensor, 2 for one that requires a gradient.
+        context: The context after its forward.
+        results: A tensor like each result; None for a result without a gradient.
+        arguments: For each argument, 0 if it is not a tensor, 1 for a tensor, 2 for a tensor that requires a
+            gradient.
 
     Returns:
         A result whose `grad_fn` is the node.
     """
     names: Any = vars(generated)
-    # One class for all calls: compiled autograd takes another class for other code.
+    # One class for all calls: compiled autograd takes a different class for different code.
     recorded: Any = names.get("recorded_by_torch")
     if recorded is None:
         recorded = type(generated.__name__, (generated,), {"forward": staticmethod(_forward)})
         generated.recorded_by_torch = recorded  # type: ignore[attr-defined]
     tensors = [torch.empty(0, requires_grad=each == 2) if each else None for each in arguments]
-    _LEFT.context, _LEFT.results = context, results  # no argument: it would get a gradient
+    _LEFT.context, _LEFT.results = context, results  # not as an argument: it would get a gradient
     try:
         with torch.enable_grad():
             made: tuple[Tensor, ...] = recorded.apply(*tensors)
@@ -73,7 +74,7 @@ def recorded_by_torch(
 
 
 _LEFT = threading.local()
-"""While this thread records a call once more: its context, and a tensor like each result."""
+"""While this thread records a call again: its context, and a tensor like each result."""
 
 
 def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -82,7 +83,7 @@ def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     constants = [made for made, each in zip(results, like, strict=True) if each is None]
     ctx.mark_non_differentiable(*constants)
     ctx.set_materialize_grads(False)
-    # Without their history: a result among them would hold the node, which holds this one.
+    # Without their history: a result among them would reference the node, which references this node.
     ctx.save_for_backward(*(each if each is None else each.detach() for each in context.saved_tensors))
     if hasattr(context, "kept"):
         ctx.kept = context.kept
@@ -90,7 +91,7 @@ def _forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def self_test() -> None:
-    """A table tells calls apart, and a recorded call has the gradient of its class."""
+    """A table distinguishes calls, and a recorded call has the gradient of its class."""
     extension = calls_in_cpp()
     if extension is None:
         return

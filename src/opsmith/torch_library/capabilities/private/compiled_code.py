@@ -1,4 +1,4 @@
-"""The keys of compiled-code caches: a token for an operator's sources is part of them."""
+"""The keys of compiled-code caches, which contain a token for an operator's sources."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def mark_compiled_code(name: str, token: str) -> None:
 
 
 def compiler_imported() -> bool:
-    """Return True if Inductor is imported, which takes longer than everything else."""
+    """Return True if Inductor, whose import takes longest, is imported."""
     return "torch._inductor.config" in sys.modules
 
 
 def self_test() -> None:
-    """A token stands in the settings that the caches' keys are made from."""
+    """A token is in the settings from which the caches' keys are made."""
     config = _config()
     before = config.unsafe_marked_cacheable_functions
     mark_compiled_code("opsmith_self_test::marked", "token")
@@ -35,6 +35,6 @@ def self_test() -> None:
 
 
 def _config() -> Any:
-    from torch._inductor import config  # takes over a second, needed for compilation only
+    from torch._inductor import config  # takes over a second, only needed for compilation
 
     return config

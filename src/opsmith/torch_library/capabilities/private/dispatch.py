@@ -1,4 +1,4 @@
-"""Parts of torch's dispatcher that every operator needs, and that have no public name."""
+"""Parts of torch's dispatcher that every operator needs, but that have no public name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _without_excluded(keys: Any) -> AbstractContextManager[None]:
 
 
 def above_autograd() -> AbstractContextManager[None]:
-    """Context in which calls of operators go through autograd again, inside of `below_autograd`."""
+    """Context inside `below_autograd` in which calls of operators go through autograd again."""
     return _without_excluded(_AUTOGRAD)
 
 
@@ -56,7 +56,7 @@ def counting_writes() -> AbstractContextManager[None]:
 def resolving_bits() -> AbstractContextManager[None]:
     """Context in which operations resolve conjugate and negated views, also in the handler of a mode.
 
-    Torch excludes the two keys there, and a view is then read as the numbers in its memory.
+    torch excludes the two keys there; without this context, a view is read as the numbers in its memory.
     """
     if not _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.Conjugate):
         return _NOTHING
@@ -64,25 +64,25 @@ def resolving_bits() -> AbstractContextManager[None]:
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Context in which no mode, such as that of fake tensors, sees what runs."""
+    """Context in which no mode, such as the fake-tensor mode, sees operations."""
     context: AbstractContextManager[Any] = _disable_current_modes()
     return context
 
 
 def seen_by_modes() -> bool:
-    """Return True if a dispatch mode sees the next operator that is called."""
+    """Return True if a dispatch mode will see the next call of an operator."""
     return bool(_C._len_torch_dispatch_stack())
 
 
 def without_data(tensors: Sequence[Tensor]) -> bool:
-    """Return True if metadata alone are asked for: the tensors are fake or `meta`, and no trace records."""
+    """Return True if only metadata are needed: the tensors are fake or `meta`, and no trace is recording."""
     if not tensors or not all(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
         return False
     return not recording()
 
 
 def fresh_symbols(tensors: Sequence[Tensor]) -> list[Any]:
-    """List of the sizes that a trace made of data, and no result has yet; who fails takes its own back."""
+    """List of a trace's data-dependent sizes that no result has yet; a failing call must remove its own."""
     shapes = next((each.fake_mode.shape_env for each in tensors if isinstance(each, FakeTensor)), None)
     return [] if shapes is None else shapes.pending_fresh_unbacked_symbols
 
@@ -105,16 +105,16 @@ def version(tensor: Tensor) -> int | None:
 
 
 def versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
-    """Version counters of tensors; None for inference tensors, and for one that is None."""
+    """Version counters of tensors; None for inference tensors, and for a missing tensor."""
     return [None if each is None or each.is_inference() else each._version for each in tensors]
 
 
 version_counter = operator.attrgetter("_version")
-"""Version counter of a tensor that has one: of no inference tensor."""
+"""Version counter of a tensor that is not an inference tensor."""
 
 
 def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Version, shape, strides, offset, storage and bytes of the storage of each tensor.
+    """Version, shape, strides, offset, storage, and number of bytes of the storage, of each tensor.
 
     Raises:
         RuntimeError: For inference tensors, which have no version.
@@ -133,19 +133,19 @@ def states(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
 
 
 def marks(tensors: Sequence[Tensor]) -> list[Any]:
-    """Version, shape, strides and address of each tensor, one after the other, for what is only read.
+    """Version, shape, strides and address of each tensor, in one list, for tensors that are only read.
 
     Raises:
         RuntimeError: For inference tensors, which have no version.
     """
     found: list[Any] = []
-    for each in tensors:  # a comprehension is a frame more
+    for each in tensors:  # a comprehension would cost a frame
         found += (each._version, each.shape, each.stride(), each.data_ptr())
     return found
 
 
 def viewed(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that a view is a view of, for autograd; None for one that is no view."""
+    """Return the base of a view, for autograd; None for a tensor that is not a view."""
     return tensor._base
 
 
@@ -157,14 +157,14 @@ def operator_exists(name: str) -> bool:
 def destroy(library: torch.library.Library) -> None:
     """Deregister everything that a library registered."""
     library._destroy()
-    # Later torch's finaliser would take back what another library has registered under these names by then.
+    # Otherwise torch's finaliser would later remove registrations of another library under these names.
     for reference in weakref.getweakrefs(library):
         if isinstance(reference.__callback__, weakref.finalize):
             reference.__callback__()
 
 
 def self_test() -> None:
-    """A kernel at the autograd key goes on below it; writes are counted; an operator can be taken back."""
+    """A kernel at the autograd key continues below it; writes are counted; operators can be deregistered."""
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("below(Tensor x) -> Tensor")
     below: Any = torch.ops.opsmith_self_test.below.default

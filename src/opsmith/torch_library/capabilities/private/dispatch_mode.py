@@ -18,7 +18,7 @@ def observe_operators(
 
     Args:
         see: Takes the operator and its keyword arguments, before it runs.
-        given: Takes the operator and its positional arguments, likewise.
+        given: Takes the operator and its positional arguments, before it runs.
     """
     watch: AbstractContextManager[Any] = _Watch(see, given)
     return watch
@@ -44,7 +44,7 @@ def observe_writes(see: Callable[[torch.Tensor], None]) -> AbstractContextManage
 
 @contextmanager
 def operators_behind_modes() -> Iterator[list[Any] | None]:
-    """Context with a list of the operators that the modes in force have passed on to their kernels."""
+    """Context with a list of the operators that the current modes have passed on to kernels."""
     ran: list[Any] = []
     modes_off: Any = _disable_current_modes()
     with modes_off as modes, observe_operators(lambda operator, _: ran.append(operator)):
@@ -58,7 +58,7 @@ def operators_behind_modes() -> Iterator[list[Any] | None]:
 
 
 def tracing_imported() -> bool:
-    """Return True if torch has imported its tracing modules, which an operation on `meta` may cause."""
+    """Return True if torch has imported its tracing modules; an operation on `meta` may import them."""
     return "torch._dynamo" in sys.modules
 
 

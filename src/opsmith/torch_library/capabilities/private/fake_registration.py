@@ -1,4 +1,4 @@
-"""Registration of an operator's fake kernel, also in place of one that somebody else gave."""
+"""Registration of an operator's fake kernel, also instead of an existing fake kernel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch._library.simple_registry import singleton
 def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., Any], where: str) -> None:
     """Give an operator a fake kernel until the library is destroyed, which restores the earlier one.
 
-    `torch.library.register_fake` looks for its caller in all modules, which takes a sixth of the time of
-    `import opsmith.ops`. It would keep the fake kernel of a `custom_op` for ever, and refuse that of an
-    operator in C++ which names another module for it.
+    `torch.library.register_fake` searches all modules for its caller, which takes a sixth of the time of
+    `import opsmith.ops`. It would keep the fake kernel of a `custom_op` forever, and would refuse a fake
+    kernel for a C++ operator that names a different module for it.
 
     Args:
         library: A library of the operator's namespace.
@@ -29,7 +29,7 @@ def add_fake(library: torch.library.Library, overload: Any, fake: Callable[..., 
 
 
 def self_test() -> None:
-    """The fake kernel added last is the one that runs, until its library is destroyed."""
+    """The fake kernel that was added last runs, until its library is destroyed."""
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("faked(Tensor x) -> Tensor")
     overload: Any = torch.ops.opsmith_self_test.faked.default

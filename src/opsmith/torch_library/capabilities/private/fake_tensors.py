@@ -21,7 +21,7 @@ def fake_mode() -> Any:
 
 
 class _WithoutData(FakeTensorMode):
-    """Mode whose tensors know no value: those of torch 2.15 remember that of a number that they stand for."""
+    """Mode whose tensors know no value: torch 2.15's fake tensors remember the value of a wrapped number."""
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> Any:
         """A tensor with the same metadata."""
@@ -31,11 +31,11 @@ class _WithoutData(FakeTensorMode):
 
 
 def symbolic_mode(*, inputs: bool = True) -> Any:
-    """Fake mode in which every size but 0 and 1 is a symbol, as in code compiled for dynamic sizes.
+    """Fake mode in which every size except 0 and 1 is a symbol, as in code compiled for dynamic sizes.
 
     Args:
-        inputs: False to leave the sizes of the given tensors as they are: then the only symbols are
-            sizes of results that depend on data.
+        inputs: False to keep the sizes of the given tensors: then the only symbols are sizes of results that
+            depend on data.
     """
     return _Symbolic(inputs)
 
@@ -43,12 +43,12 @@ def symbolic_mode(*, inputs: bool = True) -> Any:
 class _Symbolic:
     def __init__(self, inputs: bool) -> None:
         self.inputs = inputs
-        # Equal sizes get different symbols; a guard shows which must be equal.
+        # Equal sizes get different symbols; guards show which sizes must be equal.
         self.mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> _Symbolic:
-        # As Dynamo does: without it, operations that torch decomposes in Python fix sizes.
+        # As Dynamo does: without it, operations that torch decomposes in Python make sizes constant.
         with ExitStack() as regions:
             regions.enter_context(enable_python_dispatcher())
             regions.enter_context(self.mode)
@@ -61,7 +61,7 @@ class _Symbolic:
         self._entered.pop().__exit__(kind, error, trace)
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor with the same metadata, and symbolic sizes if inputs have them."""
+        """A tensor with the same metadata, and with symbolic sizes if `inputs` is True."""
         if not self.inputs:
             return self.mode.from_tensor(tensor, static_shapes=True)
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
@@ -69,12 +69,12 @@ class _Symbolic:
 
     @staticmethod
     def size(size: Any) -> int | None:
-        """The value of a size for the given tensors; None where it depends on their data."""
+        """The value of a size for the given tensors; None if it depends on their data."""
         known: int | None = size if isinstance(size, int) else size.node.hint
         return known
 
     def where_fixed(self, size: Any) -> tuple[str, int, str] | None:
-        """File, line and function of the code that fixed a size to a number, the first outside of torch."""
+        """File, line and function of the first code outside torch that made a size constant."""
         symbol, shapes = size.node._expr, self.mode.shape_env
         for guard in shapes.guards if shapes else ():
             frame: Any = guard.sloc.framework_loc

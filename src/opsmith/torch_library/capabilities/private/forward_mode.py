@@ -1,4 +1,4 @@
-"""Dual tensors at the level in force, and whether tangents propagate."""
+"""Dual tensors at the current level of forward mode, and the propagation of tangents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def forward_mode_allowed() -> bool:
 
 
 def forward_mode_on() -> AbstractContextManager[None]:
-    """Context in which tangents propagate, also inside a `jvp` staticmethod, where torch turns them off."""
+    """Context in which tangents propagate, even inside a `jvp` staticmethod, where torch turns them off."""
     return forward_ad._set_fwd_grad_enabled(True)
 
 
@@ -34,7 +34,7 @@ def primal_of(tensor: Tensor) -> Tensor:
 
 
 def outside_graph(tensor: Tensor) -> Tensor:
-    """A tensor that requires no gradient, with its tangent, which `detach` would drop."""
+    """A tensor that requires no gradient, but keeps its tangent, which `detach` would drop."""
     if not forward_mode_active():
         return tensor.detach()
     primal, tangent = unpack_dual(tensor)
@@ -42,7 +42,7 @@ def outside_graph(tensor: Tensor) -> Tensor:
 
 
 def unpack_dual(value: Any) -> tuple[Any, Tensor | None]:
-    """A value and its tangent at the forward-mode level in force, if it has one."""
+    """A value and its tangent at the current forward-mode level, if it has one."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value, None
     primal, tangent = torch._unpack_dual(value, level=0)
@@ -50,13 +50,13 @@ def unpack_dual(value: Any) -> tuple[Any, Tensor | None]:
 
 
 def make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
-    """A tensor with a tangent, at the forward-mode level in force."""
+    """A tensor with a tangent, at the current forward-mode level."""
     dual: Tensor = torch._make_dual(primal, tangent, level=0)
     return dual
 
 
 def self_test() -> None:
-    """A tangent goes in, through an operation, out of the graph, and comes back as it is."""
+    """A tangent is attached, passes through an operation, leaves the graph, and is returned unchanged."""
     x, t = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
     assert not forward_mode_active()
     assert unpack_dual(3) == (3, None)

@@ -1,4 +1,4 @@
-"""Functionalization, the mode in which a trace replaces an operator by its reference."""
+"""Functionalization: the mode in which a trace replaces an operator by its reference."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FUNCTIONALIZATION: type = FunctionalTensorMode
 
 def exporting() -> bool:
     """Return True under torch.export, which keeps operators whole."""
-    import torch._functorch.config as config  # a slow import, needed for tracing only
+    import torch._functorch.config as config  # a slow import, only needed for tracing
 
     return not config.decompose_custom_triton_ops
 
 
 def only_stand_ins(types: Sequence[type]) -> bool:
-    """Return True if these types are plain or fake tensors, without other subclasses."""
+    """Return True if all these types are plain or fake tensors, without other subclasses."""
     return all(kind is Tensor or issubclass(kind, FunctionalTensor | FakeTensor) for kind in types)
 
 
 def traced(tensors: Sequence[Tensor]) -> bool:
-    """Return True if some tensors are fake or made functional, as in a trace, or have a symbol for a size."""
+    """Return True if some tensors are fake or functional, as in a trace, or have a symbolic size."""
     return any(
         isinstance(each, FunctionalTensor | FakeTensor) or torch.SymInt in map(type, each.shape)
         for each in tensors
@@ -38,10 +38,10 @@ def traced(tensors: Sequence[Tensor]) -> bool:
 
 
 def source_in_trace(tensor: Tensor) -> tuple[Any, bool]:
-    """Return the node of a trace that Inductor reads for a tensor, and True if it drops a copy before.
+    """Return the node of a trace that Inductor reads for a tensor, and True if it drops a copy before it.
 
-    It drops operations that change no number, such as a clone, even where what they have copied is written
-    later. Without a trace for Inductor the node is None.
+    It drops operations that change no number, such as a clone, even if the copied tensor is written later.
+    Without a trace for Inductor the node is None.
     """
     passes, mode = sys.modules.get("torch._inductor.fx_passes.post_grad"), get_proxy_mode()
     if passes is None or mode is None or not isinstance(tensor, FunctionalTensor):
@@ -56,38 +56,38 @@ def source_in_trace(tensor: Tensor) -> tuple[Any, bool]:
 
 
 def _unchanged(node: Any, passes: Any) -> Any:
-    """Return the node that another one is a view of, or a copy that Inductor drops; None if it is neither."""
+    """Return the source of a node that is a view, or a copy that Inductor drops; None for other nodes."""
     if getattr(node.target, "is_view", False):
         return node.args[0]
     _, at = passes.noop_registry.get(node.target, (None, None))
     if at is None:
         return None
-    source = node.args[at] if isinstance(at, int) else node.all_input_nodes[0]  # of a list
+    source = node.args[at] if isinstance(at, int) else node.all_input_nodes[0]  # one in a list
     return source if hasattr(source, "target") and passes.same_meta(node, source) else None
 
 
 def copy_in_trace(tensor: Tensor) -> Tensor:
-    """Return a copy that Inductor fuses, and does not drop."""
+    """Return a copy that Inductor fuses, but does not drop."""
     return torch.where(torch.ones((), dtype=torch.bool, device=tensor.device), tensor, tensor)
 
 
 def symbolic_functions() -> dict[str, Callable[[Any], Any]]:
-    """Functions of `math` on one number that torch computes on a symbol, too, by name."""
+    """Functions of `math` on one number that torch can also compute on a symbol, by name."""
     prefix = "_sym_"
     names = (name.removeprefix(prefix) for name in vars(torch) if name.startswith(prefix))
     return {name: vars(torch)[f"{prefix}{name}"] for name in names if hasattr(math, name)}
 
 
 def run_in_traces(function: Callable[..., Any]) -> None:
-    """Make Dynamo run a function while it traces, and take the result as a constant.
+    """Make Dynamo run a function during tracing, and use the result as a constant.
 
-    `torch.compiler.assume_constant_result` does the same, and imports Dynamo, which is slow.
+    `torch.compiler.assume_constant_result` does the same, but imports Dynamo, which is slow.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def self_test() -> None:
-    """A rule for the mode sees the call of an operator made functional, and its answer is the one used."""
+    """A rule for the mode sees a functionalized call of an operator, and its result is used."""
     assert exporting() is False
     functions = symbolic_functions()
     assert functions["sqrt"](4) == 2.0
@@ -113,7 +113,7 @@ def self_test() -> None:
 
     torch.library.register_torch_dispatch("opsmith_self_test::inlined", FUNCTIONALIZATION, rule, lib=library)
     mode: Any = FUNCTIONALIZATION()
-    x = torch.ones(2)  # made outside of the mode, which would wrap it
+    x = torch.ones(2)  # made outside the mode, which would wrap it
     with mode:
         result = FunctionalTensor.from_functional(operator(FunctionalTensor.to_functional(x)))
     assert seen == [True], "the rule was not asked, or the types of a trace have changed"

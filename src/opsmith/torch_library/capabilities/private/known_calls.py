@@ -1,4 +1,4 @@
-"""Circumstances of a call that tell whether it is a known one, and the entry of a node in C."""
+"""Circumstances that decide whether a call is a known call, and the entry of a node in C."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from opsmith.torch_library import capabilities
 
 _C: Any = torch._C
 _autograd: Any = torch.autograd
-# Dynamo leaves a frame that calls this method to Python; in torch 2.11 it fails at the function itself.
+# Dynamo does not trace a frame that calls this method; in torch 2.11 it fails at the function itself.
 _is_excluded: Any = _C._dispatch_tls_is_dispatch_key_excluded.__call__
 _CONJUGATE = _C.DispatchKey.Conjugate
 
 frame_callback: Any = _C._dynamo.eval_frame.get_eval_frame_callback
-"""Return what compiles each function of this thread, as after a graph break; None or False for nothing."""
+"""Return the callback that compiles functions in this thread, as after a graph break, or None, or False."""
 
 any_autocast: Any = _C._is_any_autocast_enabled
 """Return True if autocast is on, for any type of device."""
 
 
 def call_keys(keyset: Any) -> int | None:
-    """The dispatch keys of a call as a number; None where they do not tell what a kernel has to do.
+    """The dispatch keys of a call as a number; None if they do not show all that a kernel has to do.
 
-    They differ for tensors of other backends, layouts and wrappers, under modes and their traces. They do not
-    tell of forward mode, and neither of conjugate views in the handler of a mode.
+    They differ for different backends, layouts and wrappers of tensors, and under modes and their traces.
+    They do not show forward mode, or conjugate views in the handler of a mode.
 
     Args:
         keyset: The keys, as the dispatcher passes them to a kernel.
@@ -46,7 +46,7 @@ def nothing_active() -> bool:
     return not (
         _C._len_torch_dispatch_stack()
         or _C._dispatch_tls_is_dispatch_key_included(_C.DispatchKey.PreDispatch)  # its handler pops its modes
-        or _is_excluded(_CONJUGATE)  # and so does that of any mode
+        or _is_excluded(_CONJUGATE)  # and so does the handler of any mode
         or _C._len_torch_function_stack()
         or _functorch.peek_interpreter_stack() is not None
         or any_autocast()
@@ -57,16 +57,16 @@ def nothing_active() -> bool:
 
 
 def direct_apply(node: type[torch.autograd.Function]) -> Any:
-    """The `apply` of a node in C, without the checks in Python that its caller has made already."""
+    """The `apply` of a node in C, without the checks in Python that its caller has already made."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc]
 
 
 def recorder(node: type[torch.autograd.Function], of_class: tuple[Any, ...] | None) -> Any:
-    """The `apply` of a node whose context is used for what is saved alone: in C++ where that is built.
+    """The `apply` of a node whose context is used only for saved values: in C++ if that is built.
 
     Args:
         node: Its class.
-        of_class: The parts of an adopted class's node by which C++ goes back; None for another rule.
+        of_class: For an adopted class, the parts of its node that the backward in C++ uses; else None.
     """
     in_cpp = capabilities.calls_in_cpp()
     return direct_apply(node) if in_cpp is None else in_cpp.recorder(node, of_class)
@@ -84,7 +84,7 @@ def direct_backward(node: Any, backward: Callable[..., Any]) -> None:
 
 
 def self_test() -> None:
-    """Keys are those of a plain call, and others where something differs; a node goes back."""
+    """Plain calls have the same keys, different calls have different keys; a node runs its backward."""
     library = torch.library.Library("opsmith_known_calls", "FRAGMENT")
     library.define("kept(Tensor x) -> Tensor")
     seen: list[int | None] = []
@@ -158,7 +158,7 @@ def _test_nodes() -> None:
     assert gradient.tolist() == [8.0, 8.0]
 
     class Attributes(torch.autograd.Function):
-        """Attributes of a context, as rules take them."""
+        """Attributes of a context that rules use."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Any:

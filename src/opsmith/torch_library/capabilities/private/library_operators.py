@@ -1,4 +1,4 @@
-"""Operators that another library registered: their schemas, and which kernels they have."""
+"""Operators that another library registered: their schemas and kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 _C: Any = torch._C
 
 MISSING = object()
-"""Default of an argument that has none."""
+"""Marker of an argument without a default."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class ArgumentSchema:
 
     Args:
         name: Its name.
-        type: Its type as torch's compiler writes it: `Optional[Tensor]`, `List[int]`, `ScalarType`.
-        length: Fixed length of a list that has one.
+        type: Its type in torch's notation: `Optional[Tensor]`, `List[int]`, `ScalarType`.
+        length: Fixed length of a list, if it has one.
         default: Its default, or `MISSING`; a dtype, layout or memory format is a number.
-        keyword_only: True if it is given by name alone.
+        keyword_only: True if it can be given only by name.
         written: True if the operator writes into it.
     """
 
@@ -45,13 +45,13 @@ class OperatorSchema:
     """An operator's schema.
 
     Args:
-        name: `namespace::name`, with the overload's name where it is not the default one.
+        name: `namespace::name`, with the overload's name if it is not the default overload.
         text: The schema as torch writes it.
         arguments: Its arguments.
-        results: Name, which may be empty, and type of each result that is new.
+        results: Name, which may be empty, and type of each new result.
         pure: True if it neither writes into its arguments nor returns views of them.
-        returns: Name of the argument that it writes into and returns, if that is all that it returns.
-        views: True if it returns an argument or a view of one in any other way.
+        returns: Name of the argument that it writes into and returns, if it returns nothing else.
+        views: True if it returns an argument, or a view of an argument, in any other way.
     """
 
     name: str
@@ -116,14 +116,14 @@ def kernel_at(overload: Any, key: str) -> Any:
 
 
 def registrations(overload: Any) -> str:
-    """Torch's dump of the registrations of an operator, which changes with each registration."""
+    """Dump by torch of the registrations of an operator, which changes with each registration."""
     dump: str = _C._dispatch_dump(overload._name)
     return dump
 
 
 @dataclass(frozen=True)
 class CustomParts:
-    """Functions given to a `torch.library.custom_op`; for the others torch registers kernels that raise."""
+    """Functions given to a `torch.library.custom_op`; for others, torch registers kernels that raise."""
 
     function: Callable[..., Any]
     backward: Callable[..., Any] | None
@@ -132,7 +132,7 @@ class CustomParts:
 
 
 def custom_parts(overload: Any) -> CustomParts | None:
-    """Functions given to a `torch.library.custom_op`; None for an operator that was registered otherwise."""
+    """Functions given to a `torch.library.custom_op`; None for any other operator."""
     definition = _maybe_get_opdef(overload)
     if definition is None:
         return None
@@ -147,10 +147,10 @@ _AUTOGRAD = tuple(name for name in dir(_C.DispatchKey) if name.startswith("Autog
 
 
 def has_derivative(overload: Any, transformed: bool) -> bool | None:
-    """Return False for an operator without autograd, and None for one that needs none, or is ours.
+    """Return False for an operator without autograd; None if it needs no autograd, or is opsmith's.
 
-    A kernel that only falls through is none, nor is that of a `custom_op` without a formula, or under a
-    transform of `torch.func`, which does not take it.
+    A fallthrough kernel does not count as autograd. The kernel of a `custom_op` does not count without a
+    formula, or under a transform of `torch.func`, which does not support it.
     """
     if overload.namespace in _OF_TORCH:
         return None
@@ -165,9 +165,9 @@ def has_derivative(overload: Any, transformed: bool) -> bool | None:
 
 
 def around_operators(call: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Context in which `call(function, overload, args, kwargs)` stands for each function of torch.
+    """Context in which each function of torch is replaced by `call(function, overload, args, kwargs)`.
 
-    The overload is None for a function that is no operator.
+    The overload is None for a function that is not an operator.
     """
     around: AbstractContextManager[Any] = _Around(call)
     return around
@@ -187,7 +187,7 @@ class _Around(TorchFunctionMode):
 
 
 _SHARDING_TABLES = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
-"""Tables of DTensor with rules of operators; torch 2.11 does not have all of them."""
+"""Tables of DTensor's rules for operators; torch 2.11 does not have all of these tables."""
 
 
 def shards_itself(overload: Any) -> bool:
@@ -204,7 +204,7 @@ _WRITING = ("writing", "several", "returning", "viewing")
 
 
 def self_test() -> None:
-    """A schema is read; kernels are seen where they are, called, and told from those that only raise."""
+    """A schema is read; kernels are found and called, and are distinguished from kernels that only raise."""
     library = torch.library.Library("opsmith_self_test", "FRAGMENT")
     library.define("others(Tensor x, Tensor[] ys, *, int[2] k=3, ScalarType? d=None) -> (Tensor out, Tensor)")
     library.define("writing(Tensor(a!) x) -> Tensor")

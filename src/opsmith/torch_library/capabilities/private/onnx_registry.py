@@ -15,13 +15,13 @@ from opsmith.torch_library.torch_messages import quiet_exporter
 def onnx_translator(opset: int, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """Return a function that translates modules and programs to ONNX, as `torch.onnx.export` does.
 
-    `torch.onnx.export` reads a thousand sources of translations in each call; here they are read once.
+    `torch.onnx.export` reads the source of a thousand translations in each call; here they are read once.
 
     Args:
         opset: Version of ONNX's operators, 18 or later.
         table: Translations of operators that are not torch's own.
     """
-    from torch.onnx._internal.exporter import _core  # with the first export, not before
+    from torch.onnx._internal.exporter import _core  # imported with the first export, not before
 
     registry = copy.copy(_torchlib(opset))
     registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
@@ -45,7 +45,7 @@ def _torchlib(opset: int) -> Any:
 
 
 def self_test() -> None:
-    """One registry serves a module and a program, and what was added to it makes nodes."""
+    """One registry translates a module and a program, and a translation added to it makes nodes."""
     import inspect
 
     from torch.onnx._internal.exporter import _core, _registration

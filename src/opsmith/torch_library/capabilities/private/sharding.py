@@ -1,4 +1,4 @@
-"""DTensor: plain tensors among its own, and the operations on shards below it."""
+"""DTensor: plain tensors mixed with DTensors, and the operations on shards below it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def replicates_implicitly() -> bool:
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Context in which DTensor treats plain tensors as replicated; torch's own ends an outer one."""
+    """Context in which DTensor treats plain tensors as replicated; torch's own would end an outer one."""
     before = DTensor._op_dispatcher._allow_implicit_replication
     DTensor._op_dispatcher._allow_implicit_replication = True
     try:
@@ -39,19 +39,19 @@ def shard_of(tensor: Any) -> Tensor:
 
 
 def shard_key(tensor: Any) -> Hashable:
-    """Hashable identity of all but the data of a DTensor: mesh, placements, metadata of whole and shard."""
+    """Hashable identity of a DTensor without its data: mesh, placements, metadata of whole and shard."""
     shard = tensor._local_tensor
     return tensor._spec, type(shard), shard.shape, shard.stride(), shard.dtype, shard.device
 
 
 def placed_like(example: Any) -> Callable[[Tensor], Tensor | None]:
-    """A function that makes a DTensor of a shard, with the mesh, placements and metadata of an example.
+    """A function that makes a DTensor from a shard, with the mesh, placements and metadata of an example.
 
-    It returns None for a shard of another shape, layout or dtype than that of the example.
+    It returns None if the shape, layout or dtype of the shard differs from the example's.
     """
     spec, shard = example._spec, example._local_tensor
     shape, stride, dtype = shard.shape, shard.stride(), shard.dtype
-    make: Any = DTensor.__new__  # `__init__` does nothing, in two frames
+    make: Any = DTensor.__new__  # `__init__` does nothing, but costs two frames
 
     def place(shard: Tensor) -> Tensor | None:
         if shard.shape != shape or shard.stride() != stride or shard.dtype != dtype:
@@ -67,16 +67,16 @@ def observe_shards(
 ) -> AbstractContextManager[Any]:
     """Context in which `see` runs each operation on plain tensors, including those on shards.
 
-    An operation that is made of others is seen as those, since DTensor takes some of them apart.
+    A composite operation is seen as the operations that it is made of, since DTensor splits some of them.
 
     Args:
         see: Runs an operation, and returns its results.
-        see_placed: The same for operations on DTensors, whose operations on shards come to `see`.
+        see_placed: Runs an operation on DTensors; its operations on shards are passed to `see`.
     """
 
     class Watch(TorchDispatchMode):
         passes: Any = None
-        """The operation on DTensors that `see_placed` runs, and that DTensor takes."""
+        """The operation on DTensors that `see_placed` runs, and that is left to DTensor."""
 
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
@@ -92,7 +92,7 @@ def observe_shards(
             if any(issubclass(kind, DTensor) for kind in types):
                 if see_placed is None or self.passes is operator:
                     self.passes = None
-                    return NotImplemented  # DTensor runs it, and its operations on shards come here
+                    return NotImplemented  # DTensor runs it, and its operations on shards arrive here
                 return see_placed(Operation(operator, args, kwargs, *_effects(operator, args, kwargs), place))
             if operator.namespace == "prim":  # a query, not a computation
                 return run()
@@ -109,7 +109,7 @@ def observe_shards(
 def _effects(
     operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operation writes into, and those that its results are views of."""
+    """The tensors that an operation writes into, and the tensors of which its results are views."""
     written: list[Tensor] = []
     viewed: list[Tensor] = []
     for position, argument in enumerate(operator._schema.arguments):
@@ -120,7 +120,7 @@ def _effects(
 
 
 def self_test() -> None:
-    """The setting is there and is restored, and operations on plain tensors are seen, taken apart."""
+    """The setting exists and is restored, and operations on plain tensors are seen, split into parts."""
     before = replicates_implicitly()
     with implicit_replication():
         assert replicates_implicitly()

@@ -50,27 +50,27 @@ class Transform:
         return str(self.interpreter.randomness())
 
     def lift(self, value: Any) -> Any:
-        """A tensor as one of this transform."""
+        """A tensor as a tensor of this transform."""
         return self.interpreter._cptr.lift(value) if isinstance(value, Tensor) else value
 
     def unwrap(self, value: Any) -> Any:
-        """A tensor of this transform as one of the transform below."""
+        """A tensor of this transform as a tensor of the transform below."""
         return _functorch._unwrap_for_grad(value, self.level) if isinstance(value, Tensor) else value
 
     def wrap(self, value: Tensor) -> Tensor:
-        """A tensor of the transform below as one of this transform."""
+        """A tensor of the transform below as a tensor of this transform."""
         wrapped: Tensor = _functorch._wrap_for_grad(value, self.level)
         return wrapped
 
     def unwrap_batched(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-        """Batched tensors of this transform as plain ones, and the batch dimension of each."""
+        """Batched tensors of this transform as plain tensors, and the batch dimension of each."""
         tensors = tuple(value for value in values if isinstance(value, Tensor))
         found = iter(zip(*_vmap.unwrap_batched(tensors, self.level), strict=True) if tensors else ())
         pairs = [next(found) if isinstance(value, Tensor) else (value, None) for value in values]
         return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
 
     def wrap_batched(self, values: Sequence[Tensor], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
-        """Plain tensors as batched ones of this transform."""
+        """Plain tensors as batched tensors of this transform."""
         wrapped: tuple[Tensor, ...] = _vmap.wrap_batched(tuple(values), tuple(dims), self.level)
         return wrapped
 
@@ -84,7 +84,7 @@ def innermost_transform() -> Transform | None:
 
 
 def is_mapped() -> bool:
-    """Return True under a `vmap`, innermost or not."""
+    """Return True under a `vmap`, even if it is not the innermost transform."""
     stack: Any = _functorch.get_interpreter_stack()
     return any(str(each.key()).endswith("Vmap") for each in stack or ())
 
@@ -96,24 +96,24 @@ def single_level_nodes() -> AbstractContextManager[None]:
 
 
 def unwrap_dead(value: Any) -> Any:
-    """A tensor that outlived its transform, as the plain one that it holds."""
+    """The plain tensor inside a tensor that outlived its transform."""
     return _functorch.unwrap_if_dead(value) if isinstance(value, Tensor) else value
 
 
 def innermost_value(tensor: Tensor) -> Tensor:
-    """The tensor below all transforms, with the numbers of every example."""
+    """The tensor below all transforms, with the numbers of all examples."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
 is_functional: Any = _functorch.is_functionaltensor
-"""Return True for a wrapper of `functionalize`: a write puts another tensor into it."""
+"""Return True for a wrapper of `functionalize`: a write replaces the tensor inside it."""
 
 
 def below_transforms(tensor: Tensor) -> Tensor:
     """The tensor below all transforms, or the wrapper of `functionalize` there."""
-    if torch.compiler.is_dynamo_compiling():  # torch 2.15 dies at a wrapped tensor there
+    if torch.compiler.is_dynamo_compiling():  # there torch 2.15 crashes at a wrapped tensor
         return tensor
     while _functorch.is_functorch_wrapped_tensor(tensor) and not is_functional(tensor):
         tensor = _functorch.get_unwrapped(tensor)
@@ -121,7 +121,7 @@ def below_transforms(tensor: Tensor) -> Tensor:
 
 
 def over_examples(function: Callable[..., Any], dims: Any, size: int, randomness: str) -> Callable[..., Any]:
-    """A function of one example as one of a batch: it returns the results and the batch dimension of each."""
+    """Make a function of one example a function of a batch, which returns results and batch dimensions."""
     batched: Callable[..., Any] = _vmap.restore_vmap(function, dims, size, randomness)
     return batched
 
@@ -129,17 +129,17 @@ def over_examples(function: Callable[..., Any], dims: Any, size: int, randomness
 def reduce_to_dim(
     value: Tensor, dim: int | None, wanted: int | None, size: int, shape: torch.Size | None = None
 ) -> Any:
-    """A gradient or tangent with the batch dimension of its tensor: moved there, expanded or summed away."""
+    """A gradient or tangent whose batch dimension is moved to its tensor's, added, or summed away."""
     reduced: Any = reductify_leaf(value, dim, wanted, size, shape)
     return reduced
 
 
 is_gradient_batch: Any = _functorch.is_legacy_batchedtensor
-"""Return True if a tensor is a batch of gradients, as `is_grads_batched=True` makes it."""
+"""Return True if a tensor is a batch of gradients, made by `is_grads_batched=True`."""
 
 
 def transform_kernel(name: str) -> Any:
-    """Torch's kernel for transforms of an operator; call this before another kernel replaces it."""
+    """Kernel of torch for transforms of an operator; call this before another kernel replaces it."""
     return _C._dispatch_get_computed_kernel_for_dispatch_key(name, "FuncTorchDynamicLayerFrontMode")
 
 

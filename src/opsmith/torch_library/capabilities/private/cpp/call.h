@@ -1,4 +1,4 @@
-// Calls of a handle whose signature is in its table: without a frame in Python.
+// Calls of a handle whose signature is in its table: made without a Python frame.
 #pragma once
 
 #include "rule.h"
@@ -14,7 +14,7 @@
 
 namespace opsmith {
 
-// Forms of an argument. In upper case it may be None, too.
+// Forms of an argument. A letter in upper case means that it may also be None.
 enum Form : char {
   TENSOR = 't',
   LIST = 'l',      // of tensors; a kernel gets a new list
@@ -28,7 +28,7 @@ enum Form : char {
 
 // How a route computes.
 enum How : char {
-  BY_KERNEL = 'k',  // a function of the arguments, whose results are held to the contract here
+  BY_KERNEL = 'k',  // a function of the arguments, whose results are checked here by the contract
   BY_NODE = 'n',    // the `apply` of a node, which takes the items of lists one by one
   WHOLE = 'w',      // a function of a list of all arguments, which returns a tuple of all results
 };
@@ -36,9 +36,9 @@ enum How : char {
 struct Route {
   pybind11::object function, validate;
   How how;
-  bool trusted;     // it writes into no argument that it must not, and returns new tensors
+  bool trusted;     // it writes only into arguments declared as written, and returns new tensors
   bool has_graph;   // a result may require a gradient
-  bool contiguous;  // it takes what it writes in contiguous memory alone
+  bool contiguous;  // it takes written arguments only in contiguous memory
 };
 
 using Signature = std::vector<uint64_t>;
@@ -60,7 +60,7 @@ struct DeclaredSizes {
   std::vector<int64_t> sizes;  // the number of a letter, -1 for any size, -2 - n for the size n
 };
 
-// The table of the calls of one handle; `calls/accelerator.py` says what each part is.
+// The table of the calls of one handle; `calls/accelerator.py` describes its parts.
 struct Plan {
   static constexpr const char* name = "opsmith.Plan";
   PyTypeObject* handle;  // borrowed, used while `plans` has the plan
@@ -72,10 +72,10 @@ struct Plan {
   bool by_name, alike;
   std::unordered_map<Signature, Route, SignatureHash> routes = {};
 
-  // To release an object may run code that comes back here.
+  // Releasing an object may run code that returns here.
   void forget_routes() { const auto forgotten = std::exchange(routes, {}); }
   bool is_used() const;
-  void leave();  // its handle, which holds it, may be gone
+  void leave();  // its handle, which owns it, may be gone
 
   template <class F>
   void each(const F& show) {
@@ -89,7 +89,7 @@ struct Plan {
 inline std::unordered_map<PyTypeObject*, PyObject*> plans;  // borrowed
 inline ternaryfunc in_python = nullptr;  // calls a handle by its `__call__`
 
-// One call: the arguments in order, borrowed, and what its route follows from.
+// One call: the arguments in order, borrowed, and the facts that decide its route.
 struct Call {
   Values values, tensors;
   Signature signature;
@@ -97,7 +97,7 @@ struct Call {
   const PyTypeObject* kind = plain_tensor;  // of the results
 };
 
-// The arguments in order; false where one is missing, unknown or given twice.
+// The arguments in order; false if one is missing, unknown or given twice.
 inline bool bind(const Plan* plan, PyObject* const* args, Py_ssize_t given, PyObject* kwargs, Values& values) {
   const Py_ssize_t count = PyTuple_GET_SIZE(plan->names.ptr());
   if (given > plan->positional) return false;
@@ -113,7 +113,7 @@ inline bool bind(const Plan* plan, PyObject* const* args, Py_ssize_t given, PyOb
   }
   for (Py_ssize_t at = given; at < count; at++) {
     if (values[at]) continue;
-    PyObject* by_default = PyTuple_GET_ITEM(plan->defaults.ptr(), at);  // a tuple of one, or an empty one
+    PyObject* by_default = PyTuple_GET_ITEM(plan->defaults.ptr(), at);  // a tuple of one item, or an empty tuple
     if (!PyTuple_GET_SIZE(by_default)) return false;
     values[at] = PyTuple_GET_ITEM(by_default, 0);
   }
@@ -145,7 +145,7 @@ inline uint64_t dispatch_keys(const at::Tensor& tensor, const c10::impl::LocalDi
   return ((tensor.key_set() | local.included_) - local.excluded_).raw_repr();
 }
 
-// Adds a tensor, and its part of the signature. The keys tell of transforms, autocast, inference and modes of users.
+// Adds a tensor, and its part of the signature. The keys show transforms, autocast, inference and user modes.
 inline void add_tensor(Call& call, PyObject* value, const c10::impl::LocalDispatchKeySet& local) {
   const at::Tensor& tensor = THPVariable_Unpack(value);
   call.tensors.push_back(value);
@@ -158,8 +158,8 @@ inline void add_tensor(Call& call, PyObject* value, const c10::impl::LocalDispat
       static_cast<uint64_t>(tensor.dim()) << 32);
 }
 
-// True if each argument has its form. It notes the signature and the tensors, also those of lists. A list becomes a
-// tuple, which nobody changes while the call runs.
+// True if each argument has its form. It notes the signature and the tensors, also tensors in lists. A list becomes
+// a tuple, which cannot change while the call runs.
 inline bool has_forms(const Plan* plan, Call& call) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   call.signature.reserve(2 + 4 * call.values.size());
@@ -210,8 +210,8 @@ inline bool has_forms(const Plan* plan, Call& call) {
   return true;
 }
 
-// True if nothing is active that would see the call: a mode, a forward-mode level, a profiler, or Dynamo, which
-// compiles the frame in Python.
+// True if nothing that would see the call is active: a mode, a forward-mode level, a profiler, or Dynamo, which
+// compiles the Python frame.
 inline bool nothing_watches(const Plan* plan) {
   THPObjectPtr callback(PyObject_CallNoArgs(frame_callback));  // null for an error, which the caller raises
   if (callback.get() != Py_None) return false;
@@ -225,7 +225,7 @@ inline bool nothing_watches(const Plan* plan) {
   return true;
 }
 
-// True if a tensor has the sizes that are declared; it notes those of letters.
+// True if a tensor has the declared sizes; it notes the sizes of letters.
 inline bool has_sizes(const DeclaredSizes& declared, PyObject* value, c10::SmallVector<int64_t, 8>& letters) {
   const at::IntArrayRef found = THPVariable_Unpack(value).sizes();
   const size_t count = declared.sizes.size();
@@ -239,7 +239,7 @@ inline bool has_sizes(const DeclaredSizes& declared, PyObject* value, c10::Small
   return true;
 }
 
-// True if the tensors have the declared shapes; false with an exception set where Python raises one.
+// True if the tensors have the declared shapes; false, with an exception set, if Python raises one.
 inline bool in_shape(const Plan* plan, const Values& values) {
   if (!plan->fits.is_none()) {
     THPObjectPtr fits(PyObject_Vectorcall(plan->fits.ptr(), values.data(), values.size(), nullptr));
@@ -250,7 +250,7 @@ inline bool in_shape(const Plan* plan, const Values& values) {
     const Py_ssize_t letter = plan->integers[at];
     if (letter < 0 || values[at] == Py_None) continue;
     letters[letter] = PyLong_AsLongLong(values[at]);
-    if (letters[letter] < 0) {  // no size, or none that C++ can hold
+    if (letters[letter] < 0) {  // not a size, or too large for C++
       PyErr_Clear();
       return false;
     }
@@ -278,7 +278,7 @@ inline PyObject* several_of(PyObject* number, Py_ssize_t count, bool as_list) {
   return made;
 }
 
-// The arguments as a kernel takes them, or as a node does: the items of lists one by one. `owned` holds new objects.
+// The arguments for a kernel, or for a node, which takes the items of lists one by one. `owned` keeps new objects.
 inline bool convert(const Plan* plan, const Values& values, bool by_node, Values& given, Owned& owned) {
   for (size_t at = 0; at < values.size(); at++) {
     const char form = plan->forms[at] | ('a' - 'A');
@@ -310,7 +310,7 @@ inline bool convert(const Plan* plan, const Values& values, bool by_node, Values
   return true;
 }
 
-// What callers see, from all results: a tuple of them, or the one that there is. `-1 - n` is the argument `n`.
+// The results that callers see, from all results: a tuple, or a single result. `-1 - n` is the argument `n`.
 inline PyObject* seen(const Plan* plan, PyObject* shown, const Values& values, THPObjectPtr result, bool in_tuple) {
   if (!result) return nullptr;
   const Py_ssize_t count = PyTuple_GET_SIZE(shown);
@@ -327,10 +327,10 @@ inline PyObject* seen(const Plan* plan, PyObject* shown, const Values& values, T
   return some;
 }
 
-// True if the results of a kernel are as it promises.
+// True if the results of a kernel keep its promise.
 inline bool holds_contract(const Plan* plan, PyObject* result, const Call& call, bool has_graph) {
   if (!are_new(result, plan->results, call.tensors, call.kind)) return false;
-  // A result requires a gradient where a tensor that is no argument does.
+  // A result requires a gradient if a tensor that is not an argument does.
   for (Py_ssize_t at = 0; !has_graph && at < plan->results; at++) {
     PyObject* each = plan->results == 1 ? result : PyTuple_GET_ITEM(result, at);
     if (THPVariable_Unpack(each).requires_grad()) return false;
@@ -338,7 +338,7 @@ inline bool holds_contract(const Plan* plan, PyObject* result, const Call& call,
   return true;
 }
 
-// All results of a kernel: one, or a tuple of several.
+// All results of a kernel: one result, or a tuple of several.
 inline PyObject* call_kernel(const Plan* plan, const Route& route, Call& call, bool& in_tuple) {
   Values given;
   if (!convert(plan, call.values, false, given, call.owned)) return nullptr;
@@ -378,7 +378,7 @@ inline bool is_written_contiguous(const Plan* plan, const Values& values) {
   return true;
 }
 
-// What callers see of a call by the table; null, without an exception, for one that Python makes.
+// The results that callers see of a call by the table; null, without an exception, if Python makes the call.
 inline PyObject* by_table(
     PyObject* table, PyObject* const* args, Py_ssize_t given, PyObject* kwargs, PyObject* shown = nullptr) {
   THPObjectPtr held(Py_NewRef(table));  // a call may replace it
@@ -431,7 +431,7 @@ inline void use_autograd_kernels(pybind11::handle type) {
   kernels->tp_call = call_autograd_kernel;
 }
 
-// Calls with the signature of these values take this route from now on; false where no call can.
+// Calls with the signature of these values take this route from now on; false if no call can.
 inline bool accept(
     pybind11::handle self, const pybind11::list& values, char how, pybind11::object function, pybind11::object validate,
     bool trusted, bool has_graph, bool contiguous) {
@@ -471,7 +471,7 @@ inline void detach(pybind11::handle self) {
   plan.leave();
 }
 
-// Calls of the handle look into its table from now on, until it is detached or `__call__` is set. The parts are given
+// Calls of the handle use its table from now on, until it is detached or `__call__` is set. The parts are given
 // by name.
 inline pybind11::object make_plan(const pybind11::kwargs& given) {
   const auto places = [&](const char* name) { return given[name].cast<Places>(); };

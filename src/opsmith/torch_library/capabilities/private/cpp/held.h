@@ -1,4 +1,4 @@
-// Functions whose results are held to what an operator promises: `held_results.py` compares each combination of the
+// Functions whose results are checked by an operator's promise: `held_results.py` compares each combination of the
 // metadata of arguments and results once, with some floating numbers.
 #pragma once
 
@@ -11,10 +11,10 @@ namespace opsmith {
 
 inline constexpr size_t MAX_NUMBERS = 8;  // see `held_results.py`
 
-// A hash of the metadata on which that of results may depend: of tensors, and of values; that of floating numbers apart.
+// A hash of the metadata, of tensors and values, on which the results' metadata may depend; floats are hashed apart.
 struct Metadata {
   uint64_t hash = 14695981039346656037u, numbers = 0;
-  bool is_plain = true;  // false where a tensor has no sizes that are numbers
+  bool is_plain = true;  // false if a tensor has sizes that are not numbers
 
   void add(uint64_t value) { hash = (hash ^ (value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2))) * 1099511628211u; }
 
@@ -39,7 +39,7 @@ struct Metadata {
       numbers = numbers * 1099511628211u ^ static_cast<uint64_t>(PyObject_Hash(value));
     } else {
       const Py_hash_t known = PyObject_Hash(value);
-      if (known == -1) PyErr_Clear();  // its type stands for it
+      if (known == -1) PyErr_Clear();  // its type represents it
       add(static_cast<uint64_t>(known));
     }
   }
@@ -47,7 +47,7 @@ struct Metadata {
 
 struct Held {
   static constexpr const char* name = "opsmith.Held";
-  pybind11::object function, compare;  // `compare(returned, *args, **kwargs)` gives the results, or raises
+  pybind11::object function, compare;  // `compare(returned, *args, **kwargs)` returns the results, or raises
   // Hashes of the floating numbers of combinations that are right, by the hash of the other metadata.
   std::unordered_map<uint64_t, std::unordered_set<uint64_t>> known = {};
 
@@ -70,7 +70,7 @@ struct Held {
       const bool is_known = all.is_plain && known != held.known.end() &&
           (known->second.size() >= MAX_NUMBERS || known->second.count(all.numbers));
       if (is_known) return returned.release();
-      if (metadata().hash != given.hash) return returned.release();  // the contract refuses what it did to arguments
+      if (metadata().hash != given.hash) return returned.release();  // the contract refuses changed arguments
       Values compared{returned.get()};
       compared.append(arguments, arguments + count);
       THPObjectPtr results(PyObject_Vectorcall(held.compare.ptr(), compared.data(), 1 + positional, names));

@@ -27,7 +27,7 @@ PYBIND11_MODULE(opsmith_calls, module) {
   module.def("accept", accept);
   module.def("detach", detach);
   module.def("use_autograd_kernels", use_autograd_kernels);
-  // Functions that get and set what sees the frames of this thread; None for nothing.
+  // Functions that get and set the callback for the frames of this thread; None for no callback.
   module.def("use_frame_callback", [](object get, object set) {
     frame_callback = get.release().ptr();
     set_frame_callback = set.release().ptr();
@@ -41,8 +41,8 @@ PYBIND11_MODULE(opsmith_calls, module) {
     plain_tensor = reinterpret_cast<PyTypeObject*>(tensor.release().ptr());
     plain_parameter = reinterpret_cast<PyTypeObject*>(parameter.release().ptr());
   });
-  // `wrap(function)`, made at its first call, takes `(generated, context, results, arguments)`, makes the same call by
-  // `torch.autograd.Function`, and returns one of its results.
+  // `wrap(function)`, made at its first call, takes `(generated, context, results, arguments)`. It makes the same call
+  // with `torch.autograd.Function`, and returns one of its results.
   module.def("use_maker", [](object function, object wrap) {
     make_of_torch = function.release().ptr();
     wrap_maker = wrap.release().ptr();

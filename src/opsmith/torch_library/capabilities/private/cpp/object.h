@@ -1,4 +1,4 @@
-// What Python sees of C++: objects that hold its values, followed by the garbage collector, and functions.
+// The Python side of C++: objects with C++ values, which the garbage collector follows, and functions.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,8 +10,8 @@
 
 namespace opsmith {
 
-// Runs a function for Python. What torch warns of meanwhile comes when it ends, unless an exception tells that an error
-// is set: Python would take a warning over it for a `SystemError`.
+// Runs a function for Python. torch's warnings are issued at its end, unless an exception shows that an error is set:
+// for a warning on top of an error, Python would raise a `SystemError`.
 template <typename Function>
 PyObject* for_python(const Function& function) {
   HANDLE_TH_ERRORS
@@ -21,8 +21,8 @@ PyObject* for_python(const Function& function) {
   END_HANDLE_TH_ERRORS
 }
 
-// The object of some parts: they have a `name` and show what they own by `each`, and may have a `call`,
-// `properties`, and a `leave` that comes before what they own is released.
+// The object of some parts: they have a `name`, show the objects that they own by `each`, and may have a `call`,
+// `properties`, and a `leave` that runs before their objects are released.
 template <class Parts>
 struct Object {
   PyObject_HEAD

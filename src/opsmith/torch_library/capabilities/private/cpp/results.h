@@ -16,11 +16,11 @@ inline PyTypeObject *plain_tensor = nullptr, *plain_parameter = nullptr, *dtenso
 
 using Values = c10::SmallVector<PyObject*, 16>;
 
-// New objects of a call, held to its end.
+// New objects of a call, kept until its end.
 using Owned = c10::SmallVector<THPObjectPtr, 4>;
 
-// True if one storage is the other, or has memory of it: torch allocates no memory twice, but a storage that NumPy or
-// DLPack has made, which cannot be resized, may have memory of another one.
+// True if two storages are the same, or share memory: torch allocates no memory twice, but a storage that NumPy or
+// DLPack has made, which cannot be resized, may share the memory of another storage.
 inline bool are_one(const c10::StorageImpl* one, const c10::StorageImpl* other) {
   if (one == other) return true;
   if (one->resizable() && other->resizable()) return false;
@@ -34,13 +34,13 @@ inline bool are_one(const c10::StorageImpl* one, const c10::StorageImpl* other) 
   throw error;
 }
 
-// A new object; Python's exception where there is none, as without memory.
+// A new object; Python's exception if it cannot be made, as without memory.
 inline PyObject* made(PyObject* object) {
   if (!object) raise_python_error();
   return object;
 }
 
-// The tensor that has the memory of a tensor: of a DTensor its shard, of another tensor that tensor. It is borrowed.
+// The tensor with a tensor's memory: the shard of a DTensor; any other tensor itself. It is borrowed.
 inline const at::Tensor& in_memory(PyObject* tensor) {
   if (Py_TYPE(tensor) != dtensor) return THPVariable_Unpack(tensor);
   static PyObject* const name = PyUnicode_InternFromString("_local_tensor");
@@ -48,7 +48,7 @@ inline const at::Tensor& in_memory(PyObject* tensor) {
   return THPVariable_Unpack(shard.get());
 }
 
-// True if the results are dense tensors of the class `kind`, each in memory that no other one has, nor an argument.
+// True if the results are dense tensors of the class `kind`, and share memory with no argument and no other result.
 inline bool are_new(PyObject* result, Py_ssize_t count, const Values& arguments, const PyTypeObject* kind) {
   PyObject* const* all = &result;
   if (count > 1) {
@@ -110,7 +110,7 @@ struct State {
 
 using States = c10::SmallVector<State, 8>;
 
-// The versions before a call, as `validate` takes them: -1 for a tensor that is not as it was.
+// The versions before a call, as `validate` takes them: -1 for a tensor that has changed.
 inline PyObject* as_versions(const Values& tensors, const States& before) {
   PyObject* all = PyTuple_New(static_cast<Py_ssize_t>(before.size()));
   for (size_t at = 0; all && at < before.size(); at++) {
@@ -126,8 +126,8 @@ inline PyObject* as_list(const Values& values) {
   return listed;
 }
 
-// Runs a kernel, whose last arguments have `names` unless that is None. Where it is not trusted to leave its tensors
-// as they are, or its result is not right, `validate` looks at the result and the versions before.
+// Runs a kernel, whose last arguments have `names` unless that is None. If it is not trusted to leave its tensors
+// unchanged, or its result is not right, `validate` checks the result and the versions before.
 template <class IsRight, class Validate>
 PyObject* run_kernel(
     const pybind11::object& kernel, const Values& given, PyObject* names, const Values& tensors, bool trusted,

@@ -1,5 +1,5 @@
-// Rules: the calls of one signature with a node, whose gradients are formulas. `autograd/prepared_rule.py` says what
-// each part is, and goes back where something is unusual.
+// Rules: the calls of one signature with a node, whose gradients are formulas. `autograd/prepared_rule.py` describes
+// each part, and runs the backward if something is unusual.
 #pragma once
 
 #include "node.h"
@@ -14,9 +14,9 @@ using Places = std::vector<Py_ssize_t>;
 
 struct FormulaCall {
   pybind11::object function;  // takes its arguments by position
-  Places sources;             // of its arguments among the saved tensors, the gradients, and what is kept
+  Places sources;             // of its arguments among the saved tensors, the gradients, and kept values
   Places answers;             // flat arguments whose gradients it returns
-  bool joint;                 // `spread` takes them from what it returns
+  bool joint;                 // `spread` takes them from its return value
 };
 
 // Roles of a result.
@@ -30,13 +30,13 @@ enum Role : char {
 struct Rule {
   static constexpr const char* name = "opsmith.Rule";
   pybind11::object generated, kernel, names, validate, fit, spread, refuse_writes, note, needed;
-  bool trusted;              // the kernel writes nothing, and returns new tensors
+  bool trusted;              // the kernel writes into no argument, and returns new tensors
   std::vector<int> results;  // for each result a set of `Role`
   Places saved;              // among flat arguments and results
   Places values;             // flat arguments that are kept
   Places filled;             // results whose metadata are kept
   bool keeps, keeps_shapes, on_mesh;
-  bool alone;  // the formulas give all gradients
+  bool alone;  // the formulas compute all gradients
   std::vector<FormulaCall> formulas;
 
   static PyObject* call(PyObject* self, PyObject* const* arguments, size_t flags, PyObject*);
@@ -71,7 +71,7 @@ struct RuleNode : public OperatorNode {
   variable_list by_formulas(const variable_list& grads) {
     const Uncompiled uncompiled;
     at::OptionalDeviceGuard device;
-    Owned every;  // the saved tensors, the gradients, and what is kept
+    Owned every;  // the saved tensors, the gradients, and kept values
     THPObjectPtr tensors(rule().saved.empty() ? made(PyTuple_New(0)) : unpack());  // without any it may go back twice
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(tensors.get()); at++) {
       every.emplace_back(Py_NewRef(PyTuple_GET_ITEM(tensors.get(), at)));
@@ -136,7 +136,7 @@ struct RuleNode : public OperatorNode {
     return gradients;
   }
 
-  // Raises the error of a formula, with a note that names it.
+  // Raises the error of a formula, with a note that names the formula.
   [[noreturn]] void raise_noted(size_t number) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -160,7 +160,7 @@ struct RuleNode : public OperatorNode {
   }
 };
 
-// What a call keeps for its backward beside saved tensors: values, shapes, meshes, metadata of results.
+// The values other than saved tensors that a call keeps for its backward: values, shapes, meshes, metadata of results.
 inline PyObject* kept_of(const Rule& rule, PyObject* const* arguments, size_t count, PyObject* const* results) {
   const auto attribute = [](PyObject* tensor, const char* name) {
     return made(PyObject_GetAttrString(tensor, name));
@@ -207,7 +207,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
     THPObjectPtr held(Py_NewRef(self));  // a kernel may replace it
     const size_t count = PyVectorcall_NARGS(flags);
     Values tensors;
-    Owned lists;  // lists of the kernel's own, which may change them: a formula gets what was given
+    Owned lists;  // the kernel's own lists, which it may change: a formula gets the given lists
     for (size_t at = 0; at < count; at++) {
       if (THPVariable_Check(arguments[at])) tensors.push_back(arguments[at]);
     }
@@ -252,7 +252,7 @@ inline PyObject* Rule::call(PyObject* self, PyObject* const* arguments, size_t f
   });
 }
 
-// The `apply` of a rule, whose parts are given by name: `autograd/prepared_rule.py` says what each is.
+// The `apply` of a rule, whose parts are given by name: `autograd/prepared_rule.py` describes them.
 inline pybind11::object make_rule(const pybind11::kwargs& given) {
   Rule rule{
       given["node"],
