@@ -204,10 +204,10 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
     assert caught.value.message().splitlines() == [
         "limits::value: a header of its kernel in C++ lies outside of the package",
         "  argument: include_dirs",
-        f"  expected: headers in {package}, or installed ones",
+        f"  expected: headers in {package}, or installed headers",
         f"  got: {tmp_path}/include/c.h",
         f"  where: {kernel.where}",
-        "  hint: copy it into the package: an edit of it would go unseen, and users would not have it",
+        "  hint: copy it into the package: opsmith cannot notice an edit of it, and users do not have it",
     ]
 
 
@@ -272,7 +272,7 @@ def test_a_library_that_names_a_folder_of_this_machine(kernel: CppKernel, tmp_pa
         "limits::value: its built kernel in C++ names a folder of this machine, from which a process would "
         "load code",
         "  argument: flags",
-        "  expected: libraries in the package, or such as a process finds by itself",
+        "  expected: libraries in the package, or libraries that a process finds without a path",
         f"  got: '/opt/lib', '{other}'",
         f"  where: {kernel.where}",
         "  hint: leave `-rpath` out of `flags=`, and unset LD_RUN_PATH",

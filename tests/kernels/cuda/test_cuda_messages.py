@@ -66,7 +66,7 @@ __global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
         "        \tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;",
         "        \t                                         ^",
         f"  where: {HERE}:{at - 1}",
-        "  hint: fix the first of these; those after it may follow from it",
+        "  hint: fix the first error; the later errors may follow from it",
     ]
 
 
@@ -128,7 +128,7 @@ def test_a_result_of_another_dtype() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
     assert caught.value.message().splitlines()[:4] == [
-        "cuda_messages::dtype: the CUDA kernel does not write the result that the reference gives",
+        "cuda_messages::dtype: the CUDA kernel writes differs from the reference's result",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
         "  got: View<float64, 2>",
@@ -192,8 +192,8 @@ def test_a_file_that_is_not_there() -> None:
             "a kernel in CUDA C++ is given unknown options",
         ),
         ("cpu", {"cpp": "void twice() {}", "grid": 1}, "a kernel in C++ is given unknown options"),
-        ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel has one source"),
-        ("cuda", {"grid": 1}, "a kernel has one source"),
+        ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel must have exactly one source"),
+        ("cuda", {"grid": 1}, "a kernel must have exactly one source"),
     ],
 )
 def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str) -> None:
@@ -428,7 +428,7 @@ def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         x, whole = torch.empty(3, 2, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int64)
     said = operator.explain(x.mT)
     assert said.forward.startswith(f"kernel for cuda, {HERE}:")
-    copied = "`x`, which is not contiguous", "`result`, which the reference does not give contiguous"
+    copied = "`x`, which is not contiguous", "`result`, which the reference does not return as contiguous"
     assert said.copies == copied
     (reason,) = operator.explain(whole).rejected
     assert reason.endswith(": `x` is int64, and it takes float32 or float64")

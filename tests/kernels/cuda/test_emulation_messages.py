@@ -266,7 +266,7 @@ def test_what_the_cpu_cannot_run_is_named_with_the_way_out(name: str, text: str,
 def test_a_mistake_that_any_compiler_sees_is_not_taken_for_code_of_a_gpu() -> None:
     with pytest.raises(errors.CompileError, match="NVRTC refuses the kernel") as caught:
         opsmith.emulate(declared("semicolon", LINES.replace("BEFORE", "int n = 1")), torch.ones(4))
-    assert caught.value.hint == "fix the first of these; those after it may follow from it"
+    assert caught.value.hint == "fix the first error; the later errors may follow from it"
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_infinity_and_nan_are_there_under_nvrtc_and_emulated(value: str) -> None
         ("M_PI", "", "a constant of `#include <math_constants.h>`, as CUDART_PI"),
         ("std::exp(x(0))", "", "`std::exp`: write it without `std::`: CUDA has it"),
         ("std::max(1.f, x(0))", "", "`std::max`: write it without `std::`: CUDA has it"),
-        ("none", "", "fix the first of these; those after it may follow from it"),
-        ("1", '#include "none.h"', "fix the first of these; those after it may follow from it"),
+        ("none", "", "fix the first error; the later errors may follow from it"),
+        ("1", '#include "none.h"', "fix the first error; the later errors may follow from it"),
     ],
 )
 def test_what_nvrtc_lacks_is_named_with_what_brings_it(

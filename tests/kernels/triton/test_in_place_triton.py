@@ -105,7 +105,7 @@ def test_another_layout_is_rejected_unless_copies_are_allowed() -> None:
     reason = kernel_of(strictly).value_refusal([whole[:, ::2], y])
     assert reason == (
         "`x`, which it writes, is not contiguous, "
-        'and it takes contiguous memory alone without `copies="allowed"`'
+        'and it takes only contiguous memory without `copies="allowed"`'
     )
     assert kernel_of(strictly).value_refusal([whole, y]) is None
     assert kernel_of(copying).value_refusal([whole[:, ::2], y]) is None

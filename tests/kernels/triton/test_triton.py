@@ -116,7 +116,7 @@ def test_results_have_the_strides_of_the_reference_s_and_copies_are_told() -> No
     assert result.stride() == (x * 2).stride() == (1, 5)
     assert kernel_of(times).copies([x, 2.0]) == (
         "`x`, which is not contiguous",
-        "`result`, which the reference does not give contiguous",
+        "`result`, which the reference does not return as contiguous",
     )
     assert kernel_of(times).copied == {}  # nothing ran on a GPU
 

@@ -222,7 +222,8 @@ def test_a_result_that_indices_of_32_bits_do_not_count(launches: Launches) -> No
     with pytest.raises(errors.KernelRefusedError) as caught:
         kernel(x, x)
     assert caught.value.problem == (
-        "the kernel writes no such result: `result` reaches over more than 2**31 elements, which it cannot "
+        "the kernel cannot write this result: `result` reaches over more than 2**31 elements, which it "
+        "cannot "
         "count"
     )
     assert launches == ([], [], [])

@@ -43,8 +43,8 @@ def place() -> str:
         ("on_cpu", {**GIVEN, "device": "cpu"}, "a kernel in Triton is declared for `cpu`"),
         ("entry", {**GIVEN, "entry": "f"}, "a kernel in Triton is given unknown options"),
         ("block", {**GIVEN, "block": 32}, "a kernel in Triton is given unknown options"),
-        ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel has one source"),
-        ("alone", {"grid": 1}, "a kernel has one source"),
+        ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel must have exactly one source"),
+        ("alone", {"grid": 1}, "a kernel must have exactly one source"),
         (
             "cpp",
             {"cpp": "void cpp() {}", "constants": {}, "device": "cpu"},
@@ -168,7 +168,7 @@ def test_results_that_no_kernel_in_triton_gives() -> None:
 
     with pytest.raises(errors.KernelSignatureError) as caught:
         listed.kernel("cuda", triton=plain_kernel, grid=1)
-    assert caught.value.problem == "a Triton kernel cannot give a result that may be None, or a list"
+    assert caught.value.problem == "a Triton kernel cannot return a list, or a result that may be None"
     assert caught.value.got == "list[Tensor]"
 
 
@@ -215,7 +215,7 @@ def test_sizes_of_a_result_with_other_dimensions() -> None:
     operator = declared("flat").kernel("cuda", triton=flat, grid=1)
     with pytest.raises(errors.KernelSignatureError) as caught:
         kernel_of(operator).interpreted(torch.ones(3))
-    assert caught.value.problem == "the Triton kernel does not write the result that the reference gives"
+    assert caught.value.problem == "the Triton kernel writes differs from the reference's result"
     assert (caught.value.expected, caught.value.got) == ("1 dimensions", "sizes or strides of 2")
 
 
