@@ -134,7 +134,7 @@ def test_what_is_no_package_with_kernels(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--cpu", "x86-64-v9"], "there is no level `x86-64-v9` of processors of linux-"),
+        (["--cpu", "x86-64-v9"], "there is no level `x86-64-v9` of linux-"),
         (["--cpu", ","], "`--cpu` names no target"),
         (["--cuda", "gfx90a"], "`gfx90a` is not an architecture of GPUs"),
         (["--cuda", "sm_999"], "NVRTC does not compile for `sm_999`"),
@@ -259,7 +259,12 @@ def test_a_level_that_the_compiler_does_not_know(
 
 def test_a_folder_with_something_else_is_left_alone(opsmith: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    refused(opsmith("build", str(PACKAGE), "-o", str(tmp_path)), 2, "holds something else", "got: mine.txt")
+    refused(
+        opsmith("build", str(PACKAGE), "-o", str(tmp_path)),
+        2,
+        "contains files that are not built kernels",
+        "got: mine.txt",
+    )
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     refused(opsmith("build", str(PACKAGE), "-o", str(link)), 2, "cannot be written to", "got: a link")

@@ -205,7 +205,7 @@ def test_a_linker_that_fails(
     message = fails(errors.ToolchainError, of.single, verify=False)
     assert message.startswith(
         "the C++ compiler does not compile a library for ONNX Runtime\n"
-        "  expected: a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29\n"
+        "  expected: a compiler of C++17 with GNU's linker, such as g++ 9 with binutils 2.29\n"
     )
     assert "-std=c++no" in message
 

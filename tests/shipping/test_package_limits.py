@@ -207,7 +207,7 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
         f"  expected: headers in {package}, or installed headers",
         f"  got: {tmp_path}/include/c.h",
         f"  where: {kernel.where}",
-        "  hint: copy it into the package: opsmith cannot notice an edit of it, and users do not have it",
+        "  hint: copy it into the package, where opsmith notices an edit of it, and users have it",
     ]
 
 
@@ -256,7 +256,7 @@ def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
         "  expected: the name of each header in its directive, or in the definition of a macro",
         "  got: #include STRING(product.h)",
         "  where: ...",
-        '  hint: write the name out: one `#include "..."` for each case',
+        '  hint: write each name out: one `#include "..."` for each case',
     ]
 
 

@@ -223,7 +223,8 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
     assert caught.value.message().splitlines()[:4] == [
-        "cpp_messages::other_result: the C++ kernel writes differs from the reference's result",
+        "cpp_messages::other_result: the result that the C++ kernel writes differs from the reference's "
+        "result",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
         "  got: View<float64, 3>",
@@ -307,8 +308,8 @@ def test_a_file_beside_the_one_that_declares_it() -> None:
     ("words", "got"),
     [
         ({"cpp": "x", "cpp_file": "y"}, "`cpp=` and `cpp_file=`"),
-        ({"entry": "f"}, "`entry=` alone"),
-        ({"strict": True}, "`strict=` alone"),
+        ({"entry": "f"}, "only `entry=`"),
+        ({"strict": True}, "only `strict=`"),
     ],
 )
 def test_one_source(words: dict[str, Any], got: str) -> None:
@@ -535,7 +536,7 @@ void nowhere(float*);
 void unlinked(Contiguous<const float> x, Contiguous<float> y) { nowhere(y.data); }
 """,
     )
-    with pytest.raises(errors.CompileError, match=r"`nowhere\(float\*\)`, neither the source"):
+    with pytest.raises(errors.CompileError, match=r"`nowhere\(float\*\)` is defined neither"):
         unlinked(torch.ones(1))
 
 

@@ -155,7 +155,7 @@ def test_nothing_is_written_where_the_reference_refuses() -> None:
 def test_what_is_written_needs_a_pointer() -> None:
     def no_pointer(y_ptr, x_numel): ...  # type: ignore[no-untyped-def]
 
-    with pytest.raises(errors.KernelSignatureError, match="has no parameter for `x`, and cannot write it"):
+    with pytest.raises(errors.KernelSignatureError, match="has no parameter for `x`, so it cannot write it"):
         declare("no_pointer", "x")(add_into).kernel("cuda", triton=no_pointer, grid=1)
 
 

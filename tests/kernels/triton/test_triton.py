@@ -248,7 +248,10 @@ def test_what_it_does_not_take_is_refused_with_a_reason() -> None:
     )
     assert kernel.refusal([torch.ones(3)]) == "`x` has 1 dimensions, and it takes 2"
     wide = torch.empty_strided((2, 2), (2**31, 1), device="meta")
-    assert kernel.refusal([wide]) == "`x` reaches over more than 2**31 elements, which it cannot count"
+    assert (
+        kernel.refusal([wide])
+        == "`x` extends over more than 2**31 elements, which the kernel's indices cannot count"
+    )
     assert (
         kernel_of(picked).refusal([torch.ones(2, 2), torch.ones(2, dtype=torch.int32), None, 1, False])
         is None

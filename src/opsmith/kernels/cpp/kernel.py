@@ -285,7 +285,7 @@ class CppKernel(PlannedKernel[CppSource]):
             raise with_reason(error, found.reason) from None
 
     def built_in_package(self) -> Found:
-        """Search the kernel's package for its libraries; a sanitised build, for example, does not use them."""
+        """Search the kernel's package for its libraries; special builds, such as sanitised, use none."""
         from opsmith.build.packaged import Found, search
         from opsmith.kernels.cpp.compiler import builds_as_usual
         from opsmith.kernels.cpp.library import VERSION
