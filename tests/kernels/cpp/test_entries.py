@@ -86,7 +86,7 @@ def test_without_an_entry_that_is_free_the_reference_computes(monkeypatch: pytes
     assert full in operator.explain(torch.ones(3)).rejected[0]
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     operator.forget_calls()
-    with pytest.raises(errors.KernelRefusedError, match="no room for another kernel"):
+    with pytest.raises(errors.KernelRefusedError, match="no free entry for another kernel"):
         operator(torch.ones(3))
 
 
