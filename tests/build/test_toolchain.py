@@ -216,7 +216,7 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
         runtime.compile_runtime()
     assert caught.value.message().splitlines() == [
         "the C++ compiler does not compile opsmith's own library",
-        "  expected: a compiler of C++17, as g++ 9 or clang 10",
+        "  expected: a compiler of C++17, such as g++ 9 or clang 10",
         "  got: no C++17 here",
         "  hint: name another compiler in CXX",
     ]

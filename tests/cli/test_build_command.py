@@ -120,11 +120,9 @@ def test_what_is_no_package_with_kernels(
     refused(
         opsmith("build", file.stem), 2, "is not a package", f"got: the file {file}, which is in no package"
     )
-    refused(
-        opsmith("build", "torch:add"), 2, "`torch:add` is not a package", "got: the operator `add` of one"
-    )
+    refused(opsmith("build", "torch:add"), 2, "`torch:add` is not a package", "got: the operator `add`")
     package = write(PLAIN, f"{space}_pure/__init__.py").parent
-    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel from a source")
+    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel with source code")
     broken = write("import no_such_module_at_all", f"{space}_broken/__init__.py").parent
     refused(
         opsmith("build", str(broken)), 2, "cannot be imported: ModuleNotFoundError", "no_such_module_at_all"
@@ -136,7 +134,7 @@ def test_what_is_no_package_with_kernels(
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--cpu", "x86-64-v9"], "there is no level `x86-64-v9` of processors of linux-"),
+        (["--cpu", "x86-64-v9"], "there is no level `x86-64-v9` of linux-"),
         (["--cpu", ","], "`--cpu` names no target"),
         (["--cuda", "gfx90a"], "`gfx90a` is not an architecture of GPUs"),
         (["--cuda", "sm_999"], "NVRTC does not compile for `sm_999`"),
@@ -164,7 +162,7 @@ def test_a_build_for_no_target_leaves_the_earlier_one(
         "argument: --cpu",
         "expected: a target for its kernels in C++ or CUDA C++",
         "got: none\n",
-        "hint: name targets as `--cpu x86-64-v3` or `--cuda sm_90`, or ship the sources alone",
+        "hint: name targets such as `--cpu x86-64-v3` or `--cuda sm_90`, or ship only the sources",
     )
     monkeypatch.setattr(sys, "platform", "darwin")  # it has no levels, whatever its processor
     refused(
@@ -252,13 +250,21 @@ def test_a_level_that_the_compiler_does_not_know(
     done = opsmith("build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), "--cuda", "none")
     first = next(iter(levels()))
     refused(
-        done, 2, f"the C++ compiler does not know the processors `{first}`", "bad value for '-march=' switch"
+        done,
+        2,
+        f"the C++ compiler does not know the processor level `{first}`",
+        "bad value for '-march=' switch",
     )
 
 
 def test_a_folder_with_something_else_is_left_alone(opsmith: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    refused(opsmith("build", str(PACKAGE), "-o", str(tmp_path)), 2, "holds something else", "got: mine.txt")
+    refused(
+        opsmith("build", str(PACKAGE), "-o", str(tmp_path)),
+        2,
+        "contains files that are not built kernels",
+        "got: mine.txt",
+    )
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     refused(opsmith("build", str(PACKAGE), "-o", str(link)), 2, "cannot be written to", "got: a link")
@@ -358,12 +364,12 @@ def test_the_package_of_the_project_in_the_current_directory(
     project = tmp_path / "project"
     write(PLAIN, f"project/src/{space}_named/__init__.py")
     monkeypatch.chdir(project)
-    refused(opsmith("build"), 2, f"`{space}_named` declares no kernel from a source")  # the only one
+    refused(opsmith("build"), 2, f"`{space}_named` declares no kernel with source code")  # the only one
     write(PLAIN.replace("plain", "other"), f"project/src/{space}_other/__init__.py")
     refused(opsmith("build"), 2, "no package is named", f"got: `{space}_named`, `{space}_other`")
     (project / "pyproject.toml").write_text(f'[project]\nname = "{space}-other"\n')
     for named in ([], ["."], [str(project)]):
-        refused(opsmith("build", *named), 2, f"`{space}_other` declares no kernel from a source")
+        refused(opsmith("build", *named), 2, f"`{space}_other` declares no kernel with source code")
     refused(
         opsmith("build", "src"),
         2,
@@ -384,7 +390,7 @@ def test_a_library_in_a_package_is_no_module(
     for place in ("libhelper.so", "inner/libother.so"):
         write("\x7fELF, without what Python calls", f"{package.name}/{place}")
     write("", f"{package.name}/inner/__init__.py")
-    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel from a source")
+    refused(opsmith("build", str(package)), 2, f"`{package.name}` declares no kernel with source code")
     write("PyInit_module", f"{package.name}/inner/module.so")
     refused(opsmith("build", str(package)), 2, f"`{package.name}.inner.module` cannot be imported")
 
@@ -401,7 +407,7 @@ def test_a_module_that_cannot_be_imported_leaves_the_others_to_be_built_alone(
         2,
         f"`{package.name}.extra` cannot be imported: ModuleNotFoundError",
         "hint: install what has the module `no_such_module_of_extra`, or correct the import; or build a "
-        f"module alone, as `{package.name}.ops`",
+        f"single module, such as `{package.name}.ops`",
     )
     found = SourcePackage.as_it_is(f"{package.name}.ops")
     assert [kernel.operator.name for kernel in found.kernels] == [f"{space}::plain"]

@@ -133,8 +133,7 @@ def test_a_kernel_that_takes_no_sample(
     )
     assert done.exit_code == 2
     assert (
-        f"{space}::twice: its kernel in CUDA C++ takes none of the samples, so that nothing is run"
-        in done.stderr
+        f"{space}::twice: its kernel in CUDA C++ takes none of the samples, so nothing is run" in done.stderr
     )
     assert "got: `x` is int32, and it takes float32" in done.stderr
     assert "hint: yield arguments that the kernel takes from `@twice.samples`" in done.stderr

@@ -305,7 +305,7 @@ def test_a_model_in_training_mode_is_exported_as_it_evaluates(export: Exported) 
     model = torch.nn.Sequential(opsmith.ops.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout())
     model[1].eval()
     with pytest.warns(
-        UserWarning, match="the model is in training mode, and is exported as it is in evaluation"
+        UserWarning, match="the model is in training mode, but it is exported in evaluation mode"
     ):
         made = export(model, X)
     assert [part.training for part in model.modules()] == [True, True, False, True]

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: opset
           expected: 18 to 23
           got: 11
-          hint: leave it out, and it is 20; `onnx.version_converter` may make an older file of it
+          hint: leave it out for version 20; `onnx.version_converter` may convert the file to an older one
         """,
     ),
     "body": (
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: verify
           expected: True or False
           got: 'yes'
-          hint: leave it out, and the file is compared with PyTorch
+          hint: leave it out to compare the file with PyTorch
         """,
     ),
     "model": (
@@ -102,8 +102,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         """
         `args` do not fit the model: too many positional arguments
           argument: args
-          expected: what `forward(input: torch.Tensor) -> torch.Tensor` takes
-          hint: give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest
+          expected: the arguments of `forward(input: torch.Tensor) -> torch.Tensor`
+          hint: pass a tuple of the positional arguments as `args`, and a dict of the others as `kwargs=`
         """,
     ),
     "args-of-a-mapping": (
@@ -113,9 +113,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         """
         `args` must be a tensor or a tuple
           argument: args
-          expected: a tensor, or a tuple of what the model takes by position
+          expected: a tensor, or a tuple of the model's positional arguments
           got: dict
-          hint: write `(x, y)`; what it takes by name goes into `kwargs=`
+          hint: write `(x, y)`; keyword arguments go into `kwargs=`
         """,
     ),
     "kwargs-of-a-list": (
@@ -125,9 +125,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         """
         `kwargs` must be a dict
           argument: kwargs
-          expected: a dict of what the model takes by name
+          expected: a dict of the model's keyword arguments
           got: list
-          hint: write `{"y": y}`; what it takes by position goes into `args`
+          hint: write `{"y": y}`; positional arguments go into `args`
         """,
     ),
     "an-output-named-as-an-input": (
@@ -135,11 +135,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"output_names": ["x"]},
         errors.UsageError,
         """
-        `x` is the name of an input and of an output
+        `x` is both the name of an input and the name of an output
           argument: output_names
-          expected: names that no input has
+          expected: names that differ from the names of the inputs
           got: x
-          hint: name one of the two otherwise; `input_names=` names inputs
+          hint: rename one of the two; `input_names=` names inputs
         """,
     ),
     "names": (
@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: input_names
           expected: 2 different names: x, y
           got: x
-          hint: give each tensor a name, in this order, or leave it out
+          hint: give a name for each tensor, in this order, or leave this argument out
         """,
     ),
     "dynamic": (
@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         """
         the dynamic axes cannot be read
           argument: dynamic
-          expected: for each input a mapping from axis to name
+          expected: a mapping from axis to name for each input
           got: ['x']
           hint: write `dynamic={"x": {0: "batch"}}`
         """,
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         """
         `x` has no such dynamic axis
           argument: dynamic
-          expected: axes from -2 to 1, with identifiers for names
+          expected: axes from -2 to 1, with identifiers as names
           got: {2: 'n'}
           hint: write `{0: "batch"}`
         """,
@@ -195,11 +195,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"dynamic": {"x": {0: "n"}, "y": {0: "n"}}},
         errors.DynamicAxisError,
         """
-        the axis `n` has several sizes in the inputs that are given
+        the axis `n` has several sizes in the given inputs
           argument: n
           expected: one size: axis 0 of `x`, axis 0 of `y`
           got: 1 and 4
-          hint: give axes that differ names of their own
+          hint: give axes of different sizes different names
         """,
     ),
     "empty-axis": (
@@ -207,11 +207,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"dynamic": N},
         errors.DynamicAxisError,
         """
-        the axis `n` is empty in the inputs that are given
+        the axis `n` has size 0 in the given inputs
           argument: n
           expected: at least 1: axis 0 of `x`
           got: 0
-          hint: give inputs that hold something; the file takes other sizes all the same
+          hint: give inputs that are not empty; the file takes other sizes, too
         """,
     ),
     "fixed-by-the-model": (
@@ -219,13 +219,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {"dynamic": N, "input_names": ["x"]},
         errors.DynamicAxisError,
         f"""
-        the model fixes the axis `n`, which is to be dynamic
+        the model makes the axis `n` constant, but `dynamic=` names it
           argument: x
           expected: a computation for every size of axis 0 of `x`
-          got: one for size 4 alone
+          got: a computation for size 4 only
           where: {line(fixed, "reshape")}
-          hint: compute with `x.shape` as it comes, without comparing it with numbers or making a number of \
-it, or leave the axis out of `dynamic=`
+          hint: compute with `x.shape` itself: do not compare it with numbers, and do not convert it to a \
+number; or leave the axis out of `dynamic=`
         """,
     ),
     "fixed-by-the-reference": (
@@ -233,12 +233,12 @@ it, or leave the axis out of `dynamic=`
         {"dynamic": N},
         errors.DynamicAxisError,
         f"""
-        nodes::fixes_inside: its reference fixes axis 0 of `x`, which varies in this call
+        nodes::fixes_inside: its reference makes axis 0 of `x` constant, but it varies in this call
           argument: x
           expected: a computation for every size
-          got: one for size 4 alone
+          got: a computation for size 4 only
           where: {line(of.fixes_inside, "== 4")}
-          hint: compute with sizes as they come, without comparing them with numbers
+          hint: compute with the sizes themselves, and do not compare them with numbers
         """,
     ),
     "opaque": (
@@ -246,7 +246,7 @@ it, or leave the axis out of `dynamic=`
         {},
         errors.ExportError,
         f"""
-        nodes::opaque: it is opaque: there is no reference in PyTorch that a body could be derived from
+        nodes::opaque: it is opaque: it has no reference in PyTorch from which a body could be derived
           where: {line(of.opaque, "@")}
           hint: write `body='node', verify=False`, and give the runtime a kernel for it
         """,
@@ -257,9 +257,9 @@ it, or leave the axis out of `dynamic=`
         errors.ExportError,
         """
         foreign_nodes::writes: the model calls an operator that writes into its arguments, or returns views \
-of them, and a node of ONNX does neither
+of them; a node of ONNX cannot do this
           where: {here}
-          hint: call one that returns what this one writes, as `op.functional` of an operator of opsmith
+          hint: call an operator that returns new tensors, such as `op.functional` of an opsmith operator
         """,
     ),
     "unknown": (
@@ -295,7 +295,7 @@ uint64, bfloat16
         the model returns no tensor
           expected: a tensor, or tuples, lists and dicts of tensors
           got: NoneType
-          hint: return what the file is to compute
+          hint: return the tensors that the file is to compute
         """,
     ),
     "random": (
@@ -303,9 +303,9 @@ uint64, bfloat16
         {},
         errors.ExportError,
         f"""
-        nodes::drawn: it draws from a random state, and ONNX Runtime has another: the two cannot be compared
+        nodes::drawn: it draws random numbers, and ONNX Runtime draws different ones: they cannot be compared
           where: {line(of.drawn, "@")}
-          hint: write `verify=False`, or let it take what is drawn as an argument
+          hint: write `verify=False`, or pass the random numbers to it as an argument
         """,
     ),
     "list-before-others": (
@@ -326,7 +326,7 @@ the list ends
         {"dynamic": N, "input_names": ["x"]},
         errors.ExportError,
         f"""
-        nodes::scaled_by: a non-tensor argument follows from a dynamic axis, and an attribute is fixed
+        nodes::scaled_by: a non-tensor argument depends on a dynamic axis, but an attribute is constant
           argument: factor
           expected: int | float that is the same in every call
           got: mul
@@ -339,12 +339,12 @@ the list ends
         {"dynamic": N, "input_names": ["x"]},
         errors.DynamicAxisError,
         f"""
-        nodes::fixes_a_number: its reference fixes `size`, which varies in this call
+        nodes::fixes_a_number: its reference makes `size` constant, but it varies in this call
           argument: size
           expected: a computation for every size
-          got: one for size 4 alone
+          got: a computation for size 4 only
           where: {line(of.fixes_a_number, "== 4")}
-          hint: compute with sizes as they come, without comparing them with numbers
+          hint: compute with the sizes themselves, and do not compare them with numbers
         """,
     ),
     "other-numbers": (
@@ -352,7 +352,7 @@ the list ends
         {},
         errors.ExportMismatchError,
         """
-        nodes::off: the file computes another `output` than PyTorch
+        nodes::off: the file and PyTorch compute different values of `output`
           argument: output
           expected: at most 6.8e-07: (8 + 2 √3) roundings of float32 of the largest value, for 3 nodes that \
 round
@@ -392,7 +392,8 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     assert "data-dependent" in problem
     assert rest == [
         f"  where: {line(of.reads_values, 'item()')}",
-        "  hint: write it in torch's operations on tensors, and take no values out of them; or `body='node', "
+        "  hint: write it in torch's operations on tensors, and do not read values out of tensors; or "
+        "`body='node', "
         "verify=False`",
     ]
 
@@ -405,7 +406,7 @@ def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
     )
     assert caught.value.got == f"x bfloat16 {list(X.shape)}"
     assert caught.value.hint == (
-        "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; or "
+        "export it in a dtype that ONNX Runtime computes on the CPU: float32, float64, often float16; or "
         "with `verify=False` for another runtime"
     )
     assert not list(tmp_path.iterdir())
@@ -455,7 +456,7 @@ def test_a_reference_that_torch_s_exporter_does_not_take_is_named(tmp_path: Path
         return through_complex_numbers(opsmith.ops.exp(x))
 
     for model in (through_complex_numbers, called(both)):
-        with pytest.raises(errors.ExportError, match=r"does not take its reference: .*aten\.exp") as caught:
+        with pytest.raises(errors.ExportError, match=r"refuses its reference: .*aten\.exp") as caught:
             opsmith.export_onnx(model, X, tmp_path / "complex.onnx")
         assert caught.value.operator == "export_messages::through_complex_numbers"
         assert (caught.value.where or "").startswith(__file__)

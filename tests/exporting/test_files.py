@@ -66,7 +66,7 @@ def test_a_file_that_onnx_refuses_is_not_left(tmp_path: Path, monkeypatch: pytes
         opsmith.export_onnx(opsmith.ops.exp, torch.ones(2), tmp_path / "model.onnx")
     assert caught.value.message() == (
         "torch's exporter wrote an invalid file: Field 'type' is missing\n"
-        "  hint: try another `opset=`; the model may use an operator that ONNX has in later ones"
+        "  hint: try a later `opset=`: it may have an operator that the model needs"
     )
     assert not list(tmp_path.iterdir())
 

@@ -50,7 +50,7 @@ X = torch.ones(2, 6)
 @pytest.mark.parametrize(
     ("args", "kwargs", "problem", "got"),
     [
-        ((X,), {}, "these are not its inputs", "x"),
+        ((X,), {}, "their names do not fit", "x"),
         ((X, X, X), {}, "there are too many inputs", "3"),
         ((X, X), {"x": X}, "`x` is given twice", "x"),
         ((X, 2.0), {}, "`y` is not a tensor", "float"),
@@ -66,7 +66,7 @@ def test_calls_that_do_not_fit(folder: Path, args: Any, kwargs: Any, problem: st
         f"`mul.onnx` cannot be called with these inputs: {problem}\n"
         "  expected: x: torch.float32 [n, 6], y: torch.float32 [n, 6]\n"
         f"  got: {got}\n"
-        "  hint: give each input a tensor of its type; an axis without a name has the size of the export"
+        "  hint: pass a tensor of this dtype for each input; an axis without a name has a constant size"
     )
 
 

@@ -92,7 +92,7 @@ def test_no_operator_with_a_kernel_in_cpp(fails: Fails) -> None:
         "no operator of the model can be packaged into a library\n"
         "  expected: an operator with a kernel in C++ that takes its calls\n"
         "  got: nodes::constant: it has no kernel in C++\n"
-        "  hint: give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out"
+        "  hint: give an operator a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out"
     )
 
 
@@ -108,8 +108,8 @@ def test_a_node_without_a_body_that_no_kernel_takes(fails: Fails) -> None:
         "  expected: a kernel in C++ that takes its calls\n"
         "  got: `x` is float64, and it takes float32\n"
         f"  where: {place(of.single)}\n"
-        "  hint: give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes "
-        "it"
+        "  hint: give it a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to compute its "
+        "body"
     )
 
 
@@ -159,8 +159,8 @@ def test_no_objcopy(
     assert fails(errors.ToolchainError, of.single, verify=False) == (
         "a kernel cannot be linked without `objcopy`, which comes with GNU's linker\n"
         "  expected: `objcopy` in PATH\n"
-        "  got: none of that name\n"
-        "  hint: install it, on Debian or Ubuntu by `apt-get install binutils`"
+        "  got: no program with this name\n"
+        "  hint: install it; on Debian or Ubuntu with `apt-get install binutils`"
     )
 
 
@@ -189,10 +189,10 @@ def test_an_objcopy_that_fails(
     monkeypatch.setattr(packaging, "_objcopy", lambda: str(program))
     monkeypatch.setattr(packaging, "LIMIT_S", limit)
     assert fails(errors.ToolchainError, of.single, verify=False) == (
-        "`objcopy` does not make a kernel's symbols local\n"
+        "`objcopy` failed to make a kernel's symbols local\n"
         "  expected: GNU binutils 2.29 or later\n"
         f"  got: {got}\n"
-        "  hint: install them, on Debian or Ubuntu by `apt-get install binutils`"
+        "  hint: install them; on Debian or Ubuntu with `apt-get install binutils`"
     )
 
 
@@ -205,7 +205,7 @@ def test_a_linker_that_fails(
     message = fails(errors.ToolchainError, of.single, verify=False)
     assert message.startswith(
         "the C++ compiler does not compile a library for ONNX Runtime\n"
-        "  expected: a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29\n"
+        "  expected: a compiler of C++17 with GNU's linker, such as g++ 9 with binutils 2.29\n"
     )
     assert "-std=c++no" in message
 
@@ -241,7 +241,8 @@ def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytes
 
     monkeypatch.setattr(CppKernel, "library_object", other)
     assert fails(errors.ExportMismatchError, of.single, dynamic={"x": {0: "n"}}) == (
-        "native::single: the file computes another `result` than PyTorch at n 4, with the library of "
+        "native::single: the file and PyTorch compute different values of `result` at n 4, with the library "
+        "of "
         "kernels\n"
         "  argument: result\n"
         "  expected: at most 6.5e-07: (8 + 2 √2) roundings of float32 of the largest value, for 2 nodes "
@@ -267,7 +268,7 @@ def test_nodes_that_are_not_computed_by_the_library() -> None:
 @pytest.mark.slow
 def test_a_kernel_that_is_wrong_in_pytorch_too(fails: Fails) -> None:
     message = fails(errors.ExportMismatchError, of.rough, body="node")
-    assert message.startswith("native::rough: the file computes another `result` than PyTorch\n")
+    assert message.startswith("native::rough: the file and PyTorch compute different values of `result`\n")
 
 
 @pytest.mark.slow
@@ -282,7 +283,7 @@ def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.Monke
         "with xop, which this one lacks; package it on a machine of this kind\n"
         "  expected: a library that `export_onnx(..., library=...)` wrote, on a machine of this kind\n"
         "  got: ops.so\n"
-        "  hint: export it again, on this machine; it needs the OpenMP of g++ (libgomp)"
+        "  hint: export it again on this machine; the library needs the OpenMP of g++ (libgomp)"
     )
 
 

@@ -27,20 +27,21 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
         lambda x: torch.view_as_real(of.as_complex(x)),
         "nodes::as_complex: ONNX has no tensors of the type that it returns",
         "torch.complex64",
-        "return another type; of complex numbers, `torch.view_as_real`",
+        "return a different type; for complex numbers, return `torch.view_as_real(y)`",
     ),
     "a-branch-on-values": (
         branches,
-        "torch's exporter does not take the model: Could not guard on data-dependent expression",
+        "torch's exporter refuses the model: Could not guard on data-dependent expression",
         "GuardOnDataDependentSymNode",
-        "`torch.export.export(model, args)` must take it, and ONNX have an operator for each of torch's in "
-        "it; `__context__` of this error has torch's own text",
+        "`torch.export.export(model, args)` must accept it, and ONNX must have an operator for each torch "
+        "operator in it; `__context__` of this error has torch's own text",
     ),
     "sizes-that-follow-from-values": (
         lambda x: opsmith.ops.exp(x[x > 3]),
-        "the size of a tensor depends on the values of others, and no body can be derived for it",
+        "the size of a tensor depends on the values of other tensors, so no body can be derived",
         "u0",
-        "compute what has such a size outside of the operator, or export it with `body='node', verify=False`",
+        "compute tensors of such a size outside of the operator, or export it with `body='node', "
+        "verify=False`",
     ),
 }
 
@@ -91,7 +92,7 @@ def test_a_float_that_torch_fixes_is_found(tmp_path: Path) -> None:
     """torch itself makes a number of it in a trace, and keeps the axis open."""
     model = Calls(lambda x: of.scaled_by_float(x, x.shape[0] * 0.5))
     with pytest.raises(
-        errors.ExportMismatchError, match="the file computes another `output` than PyTorch at n 5"
+        errors.ExportMismatchError, match="the file and PyTorch compute different values of `output` at n 5"
     ):
         opsmith.export_onnx(model, X, tmp_path / "model.onnx", input_names=["x"], dynamic={"x": {0: "n"}})
     assert not list(tmp_path.iterdir())
@@ -114,7 +115,7 @@ def test_a_model_that_keeps_something_from_call_to_call(tmp_path: Path) -> None:
     with pytest.raises(errors.ExportMismatchError) as caught:
         opsmith.export_onnx(Counting().eval(), X, tmp_path / "model.onnx")
     assert caught.value.hint == (
-        "no file was left; the model writes into `calls`, and a file keeps nothing from one run to the next"
+        "no file was left; the model writes into `calls`, and a file keeps no state between runs"
     )
     assert not list(tmp_path.iterdir())
 

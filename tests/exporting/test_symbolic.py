@@ -81,7 +81,7 @@ class Network(nn.Module):
 
 
 MODEL, EXAMPLE = Network().eval(), torch.randn(2, 3)
-NO_DOMAIN = "`symbolic` of Linear names a node `MYLINEAR` and no domain"
+NO_DOMAIN = "`symbolic` of Linear names a node `MYLINEAR` without a domain"
 SAID = {"scale": 2.0, "steps": [1, 2], "mode": "q", "flag": 1}
 
 
@@ -150,15 +150,15 @@ REFUSED = {
     ),
     "several": (
         adopted("several", lambda g, x, y: g.op("demo::Odd", g.op("demo::Even", x, y), y)),
-        "gives a node of another domain an input that is not a tensor of the call",
+        "an input of the node that its `symbolic` makes is not a tensor of the call",
     ),
     "among_others": (
         adopted("among_others", lambda g, x, y: g.op("Relu", g.op("demo::Odd", x, y))),
-        "makes a node of another domain among others",
+        "makes several nodes, and one of them is outside of ONNX's domain",
     ),
     "results": (
         adopted("results", lambda g, x, y: g.op("demo::Odd", x, y), outputs=2),
-        "does not return what `forward` does",
+        "does not return one value for each result of `forward`",
     ),
 }
 

@@ -115,7 +115,7 @@ def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="is not verified") as warned:
         made = opsmith.export_onnx(model, X, path)
     assert [str(each.message) for each in warned] == [
-        f"`model.onnx` is not verified: {reason}; with `verify=False` this warning goes"
+        f"`model.onnx` is not verified: {reason}; `verify=False` removes this warning"
     ]
     assert (made.verified, made.unverified) == (False, reason)
     assert len(made.left_out) == 4
@@ -129,7 +129,7 @@ def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) ->
 def test_whole_numbers_that_are_all_alike_need_another_example(tmp_path: Path, export: Exported) -> None:
     """No kernel gets an index that the example does not show; the hint is followed."""
     model = torch.nn.Embedding(3, 2).eval()
-    with pytest.warns(UserWarning, match="could be compared: the numbers of the example are all alike"):
+    with pytest.warns(UserWarning, match="could be compared: all numbers of the example are equal"):
         assert not opsmith.export_onnx(model, torch.tensor([1, 1]), tmp_path / "model.onnx").verified
     (tmp_path / "model.onnx").unlink()
     assert export(model, torch.tensor([0, 2, 0, 2])).export.verified
@@ -167,7 +167,7 @@ def test_each_form_says_what_its_file_holds(tmp_path: Path) -> None:
         assert bool(made.comparisons) == loads == (not caught) == ("off by" in str(made))
     assert made.unverified == (
         "ONNX Runtime has no kernel for a node of `node.onnx`: Fatal error: verified:row_lse(-1) is not a "
-        "registered function/op; with bodies it computes what PyTorch does, but the file has none; a "
+        "registered function/op; with bodies its results are PyTorch's, but the file has no bodies; a "
         "`library=` has kernels"
     )
     assert f"  not verified: {made.unverified}" in str(made)
@@ -194,7 +194,9 @@ def test_nodes_that_onnx_runtime_has_kernels_for_need_no_bodies(export: Exported
 
 
 def test_a_node_with_a_wrong_reference_is_found_by_its_body(tmp_path: Path) -> None:
-    with pytest.raises(errors.ExportMismatchError, match="the file computes another `result` than PyTorch"):
+    with pytest.raises(
+        errors.ExportMismatchError, match="the file and PyTorch compute different values of `result`"
+    ):
         opsmith.export_onnx(of.off, X, tmp_path / "model.onnx", body="node")
 
 
@@ -237,9 +239,7 @@ def test_without_onnx_runtime_nothing_is_verified(tmp_path: Path) -> None:
     assert not told["export"]["verified"]
     assert told["nodes"] == ["exp"]
     assert f"not verified: {reason}" in told["words"]
-    assert told["warnings"] == [
-        f"`exp.onnx` is not verified: {reason}; with `verify=False` this warning goes"
-    ]
+    assert told["warnings"] == [f"`exp.onnx` is not verified: {reason}; `verify=False` removes this warning"]
     assert told["load"].startswith("ONNX Runtime cannot be imported: ")
     assert "hint: pip install '.[onnx]'" in told["load"]
     status, words, said = told["plain"]

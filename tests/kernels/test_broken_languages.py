@@ -384,7 +384,8 @@ def test_a_language_that_models_no_access(install: Install) -> None:
     with pytest.raises(errors.LanguageError) as caught:
         usage.accesses(kernel, lambda dtype: [])
     assert caught.value.problem == (
-        "the kernel language Toy gives True in `ToyUsage.models_access`, where a method `accesses` beside it "
+        "the kernel language Toy gives True in `ToyUsage.models_access`, where a class with a method "
+        "`accesses` "
         "is right"
     )
 

@@ -140,7 +140,7 @@ def test_a_language_of_one_process(install: Install) -> None:
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("triton", "opsmith has a kernel language `triton` of its own"),
+        ("triton", "opsmith already has a kernel language `triton`"),
         ("forward", "the kernel language `forward` has the name of a property of `check`"),
     ],
 )
@@ -234,14 +234,14 @@ def test_an_unknown_option(install: Install) -> None:
 def test_two_sources(install: Install) -> None:
     install("toy-kernels", TOY)
     error = refused("two", "cuda", cuda="", toy=double, grid=1)
-    assert (error.problem, error.got) == ("a kernel has one source", "`cuda=` and `toy=`")
+    assert (error.problem, error.got) == ("a kernel must have exactly one source", "`cuda=` and `toy=`")
 
 
 def test_a_device_that_the_language_does_not_support(install: Install) -> None:
     install("toy-kernels", TOY)
     error = refused("elsewhere", "mps", toy=double)
     assert error.problem == "a kernel in Toy is declared for `mps`"
-    assert error.expected == "`cpu` or `cuda`, where kernels in it run"
+    assert error.expected == "`cpu` or `cuda`, on which its kernels run"
     assert error.hint == "write `op.kernel('cpu', toy=...)`"
 
 
@@ -260,7 +260,7 @@ def test_a_package_that_cannot_be_imported(install: Install) -> None:
 def test_an_entry_point_that_names_something_else(install: Install) -> None:
     install("toy-kernels", "LANGUAGE = 3")
     error = refused("something", toy=double)
-    assert error.problem == "the entry point of the kernel language `toy` names something else"
+    assert error.problem == "the entry point of the kernel language `toy` does not name this language"
     assert error.got == ("toy-kernels (`toy_kernels:LANGUAGE`), which is 3")
 
 
@@ -273,7 +273,7 @@ def test_two_packages_bring_the_same_language(install: Install) -> None:
     install("toy-kernels", TOY)
     install("other-toys", TOY)
     error = refused("twice", toy=double)
-    assert error.problem == "2 installed packages bring the kernel language `toy`"
+    assert error.problem == "2 installed packages have the kernel language `toy`"
     assert {*str(error.got).split(" and ")} == {
         "toy-kernels (`toy_kernels:LANGUAGE`)",
         "other-toys (`other_toys:LANGUAGE`)",

@@ -16,7 +16,7 @@ from opsmith.kernels.cpp import compiler
 from opsmith.kernels.cpp.diagnostics import NarrowIndex
 
 MANY = 2**31
-HINT = "declare its numbers as `int64_t`, or write `int64_t(i) * n` where it multiplies"
+HINT = "declare its numbers as `int64_t`, or multiply as in `int64_t(i) * n`"
 LETTERS = map("narrow::o{}".format, itertools.count())
 
 FOUND = """
@@ -183,7 +183,7 @@ def test_a_result_that_a_kernel_does_not_count_is_an_error_before_it_runs() -> N
     with pytest.raises(errors.KernelRefusedError) as refused:
         outer(x, x)
     assert refused.value.message().splitlines() == [
-        f"narrow::outer: the kernel writes no such result: `result` has {2**32} elements, and at "
+        f"narrow::outer: the kernel cannot write this result: `result` has {2**32} elements, and at "
         f"{refused.value.where} the index `z[i * 9]` has 32 bits: {HINT}",
         f"  where: {refused.value.where}",
     ]
@@ -202,7 +202,7 @@ def test_where_no_compiler_tells_a_kernel_takes_no_more_elements(monkeypatch: py
     assert kernel.refusal([many[:-1]]) is None
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert kernel.refusal([many[:-1]]) is None
-    unknown = "no compiler tells if the kernel's indices have 32 bits: there is no C++ compiler"
+    unknown = "no compiler can say if the kernel's indices have 32 bits: there is no C++ compiler"
     assert kernel.refusal([many]) == f"`x` has {MANY} elements, and {unknown}"
     monkeypatch.undo()
     assert kernel.refusal([many]) is None

@@ -97,7 +97,7 @@ def test_a_process_finds_them_beside_the_kernels(package: Path, tmp_path: Path) 
 def test_a_package_is_built_without_them_where_they_cannot_be(
     package: Path, tmp_path: Path, forbidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reason = "calls in C++: OPSMITH_NO_CALLS_BUILD keeps them from being built; unset it"
+    reason = "calls in C++: OPSMITH_NO_CALLS_BUILD prevents their build; unset it"
     if not forbidden:
         monkeypatch.delenv("OPSMITH_NO_CALLS_BUILD")
         compiler = tmp_path / "old-compiler"  # it knows no C++20

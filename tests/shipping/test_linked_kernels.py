@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "scratch": (
         {"grid": 1, "scratch": {"s": (lambda x: 1, torch.float32)}},
         "`scratch['s']`",
-        "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`",
+        "is a function in Python: write it as an expression, such as `ceil(result.numel / 256)`",
     ),
 }
 

@@ -204,10 +204,10 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
     assert caught.value.message().splitlines() == [
         "limits::value: a header of its kernel in C++ lies outside of the package",
         "  argument: include_dirs",
-        f"  expected: headers in {package}, or installed ones",
+        f"  expected: headers in {package}, or installed headers",
         f"  got: {tmp_path}/include/c.h",
         f"  where: {kernel.where}",
-        "  hint: copy it into the package: an edit of it would go unseen, and users would not have it",
+        "  hint: copy it into the package, where opsmith notices an edit of it, and users have it",
     ]
 
 
@@ -256,7 +256,7 @@ def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
         "  expected: the name of each header in its directive, or in the definition of a macro",
         "  got: #include STRING(product.h)",
         "  where: ...",
-        '  hint: write the name out: one `#include "..."` for each case',
+        '  hint: write each name out: one `#include "..."` for each case',
     ]
 
 
@@ -272,7 +272,7 @@ def test_a_library_that_names_a_folder_of_this_machine(kernel: CppKernel, tmp_pa
         "limits::value: its built kernel in C++ names a folder of this machine, from which a process would "
         "load code",
         "  argument: flags",
-        "  expected: libraries in the package, or such as a process finds by itself",
+        "  expected: libraries in the package, or libraries that a process finds without a path",
         f"  got: '/opt/lib', '{other}'",
         f"  where: {kernel.where}",
         "  hint: leave `-rpath` out of `flags=`, and unset LD_RUN_PATH",

@@ -88,7 +88,7 @@ def of_an_older_opsmith(held: dict[str, Any]) -> None:
         (drop, "opsmith has no built kernels; {folder} has none; and"),
         (
             of_an_older_opsmith,
-            "opsmith has no built kernels; this opsmith needs another one than that in {package}, which was "
+            "opsmith has no built kernels; this opsmith cannot use the library in {package}, which was "
             "built with opsmith 0.0.9; and",
         ),
     ],
@@ -115,7 +115,7 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
     assert (
         f"{missing}: the kernel is built into the package for {RUNNABLE[0]}, {library}, and fits; of the "
         f"library between: {said} it cannot be compiled: there is no C++ compiler: no `no-such-compiler` in "
-        "PATH; install a wheel of this opsmith with built kernels, or build the package's again by it"
+        "PATH; install a wheel of this opsmith with built kernels, or rebuild the package with this opsmith"
     ) in rejected
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     operator.forget_calls()

@@ -356,11 +356,12 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "9 of 10 operators cannot be served without Python" in message
     for name, reason in {
-        "by_function": "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`",
+        "by_function": "is a function in Python: write it as an expression, such as `ceil(result.numel / "
+        "256)`",
         "constants": "`constants['N']` of its CUDA kernel at ",
         "scratch": "`scratch['s']` of its CUDA kernel at ",
         "large": "has a number of more than 64 bits",
-        "unsized": "the sizes of its results on a GPU are known in Python alone: give it `shapes=`",
+        "unsized": "only Python knows the sizes of its results on a GPU: give it `shapes=`",
         "python": "is in Python",
         "reads_text": "has `len(mode)`, which C++ does not compute: it takes whole numbers, flags and None",
         "reads_float": "has `by`, which C++ does not compute",

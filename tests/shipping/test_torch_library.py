@@ -240,7 +240,7 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
         "python": "is in Python",
         "opaque": "it has no kernel in C++, and compiled code does not contain its reference",
         "kept": "it has no kernel in C++, and compiled code does not contain its reference",
-        "unsized": "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++",
+        "unsized": "only Python knows the sizes of its results: give it `shapes=`, or `sizes` in C++",
         "transposed": "no samples show that its results are contiguous",
         "without_samples": "no samples show that its results are contiguous",
     }.items():
@@ -261,7 +261,9 @@ def test_a_class_that_was_adopted_is_refused(tmp_path: Path) -> None:
             return grad * 2
 
     adopted = opsmith.adopt(Twice, "unserved::twice", signature="(x: Tensor) -> Tensor")
-    with pytest.raises(errors.ServingError, match="it is adopted from code that computes it already"):
+    with pytest.raises(
+        errors.ServingError, match="it is adopted from existing code that already computes it"
+    ):
         build_torch_library([adopted], tmp_path / "lib.so")
 
 
@@ -275,7 +277,7 @@ def test_an_operator_without_a_kernel_is_left_to_compiled_code(tmp_path: Path) -
 def test_flags_for_other_instructions_are_refused_for_a_level(tmp_path: Path) -> None:
     wide = declared("wide", shapes="x: N M -> N M")
     wide.kernel("cpu", cpp=SAME.format(name="wide"), flags=["-mavx2"])
-    with pytest.raises(errors.UsageError, match="has the flag `-mavx2`, which not every processor"):
+    with pytest.raises(errors.UsageError, match="has the flag `-mavx2`, which some processors"):
         build_torch_library([wide], tmp_path / "lib.so", processor=next(iter(levels())))
 
 

@@ -1,4 +1,4 @@
-"""ONNX: from a model or an operator to a file, compared with PyTorch before it is handed over."""
+"""Export of models and operators to ONNX files, which are compared with PyTorch before they are written."""
 
 from __future__ import annotations
 

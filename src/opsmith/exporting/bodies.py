@@ -21,15 +21,15 @@ Translate = Callable[[Any], Any]
 
 @dataclass
 class Bodies:
-    """The bodies of one model: ONNX functions, each shared by all calls that compute the same.
+    """The bodies of one model: ONNX functions, each shared by all calls with the same computation.
 
-    A body contains the values of attributes, so calls with other attributes or other dtypes may need another
-    body. The first one has the operator's name, others have a number behind it. They differ in `op_type` and
-    not in `overload`, since ONNX Runtime before 1.27 ignores `overload` and would run the wrong body.
+    A body contains the values of attributes, so calls with different attributes or dtypes may need different
+    bodies. The first body has the operator's name, and the others have a number behind it. They differ in
+    `op_type`, not in `overload`: ONNX Runtime before 1.27 ignores `overload` and would run the wrong body.
 
     Args:
         operators: The specification of each operator, by torch's operator.
-        translate: Translates a program of torch.
+        translate: Function that translates a program of torch.
         functions: The bodies, by domain and name.
         inner: Nodes of our operators inside the bodies, with their calls.
     """
@@ -46,7 +46,7 @@ class Bodies:
 
         Raises:
             ExportError: If a body cannot be derived.
-            DynamicAxisError: If a reference fixes a symbolic size.
+            DynamicAxisError: If a reference makes a symbolic size constant.
         """
         self._name_nodes(model)
         for function in self.functions.values():
@@ -71,7 +71,7 @@ class Bodies:
             model = self.translate(traced(list(new.values())))
         except Exception as error:
             raise self._refusal(list(new.values()), error) from None
-        InlinePass()(model)  # functions that torch's exporter makes of branches and loops
+        InlinePass()(model)  # inline the functions that torch's exporter makes of branches and loops
         for node, call in operator_nodes(model, self.operators):
             complete(node, call)
             self.inner.append((node, call))
@@ -84,7 +84,7 @@ class Bodies:
             self._names[signature] = self._named(call, function_from(model.graph, given, call.formal(), made))
 
     def _refusal(self, calls: Sequence[OperatorCall], error: Exception) -> errors.OpsmithError:
-        """The error for bodies that torch's exporter does not take, which names the operator."""
+        """The error, with the operator's name, for bodies that torch's exporter refuses."""
         for call in calls:
             try:
                 self.translate(traced([call]))
@@ -128,9 +128,9 @@ def inline_bodies(model: Any) -> None:
 
 
 def function_from(graph: Any, given: Mapping[str, Any], formal: Sequence[str], outputs: Sequence[Any]) -> Any:
-    """The nodes behind some values of a graph, as a function without name or domain.
+    """The nodes that compute some values of a graph, as a function without name or domain.
 
-    Functions with the same nodes are equal byte by byte: names are numbered, and types left out.
+    Functions with the same nodes are equal byte by byte: names are numbers, and types are omitted.
 
     Args:
         graph: An onnx_ir graph.
@@ -149,7 +149,7 @@ def function_from(graph: Any, given: Mapping[str, Any], formal: Sequence[str], o
         made.append(node := onnx_ir.node("Constant", [], {"value": constant}))
         value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
     for at, value in enumerate(made.outputs):
-        if value in made.inputs or value in made.outputs[:at]:  # an output of its own needs a node of its own
+        if value in made.inputs or value in made.outputs[:at]:  # each output needs a separate node
             made.append(node := onnx_ir.node("Identity", [value]))
             made.outputs[at] = node.outputs[0]
     made.sort()

@@ -24,12 +24,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SymbolicNode:
-    """A node of another domain than ONNX's, made by `symbolic`.
+    """A node outside of ONNX's own domain, made by `symbolic`.
 
     Args:
-        domain, op_type: Its type.
+        domain, op_type: The type of the node.
         inputs: For each input its position among the tensors of the call; None for an omitted one.
-        attributes: Its attributes as text, which distinguish calls.
+        attributes: The attributes of the node as text, by which calls are distinguished.
     """
 
     domain: str
@@ -45,7 +45,7 @@ class OperatorCall:
     Args:
         specification: The specification of the operator.
         node: The node of torch's graph.
-        named: The node that `symbolic` of its class made for it; None if there is no `symbolic`.
+        named: The node that the `symbolic` of the operator's class made; None if there is no `symbolic`.
     """
 
     specification: Specification
@@ -54,13 +54,13 @@ class OperatorCall:
 
     @property
     def node_type(self) -> tuple[str, str]:
-        """Domain and type of its ONNX node."""
+        """Domain and type of the ONNX node of the call."""
         if self.named is not None:
             return self.named.domain, self.named.op_type
         return self.specification.namespace, self.specification.short_name
 
     def formal(self) -> list[str]:
-        """Names of the inputs of its ONNX node, without those behind the last one that is given."""
+        """Names of the inputs of the ONNX node, up to the last input that is given."""
         slots = self.slots()
         if self.named is not None:
             return [
@@ -81,7 +81,7 @@ class OperatorCall:
                 yield leaf, default(leaf)
 
     def slots(self) -> list[tuple[str, torch.fx.Node | None]]:
-        """The inputs of its ONNX node: name, and graph node; None for an absent optional input."""
+        """The inputs of the ONNX node: name and graph node; None for an omitted optional input."""
         return list(input_slots(list(self.values())))
 
     def inputs(self) -> list[torch.Tensor | torch.SymInt]:
@@ -89,15 +89,15 @@ class OperatorCall:
         return [node.meta["val"] for _, node in self.slots() if node is not None]
 
     def results(self) -> list[torch.Tensor]:
-        """The results that are tensors, as fake values, lists flattened."""
+        """The results that are tensors, as fake values, with lists flattened."""
         return list(nested_tensors(self.node.meta["val"]))
 
     def dtypes(self) -> set[torch.dtype]:
-        """The dtypes of its tensor inputs and results."""
+        """The dtypes of the tensor inputs and results."""
         return {each.dtype for each in (*self.inputs(), *self.results()) if isinstance(each, torch.Tensor)}
 
     def signature(self) -> tuple[Any, ...]:
-        """The key of its body: sizes, and which of them are symbolic; dtypes; other arguments."""
+        """The key of the call's body: sizes, positions of symbolic sizes, dtypes, other arguments."""
         described = [
             (leaf.name, _described(value) if leaf.kind.is_tensor or size_items(value) else repr(value))
             for leaf, value in self.values()
@@ -113,7 +113,7 @@ def default(leaf: Argument) -> Any:
 def input_slots(values: Sequence[tuple[Argument, Any]]) -> Iterator[tuple[str, Any]]:
     """The inputs of an ONNX node, from the values of a call; each tensor of a list is an input.
 
-    Integers that are computed from dynamic axes cannot be attributes: they are inputs behind all tensors.
+    Integers that are computed from dynamic axes cannot be attributes. They are inputs after all tensors.
     """
     for leaf, value in values:
         if not leaf.kind.is_tensor:
@@ -131,7 +131,7 @@ def input_slots(values: Sequence[tuple[Argument, Any]]) -> Iterator[tuple[str, A
 
 
 def size_items(value: Any) -> dict[int, Any]:
-    """The integers in an argument that the graph computes, by position."""
+    """The integers of an argument that the graph computes, by position."""
     items = value if isinstance(value, list | tuple) else [value]
     return {at: item for at, item in enumerate(items) if _is_size(item)}
 
@@ -155,10 +155,10 @@ def _described(value: Any) -> Any:
 
 
 def refuse_lists_before_others(specification: Specification) -> None:
-    """Refuse an operator that returns a list before another result: outputs of a node have positions alone.
+    """Refuse an operator that returns a list before another result: a node's outputs have only positions.
 
     Raises:
-        ExportError: If it does.
+        ExportError: If it returns such a list.
     """
     shown: Sequence[Any] = [each for each in specification.schema.results if not each.hidden]
     if any(result.sequence for result in shown[:-1]):
@@ -181,15 +181,15 @@ def symbolic_of(specification: Specification) -> Callable[..., Any] | None:
 def add_node(
     domain: str, op_type: str, inputs: Sequence[Any], outputs: int, attributes: Mapping[str, tuple[str, Any]]
 ) -> Any:
-    """Have the exporter record a node of another domain than ONNX's, and return its outputs.
+    """Let the exporter record a node outside of ONNX's own domain, and return its outputs.
 
-    Its schema has optional inputs, and inputs and outputs of any dtype.
+    In the schema of the node, inputs are optional, and inputs and outputs may have any dtype.
 
     Args:
         domain, op_type: The type of the node.
-        inputs: Its inputs.
-        outputs: The number of its outputs.
-        attributes: The type of each attribute and its value, by name.
+        inputs: The inputs of the node.
+        outputs: The number of outputs.
+        attributes: The type and the value of each attribute, by name.
     """
     schema = onnx.defs.OpSchema
     optional = schema.FormalParameterOption.Optional
@@ -214,11 +214,11 @@ def add_node(
 
 
 CONVERTED: Mapping[str, Callable[[Any], Any]] = {"INT": int, "FLOAT": float, "STRING": str}
-"""Python's type for the values of an attribute, by the type of the attribute."""
+"""Python type of the values of an attribute, by the type of the attribute."""
 
 
 def attribute_of(name: str, kind: str, items: Sequence[Any], *, several: bool) -> Any:
-    """An attribute of one of the types of `CONVERTED`, with one value or several."""
+    """An attribute with one value or several values, of a type in `CONVERTED`."""
     values = [CONVERTED[kind](item) for item in items]
     form = onnx_ir.AttributeType[kind + "S" * several]
     return onnx_ir.Attr(name, form, values if several else values[0])
@@ -240,19 +240,19 @@ def example_shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def example_size(size: Any) -> int:
-    """A size; of a symbolic one, the size during tracing.
+    """The value of a size; for a symbolic size, its value during tracing.
 
     Raises:
         ExportError: If the size depends on the values of tensors.
     """
     if not varies(size):
         return int(size)
-    hint = size.node.hint  # `int(size)` would fix it
+    hint = size.node.hint  # `int(size)` would make it constant
     if hint is None:
         raise errors.ExportError(
-            "the size of a tensor depends on the values of others, and no body can be derived for it",
+            "the size of a tensor depends on the values of other tensors, so no body can be derived",
             got=str(size),
-            hint="compute what has such a size outside of the operator, or export it with `body='node', "
+            hint="compute tensors of such a size outside of the operator, or export it with `body='node', "
             "verify=False`",
         )
     return int(hint)

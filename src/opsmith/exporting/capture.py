@@ -24,14 +24,14 @@ from opsmith.torch_library.torch_messages import quiet_exporter
 Table = Mapping[Any, Any]
 
 Translator = Callable[..., Any]
-"""Translates a program of torch, or a module with inputs and `dynamic_shapes`, to ONNX."""
+"""Function that translates a program of torch, or a module with inputs and `dynamic_shapes`, to ONNX."""
 
 TORCH_NAMESPACES = ("aten", "prim", "prims", "higher_order", "_operator")
-"""Namespaces of operators that torch's exporter translates itself."""
+"""Namespaces of the operators that torch's exporter can translate without opsmith."""
 
 LOGGER = "torch.fx.experimental.symbolic_shapes"
 FIXED = "set_replacement"
-"""Beginning of a line in torch's log about a symbol that was replaced by a number."""
+"""Beginning of the lines in torch's log that report the replacement of a symbol by a number."""
 
 
 def translator(opset: int, table: Table) -> Translator:
@@ -59,12 +59,12 @@ def translated_model(
     Args:
         model: A module from tensors to tensors.
         inputs: The inputs for tracing.
-        axes: Their dynamic axes.
+        axes: The dynamic axes of the inputs.
         translate: torch's exporter.
-        table: The operators that it translates besides torch's.
+        table: The operators that the exporter translates in addition to torch's own.
 
     Raises:
-        DynamicAxisError: If the model fixes a dynamic axis.
+        DynamicAxisError: If the model makes a dynamic axis constant.
         ExportError: If torch's exporter refuses the model.
     """
     dims = axes.dims(torch.export.Dim.DYNAMIC)
@@ -82,7 +82,7 @@ def translated_model(
 
 
 def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
-    """The error for what torch's exporter raised; the one of opsmith among its causes, if there is one.
+    """The error for an exception of torch's exporter; opsmith's own error if it is among the causes.
 
     Args:
         error: The exception.
@@ -93,16 +93,16 @@ def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
         if isinstance(each, errors.OpsmithError):
             return each
     return errors.ExportError(
-        f"torch's exporter does not take {subject}: {first_line(chain[-1])}",
+        f"torch's exporter refuses {subject}: {first_line(chain[-1])}",
         got=type(chain[-1]).__name__,
         where=where_raised(chain[-1]),
-        hint="`torch.export.export(model, args)` must take it, and ONNX have an operator for each of "
-        "torch's in it; `__context__` of this error has torch's own text",
+        hint="`torch.export.export(model, args)` must accept it, and ONNX must have an operator for each "
+        "torch operator in it; `__context__` of this error has torch's own text",
     )
 
 
 def exported(model: torch.nn.Module, inputs: Sequence[Any], dims: Any) -> Any:
-    """The program of a module as `torch.export` sees it, with these dynamic shapes."""
+    """The program that `torch.export` makes of a module, with these dynamic shapes."""
     with quiet_exporter(), torch.no_grad():
         return torch.export.export(
             model, tuple(inputs), dynamic_shapes=(dims,) if any(dims) else None, strict=False
@@ -110,7 +110,7 @@ def exported(model: torch.nn.Module, inputs: Sequence[Any], dims: Any) -> Any:
 
 
 def _exported_or_none(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes) -> Any:
-    """The program of a model that may fix its dynamic axes; None if it cannot be traced at all."""
+    """The program of a model that may make dynamic axes constant; None if the model cannot be traced."""
     try:
         return exported(model, inputs, axes.dims(torch.export.Dim.AUTO))
     except Exception:  # the caller reports its own error
@@ -118,10 +118,10 @@ def _exported_or_none(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Ax
 
 
 def _refuse_fixed(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, program: Any = None) -> None:
-    """Refuse a model that fixes the size of a dynamic axis.
+    """Refuse a model that makes the size of a dynamic axis constant.
 
     Raises:
-        DynamicAxisError: If it does; the message names the axis and the line.
+        DynamicAxisError: If the model does this; the message names the axis and the line.
     """
     if not axes:
         return
@@ -133,21 +133,21 @@ def _refuse_fixed(model: torch.nn.Module, inputs: Sequence[Tensor], axes: Axes, 
             if varies(node.meta["val"].shape[axis]):
                 continue
             raise errors.DynamicAxisError(
-                f"the model fixes the axis `{title}`, which is to be dynamic",
+                f"the model makes the axis `{title}` constant, but `dynamic=` names it",
                 argument=name,
                 expected=f"a computation for every size of axis {axis} of `{name}`",
-                got=f"one for size {given.shape[axis]} alone",
+                got=f"a computation for size {given.shape[axis]} only",
                 where=specialising_line(lambda: _exported_or_none(model, inputs, axes), given.shape[axis]),
-                hint="compute with `x.shape` as it comes, without comparing it with numbers or making a "
-                "number of it, or leave the axis out of `dynamic=`",
+                hint="compute with `x.shape` itself: do not compare it with numbers, and do not convert it "
+                "to a number; or leave the axis out of `dynamic=`",
             )
 
 
 def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Table) -> None:
-    """Refuse a model with an operator that is neither torch's nor ours.
+    """Refuse a model with an operator that belongs neither to torch nor to opsmith.
 
     Raises:
-        ExportError: If there is one.
+        ExportError: If there is such an operator.
     """
     found = _exported_or_none(model, inputs, Axes((), ()))
     for node in () if found is None else found.graph.nodes:
@@ -158,13 +158,13 @@ def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Tab
         writes = capabilities.on("library_operators") and not capabilities.signature_of(node.target).pure
         adopt = f"`opsmith.adopt(torch.ops.{name.replace('::', '.')}, reference=f)`"
         raise errors.ExportError(
-            "the model calls an operator that writes into its arguments, or returns views of them, and a "
-            "node of ONNX does neither"
+            "the model calls an operator that writes into its arguments, or returns views of them; a node "
+            "of ONNX cannot do this"
             if writes
             else "the model calls an operator that opsmith does not know, and ONNX has no node for it",
             operator=name,
             where=where_called(node),
-            hint="call one that returns what this one writes, as `op.functional` of an operator of opsmith"
+            hint="call an operator that returns new tensors, such as `op.functional` of an opsmith operator"
             if writes
             else f"adopt it first, with a reference: {adopt}",
         )
@@ -174,7 +174,7 @@ class References(torch.nn.Module):
     """The references of several calls as one module, so that all bodies of a model are translated at once.
 
     Args:
-        calls: The calls; the tensors of all of them are the inputs, in order.
+        calls: The calls. The inputs of the module are the tensors of all calls, in order.
     """
 
     def __init__(self, calls: Sequence[OperatorCall]) -> None:
@@ -188,7 +188,7 @@ class References(torch.nn.Module):
 
 
 def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
-    """The visible results of the code behind a body, on inputs from the front of `given`."""
+    """The visible results of the code of a body; its inputs are the first items of `given`."""
     schema, function = call.specification.schema, source_of(call)
     inputs = [next(given) for _ in call.inputs()]
     tensors = iter([each for each in inputs if isinstance(each, Tensor)])
@@ -197,7 +197,7 @@ def computed(call: OperatorCall, given: Iterator[Any]) -> list[Tensor]:
     kwargs = {name: _filled(value, tensors, sizes) for name, value in call.node.kwargs.items()}
     values = schema.received(args, kwargs)
     if not call.specification.origin.referenced:
-        # The operator would take what knows shapes alone for the results of code that does not run here.
+        # A call of the operator would return its declared fake results, and `forward` itself would not run.
         results: Sequence[Any] = run_forward(class_of(call.specification.origin), values).results
     else:
         positional, named = schema.split(values)
@@ -219,12 +219,12 @@ def source_of(call: OperatorCall) -> Any:
     """The function that a body is derived from: the reference, or the forward of an adopted class.
 
     Raises:
-        ExportError: If there is none.
+        ExportError: If there is no such function.
     """
     specification = call.specification
     if specification.opaque:
         raise errors.ExportError(
-            "it is opaque: there is no reference in PyTorch that a body could be derived from",
+            "it is opaque: it has no reference in PyTorch from which a body could be derived",
             operator=specification.name,
             where=specification.where,
             hint="write `body='node', verify=False`, and give the runtime a kernel for it",
@@ -235,18 +235,18 @@ def source_of(call: OperatorCall) -> Any:
 
 
 def traced(calls: Sequence[OperatorCall]) -> Any:
-    """The references of some calls as one program; symbolic sizes of a call stay symbolic.
+    """The references of some calls as one program, in which symbolic sizes stay symbolic.
 
     Raises:
         ExportError: If torch cannot trace a reference.
-        DynamicAxisError: If a reference fixes a symbolic size.
+        DynamicAxisError: If a reference makes a symbolic size constant.
     """
     try:
         return _traced(calls)
     except errors.OpsmithError:
         raise
     except Exception as error:
-        if len(calls) > 1:  # who traces them tries each alone, to find the one that fails
+        if len(calls) > 1:  # the caller then traces each call alone, to find the one that fails
             raise
         specification, source = calls[0].specification, source_of(calls[0])
         of_class = source is not specification.reference
@@ -254,8 +254,8 @@ def traced(calls: Sequence[OperatorCall]) -> Any:
             f"torch cannot trace its {'forward' if of_class else 'reference'}: {first_line(error)}",
             operator=specification.name,
             where=where_raised(error) or where(source),
-            hint="write it in torch's operations on tensors, and take no values out of them; or "
-            + "give the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
+            hint="write it in torch's operations on tensors, and do not read values out of tensors; or "
+            + "write the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
             + "`body='node', verify=False`",
         ) from None
 
@@ -298,15 +298,15 @@ def _fixed(
     call: OperatorCall, name: str, what: str, size: int, trace: Callable[[], Any]
 ) -> errors.DynamicAxisError:
     return errors.DynamicAxisError(
-        f"its reference fixes {what}, which varies in this call",
+        f"its reference makes {what} constant, but it varies in this call",
         operator=call.specification.name,
         argument=name,
         expected="a computation for every size",
-        got=f"one for size {size} alone",
+        got=f"a computation for size {size} only",
         where=specialising_line(trace, size) or call.specification.where,
-        hint="export with a larger example: torch takes a size of 0 or 1 for a constant"
+        hint="export with a larger example: torch treats a size of 0 or 1 as a constant"
         if size < 2
-        else "compute with sizes as they come, without comparing them with numbers",
+        else "compute with the sizes themselves, and do not compare them with numbers",
     )
 
 
@@ -318,13 +318,13 @@ def user_inputs(program: Any) -> list[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message that is not empty; torch prints programs below it."""
+    """The first line of a message that is not empty; torch prints whole programs after it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 class _Specialisations(logging.Handler):
-    """Record the user's line whenever torch fixes a size."""
+    """Record the user's line when torch makes a size constant."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -341,14 +341,14 @@ class _Specialisations(logging.Handler):
 
 
 def specialising_line(trace: Callable[[], Any], size: int) -> str | None:
-    """`file:line` that fixes the size of a dynamic axis; None if torch's log does not name the size.
+    """`file:line` that makes the size of a dynamic axis constant; None if torch's log does not name the size.
 
     torch logs each decision about a size while the line that causes it runs, so the line is read from the
-    stack at that moment; the line that torch records may be one of its own.
+    stack at that moment. The line that torch itself records may be in torch's own code.
 
     Args:
-        trace: Traces the program with a dynamic axis.
-        size: The size that is fixed.
+        trace: Function that traces the program with a dynamic axis.
+        size: The constant size.
     """
     logger, watcher = logging.getLogger(LOGGER), _Specialisations()
     before = logger.handlers, logger.level, logger.propagate
@@ -368,7 +368,7 @@ def where_called(node: Any) -> str | None:
 
 
 def where_raised(error: BaseException) -> str | None:
-    """`file:line` of the innermost line of the user that an exception passed; None if there is none."""
+    """`file:line` of the user's innermost line in an exception's traceback; None if there is none."""
     return _where("".join(traceback.format_tb(error.__traceback__)))
 
 

@@ -1,4 +1,4 @@
-"""Closeness of an output of a file to PyTorch's: how far rounding explains the difference."""
+"""Comparison of a file's output with PyTorch's: the difference, and the part that rounding explains."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Closeness:
     """Difference of an output from PyTorch's, and the difference that rounding explains.
 
     Args:
-        difference: The largest one, relative to the largest value; infinite if shape, dtype or nan differ.
-        allowed: The largest one that rounding explains, relative to the largest value.
+        difference: The largest difference, relative to the largest value; infinite if shape, dtype or the
+            positions of nan differ.
+        allowed: The largest difference that rounding explains, relative to the largest value.
         reason: The derivation of `allowed`.
         close: True if rounding explains the difference of every element.
     """
@@ -42,15 +43,15 @@ def closeness(
     coarsest: torch.dtype | None = None,
     truth: Callable[[torch.dtype], Answer | None] = lambda dtype: None,
 ) -> Closeness:
-    """Compare an output with PyTorch's, which is right to the rounding of its nodes, or else with the truth.
+    """Compare an output with PyTorch's output, and then with the truth if rounding cannot explain the gap.
 
     Args:
         got: The output.
-        expected: PyTorch's.
+        expected: PyTorch's output.
         nodes: Number of nodes that round.
-        coarsest: The coarsest floating dtype that a value before it was rounded to.
-        truth: Gives the model's result in float64, held to a dtype, with a bound that is measured; None if
-            the model does not run in it.
+        coarsest: The coarsest floating dtype to which an earlier value was rounded.
+        truth: Function that returns the model's result in float64, with a measured bound for a dtype; None
+            if the model does not run in float64.
 
     Example:
         >>> one = torch.ones(2)
@@ -76,7 +77,7 @@ def closeness(
     answer = truth(dtype)
     if answer is None or judge(got, answer).kind not in ("equal", "rounding"):
         return Closeness(off, _relative(twin), reason, close=False)
-    reason = f"what the model in float64 moves by with the last digit of {name} in its inputs"
+    reason = f"the change of the model in float64 when the last digit of its inputs in {name} changes"
     return Closeness(off, _relative(answer), reason, close=True)
 
 
@@ -114,7 +115,7 @@ def in_float64(model: torch.nn.Module, inputs: Sequence[Tensor]) -> Computation 
     try:
         double = deepcopy(model).double()
         return Computation.of(function, inputs, torch.Generator().manual_seed(0))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it has a fixed dtype
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # the model has a fixed dtype
         return None
 
 
@@ -123,9 +124,9 @@ class Rounding:
     """The nodes that round.
 
     Args:
-        nodes: The number of nodes that run, those of bodies counted in every call.
-        coarsest: For each value that a node computes, the coarsest floating dtype that it or a value before
-            it was rounded to.
+        nodes: The number of nodes that run; nodes of bodies are counted in every call.
+        coarsest: For each value that a node computes, the coarsest floating dtype to which this value or an
+            earlier one was rounded.
     """
 
     nodes: int
@@ -152,7 +153,7 @@ def rounding(model: Any) -> Rounding:
 
 
 def _in_body(node: Any, functions: Mapping[Any, Any]) -> list[torch.dtype]:
-    """The floating dtypes in the body of a node, from its inputs and casts: other values have none."""
+    """The floating dtypes in the body of a node, from its inputs and casts: other dtypes are unknown."""
     function = functions.get(node.op_identifier())
     if function is None:
         return []

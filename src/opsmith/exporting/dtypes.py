@@ -9,7 +9,7 @@ from opsmith.exporting.packages import onnx_ir
 TYPE_NAMES = (
     "float32, uint8, int8, uint16, int16, int32, int64, bool, float16, float64, uint32, uint64, bfloat16"
 )
-"""Names of the dtypes of inputs and outputs, as torch and messages have them."""
+"""Names of the dtypes of inputs and outputs, as in torch and in messages."""
 
 _IN_ONNX = {
     name: {"float32": "float", "float64": "double"}.get(name, name) for name in TYPE_NAMES.split(", ")

@@ -67,31 +67,32 @@ def export_onnx(
 
     Args:
         model: A module that calls opsmith's operators anywhere, or an operator.
-        args: Positional arguments: a tensor, or a tuple; numbers and strings become part of the file.
+        args: Positional arguments: a tensor or a tuple. Numbers and strings become part of the file.
         path: Path of the file.
         kwargs: Keyword arguments.
-        body: Form of a call of an operator. `"function"`: a node with the operator's name, and its reference
-            as a function in the file; `"inline"`: the nodes of the reference; `"node"`: a node alone, which a
-            runtime needs a kernel for.
+        body: Form of a call of an operator in the file. `"function"`: a node with the operator's name, and
+            the operator's reference as a function. `"inline"`: the nodes of the reference. `"node"`: only a
+            node, for which the runtime needs a kernel.
         dynamic: Names of axes that may have any size, by input and position: `{"x": {0: "batch"}}`.
         opset: Version of ONNX's operators; by default 20.
-        input_names: Names of the inputs; by default those of the parameters.
-        output_names: Names of the outputs; by default those of an operator's results.
-        verify: Compare the file with PyTorch: on the given inputs and two others, of which one is unlike
-            them, and at two other sizes of every dynamic axis.
-        library: Path of a library of the operators' C++ kernels, which ONNX Runtime uses instead of the
-            bodies: `SessionOptions.register_custom_ops_library`. It is compared with PyTorch as well.
+        input_names: Names of the inputs; by default the names of the parameters.
+        output_names: Names of the outputs; by default the names of an operator's results.
+        verify: Compare the file with PyTorch on the given inputs, on two inputs with other values, one of
+            which is unlike the given inputs, and at two other sizes of every dynamic axis.
+        library: Path for a library of the operators' C++ kernels. ONNX Runtime loads it by
+            `SessionOptions.register_custom_ops_library` and uses the kernels instead of the bodies. The
+            library is compared with PyTorch, too.
 
     Returns:
-        The file, its nodes, and the comparisons. On an error no file is left at `path`.
+        The file, its nodes, and the comparisons. After an error there is no file at `path`.
 
     Warns:
-        UserWarning: If the file could not be compared, as one that ONNX Runtime cannot load.
+        UserWarning: If the file could not be compared, for example if ONNX Runtime cannot load it.
 
     Raises:
         UsageError: If an argument does not fit.
         ExportError: If the model cannot be exported.
-        DynamicAxisError: If the model fixes the size of a dynamic axis.
+        DynamicAxisError: If the model makes the size of a dynamic axis constant.
         ExportMismatchError: If the file and PyTorch compute different results.
         OnnxRuntimeError: If ONNX Runtime cannot run the file.
         CompileError, ToolchainError: If a library cannot be built.
@@ -117,7 +118,7 @@ def export_onnx(
         made = _written(_translated(model, call, options, dynamic, input_names, output_names), options)
     if verify and made.unverified:
         warnings.warn(
-            f"`{made.path.name}` is not verified: {made.unverified}; with `verify=False` this warning goes",
+            f"`{made.path.name}` is not verified: {made.unverified}; `verify=False` removes this warning",
             UserWarning,
             stacklevel=2,
         )
@@ -130,7 +131,7 @@ def export_bodies(
     """Export a call of an operator with each form of its body, from one translation of its graph.
 
     Returns:
-        The result of each form. Warnings of the translation, which all forms share, are those of each.
+        The result of each form. The warnings of the shared translation belong to each form.
 
     Raises:
         MissingExtraError: If a package of ONNX is missing.
@@ -164,7 +165,7 @@ class BodyExport:
 
     Args:
         outcome: The export, or the error.
-        warnings: Warnings of the translation and of the writing.
+        warnings: Warnings of the translation and of the writing of the file.
     """
 
     outcome: Export | errors.OpsmithError
@@ -177,9 +178,9 @@ class TranslatedModel:
 
     Args:
         calls: Each node of our operators, with its call.
-        bodies: The bodies of these nodes; None if the file needs none.
+        bodies: The bodies of these nodes; None if the file needs no bodies.
         inputs: Names of the inputs.
-        verification: The result of torch's exporter, and its comparison with PyTorch.
+        verification: The result of torch's exporter, and the comparison of this result with PyTorch.
     """
 
     calls: Sequence[tuple[Any, OperatorCall]]
@@ -213,7 +214,7 @@ def _translated(
     names, tensors = input_tensors(bound_call(model, *call))
     flat = FlatModel(model, call).eval()
     with torch.no_grad():
-        returned = flat.returned(*(tensor.clone() for tensor in tensors))  # a model may write into them
+        returned = flat.returned(*(tensor.clone() for tensor in tensors))  # a model may write into its inputs
     inputs = read_names(given_inputs, names, "input_names")
     names = [f"{name}_out" if name in inputs else name for name in names_of_outputs(model, returned)]
     outputs = read_names(given_outputs, names, "output_names", taken=inputs)
@@ -248,7 +249,7 @@ def _translated(
 
 
 def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
-    """Write the file of a translated model, which is changed to the form of the body, and compare it."""
+    """Change a translated model to the form of the body, write its file, and compare the file."""
     counts = Counter(made.specification.name for _, made in translated.calls)
     used = {made.specification.name: made.specification for _, made in translated.calls}
     add_metadata(translated.model, options.body, used.values())
@@ -290,7 +291,7 @@ def _written(translated: TranslatedModel, options: ExportOptions) -> Export:
 
 
 def _loaded(export: Export, verification: Verification, file: Path) -> Runtime:
-    """Load a file; an error names the operators and the inputs, of which ONNX Runtime names none."""
+    """Load a file; an error names the operators and the inputs, since ONNX Runtime does not name them."""
     try:
         return Runtime(file, export.path.name)
     except errors.OnnxRuntimeError as error:
@@ -310,21 +311,21 @@ def _without_bodies(export: Export, verification: Verification, file: Path) -> E
     try:
         runtime = Runtime(file, export.path.name)
     except errors.OnnxRuntimeError as error:
-        also = "with bodies it computes what PyTorch does, but the file has none; a `library=` has kernels"
+        also = "with bodies its results are PyTorch's, but the file has no bodies; a `library=` has kernels"
         return replace(export, unverified=f"{error.problem}; {also}")
     return verification.compare(export, runtime)
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export, checked.
+    """Validated options of an export.
 
     Args:
         path: Path of the file.
         body: Form of a call of an operator.
         opset: Version of ONNX's operators.
         verify: Compare the file with PyTorch.
-        library: Path of the library of kernels; None for none.
+        library: Path of the library of kernels; None if there is none.
     """
 
     path: Path
@@ -338,7 +339,7 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
     """The options, validated before the export begins.
 
     Raises:
-        UsageError: If one is invalid.
+        UsageError: If an option is invalid.
     """
     if body not in get_args(Body):
         raise errors.UsageError(
@@ -355,8 +356,8 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="opset",
             expected=f"{OPSETS[0]} to {OPSETS[-1]}",
             got=repr(opset),
-            hint=f"leave it out, and it is {DEFAULT_OPSET}; `onnx.version_converter` may make an older file "
-            "of it",
+            hint=f"leave it out for version {DEFAULT_OPSET}; `onnx.version_converter` may convert the file "
+            "to an older one",
         )
     if not isinstance(verify, bool):
         raise errors.UsageError(
@@ -364,7 +365,7 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="verify",
             expected="True or False",
             got=repr(verify),
-            hint="leave it out, and the file is compared with PyTorch",
+            hint="leave it out to compare the file with PyTorch",
         )
     file = writable_file(path, "model.onnx")
     return ExportOptions(file, body, number, verify, _read_library(library, file, body))
@@ -388,16 +389,16 @@ def _read_library(library: Any, file: Path, body: str) -> Path | None:
 
 
 def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequence[str] = ()) -> list[str]:
-    """Names of inputs or outputs: the given ones, or the default ones, made unique.
+    """Names of inputs or outputs: the given names, or unique default names.
 
     Args:
-        given: The names as the user gave them, or None.
+        given: The names that the user passed, or None.
         default: A name for each tensor.
-        argument: The argument that they were given as, for messages.
-        taken: Names that other values of the file have.
+        argument: The argument that the user passed, for messages.
+        taken: Names of other values of the file.
 
     Raises:
-        UsageError: If their number is wrong, two are equal, or one is taken.
+        UsageError: If the number of names is wrong, two names are equal, or a name is taken.
     """
     if given is None:
         found: list[str] = []
@@ -411,15 +412,15 @@ def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequenc
             argument=argument,
             expected=f"{len(default)} different names: {', '.join(default)}",
             got=", ".join(map(str, names)) or "none",
-            hint="give each tensor a name, in this order, or leave it out",
+            hint="give a name for each tensor, in this order, or leave this argument out",
         )
     clashing = [name for name in names if name in taken]
     if clashing:
         raise errors.UsageError(
-            f"`{clashing[0]}` is the name of an input and of an output",
+            f"`{clashing[0]}` is both the name of an input and the name of an output",
             argument=argument,
-            expected="names that no input has",
+            expected="names that differ from the names of the inputs",
             got=", ".join(names),
-            hint="name one of the two otherwise; `input_names=` names inputs",
+            hint="rename one of the two; `input_names=` names inputs",
         )
     return names

@@ -1,4 +1,4 @@
-"""Library of C++ kernels for the nodes of a file: chosen, packaged, loaded and compared with PyTorch."""
+"""Library of C++ kernels for the nodes of a file: choose, package, load and compare with PyTorch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LibraryPlan:
     """The contents of a library.
 
     Args:
-        types: The node types that it computes.
+        types: The node types that the library computes.
         operators: The operator of each node type.
         left: For each operator whose nodes are computed by their bodies, the reason.
     """
@@ -55,16 +55,16 @@ def plan_library(
 ) -> LibraryPlan:
     """Choose the node types of a file that a library computes.
 
-    A node type is chosen if a kernel takes each of its calls: ONNX Runtime does not use the body where a
-    kernel refuses a node. Nodes inside the other bodies may be chosen in turn.
+    A node type is chosen only if kernels take all of its calls: ONNX Runtime does not fall back to the body
+    if a kernel refuses a node. If a node type is not chosen, the nodes inside its body may be chosen.
 
     Args:
         calls: The calls behind the nodes of each type.
         names: The node types in the graph of the file.
-        within: The node types in the body of each; None if nodes have no bodies.
+        within: The node types inside the body of each node type; None if nodes have no bodies.
 
     Raises:
-        ExportError: If nothing can be packaged, or a node without a body cannot.
+        ExportError: If no operator can be packaged, or a node without a body cannot be packaged.
         CompileError: If the compiler refuses a kernel.
         ToolchainError: If there is no compiler.
     """
@@ -91,7 +91,7 @@ def plan_library(
             "no operator of the model can be packaged into a library",
             expected="an operator with a kernel in C++ that takes its calls",
             got="; ".join(f"{name}: {reason}" for name, reason in left.items()) or "no operators",
-            hint="give one a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
+            hint="give an operator a kernel, `op.kernel('cpu', cpp=...)`, or leave `library=` out",
         )
     operators = {name: calls[name][0].specification.name for name in chosen}
     types: list[NodeType] = []
@@ -108,7 +108,7 @@ def plan_library(
 
 
 def _kernels_for(calls: Sequence[OperatorCall]) -> dict[Any, LinkedKernel] | str:
-    """The kernels that take all of these calls, or the reason why one has none."""
+    """The kernels that together take all of these calls, or the reason why no kernel takes one of them."""
     kernels: list[tuple[Any, Ahead]] = []
     for each in calls[0].specification.kernels:
         language = language_of(each.function) if each.device == "cpu" else None
@@ -121,7 +121,7 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> dict[Any, LinkedKernel] | str
         if call.named is not None:
             return "its node is named by `symbolic`, which may write its attributes in any form"
         if any(size_items(value) for leaf, value in call.values() if not leaf.kind.is_tensor):
-            return "a whole number follows from a dynamic axis: it is an input of the node, not an attribute"
+            return "a whole number depends on a dynamic axis: it is an input of the node, not an attribute"
         values = [_value(value) if leaf.kind.is_tensor else value for leaf, value in call.values()]
         refusals = []
         for kernel, ahead in kernels:
@@ -151,12 +151,12 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
         expected="a kernel in C++ that takes its calls",
         got=reason,
         where=specification.where,
-        hint="give it one, `op.kernel('cpu', cpp=...)`, or write `body='function'`, and its body computes it",
+        hint="give it a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to compute its body",
     )
 
 
 def _linked_operator(arguments: tuple[Parameter, ...], calls: Sequence[OperatorCall]) -> LinkedOperator:
-    """The operator for the nodes of one type, of which these are the calls."""
+    """The operator for the nodes of one type, from their calls."""
     specification = calls[0].specification
     schema, shapes = specification.schema, specification.shapes
     return LinkedOperator(
@@ -177,7 +177,7 @@ def _types(
     operator: LinkedOperator,
     kernels: Sequence[KernelObject | LaunchedKernel],
 ) -> list[NodeType]:
-    """A node type for each choice of element types among its calls."""
+    """One node type for each combination of element types in the calls."""
     results = calls[0].specification.schema.results
     shown = [each.name for each in results if not each.hidden]
     indices = tuple(-1 if each.hidden else shown.index(each.name) for each in results)
@@ -198,7 +198,7 @@ def _types(
 
 
 def _type_of(at: int, dtypes: Sequence[Any], others: Sequence[Sequence[Any]]) -> torch.dtype:
-    """The dtype of an input; of an omitted one, that of another call or of another input."""
+    """The dtype of an input; for an omitted input, the dtype in another call or of another input."""
     alike = [each[at] for each in others if _agree(each, dtypes)]
     dtype: torch.dtype = next(each for each in (dtypes[at], *alike, *dtypes) if each is not None)
     return dtype
@@ -223,8 +223,8 @@ def calls_by_type(pairs: Iterable[tuple[Any, OperatorCall]]) -> dict[NodeName, l
 def needs_library(pairs: Iterable[tuple[Any, OperatorCall]]) -> bool:
     """Return True if ONNX Runtime can compute the nodes of a file only with a library.
 
-    This holds for opaque operators, which have no body, and for bfloat16, for which ONNX Runtime has next to
-    no kernels.
+    This is true for opaque operators, which have no body, and for bfloat16, for which ONNX Runtime has
+    almost no kernels.
     """
     return any(call.specification.opaque or torch.bfloat16 in call.dtypes() for _, call in pairs)
 
@@ -241,14 +241,14 @@ def with_library(
 
     Args:
         export: The export so far.
-        model: The onnx_ir model that the file holds.
+        model: The onnx_ir model in the file.
         file: The current path of the file.
         library: The path of the library.
         calls: The calls behind the nodes of each type, bodies included.
-        verification: The comparison; None for none.
+        verification: The comparison; None if the file is not compared.
 
     Raises:
-        ExportError, CompileError, ToolchainError: If it cannot be packaged.
+        ExportError, CompileError, ToolchainError: If the kernels cannot be packaged.
         ExportMismatchError: If the results differ from PyTorch's.
         OnnxRuntimeError: If ONNX Runtime refuses the library, or does not use a kernel.
     """
@@ -269,15 +269,15 @@ def with_library(
 
 
 def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str) -> None:
-    """Refuse a library whose kernels ONNX Runtime does not use for every node.
+    """Refuse a library if ONNX Runtime does not use its kernels for every node.
 
     Args:
         native: Number of nodes of each operator that have a kernel.
-        used: Number of these nodes in the optimised graph, in which all others were replaced by bodies.
+        used: Number of these nodes in the optimised graph, where bodies replace all other nodes.
         name: Name of the file.
 
     Raises:
-        OnnxRuntimeError: If there are fewer.
+        OnnxRuntimeError: If `used` is smaller than `native` for an operator.
     """
     for operator, count in native.items():
         if used.get(operator, 0) < count:
@@ -291,7 +291,7 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
 
 
 def _named(graph: Any, plan: LibraryPlan) -> Iterator[str]:
-    """The operator of each node in a graph that a library computes."""
+    """The operator of each node of a graph that the library computes."""
     return (plan.operators[name] for name in _node_names(graph) if name in plan.operators)
 
 

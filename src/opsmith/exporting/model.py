@@ -18,15 +18,15 @@ from opsmith.core.tensors import named_tensors, nested_tensors, replace_tensors,
 from opsmith.exporting.dtypes import ONNX_TYPES, TYPE_NAMES
 
 SMALLEST = 2
-"""A dynamic axis is traced at this size or a larger one: torch specialises sizes of 0 and 1."""
+"""Smallest size of a dynamic axis during tracing: torch specialises sizes of 0 and 1."""
 
 
 class FlatModel(torch.nn.Module):
-    """A module from tensors to tensors around a model; all other arguments are fixed.
+    """A module from tensors to tensors around a model; all other arguments are constant.
 
     Args:
         model: A module or an operator.
-        call: Positional and keyword arguments; each call replaces the tensors in them.
+        call: Positional and keyword arguments; each call replaces the tensors among them.
     """
 
     def __init__(self, model: Any, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
@@ -48,29 +48,29 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a call.
 
     Raises:
-        UsageError: If they have another type.
+        UsageError: If `args` is not a tensor or tuple, or `kwargs` is not a dict.
     """
     if not isinstance(args, Tensor | tuple | list):
         raise errors.UsageError(
             "`args` must be a tensor or a tuple",
             argument="args",
-            expected="a tensor, or a tuple of what the model takes by position",
+            expected="a tensor, or a tuple of the model's positional arguments",
             got=type(args).__name__,
-            hint="write `(x, y)`; what it takes by name goes into `kwargs=`",
+            hint="write `(x, y)`; keyword arguments go into `kwargs=`",
         )
     if not isinstance(kwargs, Mapping | None):
         raise errors.UsageError(
             "`kwargs` must be a dict",
             argument="kwargs",
-            expected="a dict of what the model takes by name",
+            expected="a dict of the model's keyword arguments",
             got=type(kwargs).__name__,
-            hint='write `{"y": y}`; what it takes by position goes into `args`',
+            hint='write `{"y": y}`; positional arguments go into `args`',
         )
     return ((args,) if isinstance(args, Tensor) else tuple(args)), dict(kwargs or {})
 
 
 def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments of a call, each with the name of its parameter, positional ones first; `*xs` are a tuple.
+    """The arguments of a call with their parameter names, positional arguments first; `*xs` is a tuple.
 
     Raises:
         UsageError: If the arguments do not fit the model's signature.
@@ -86,8 +86,8 @@ def bound_call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         raise errors.UsageError(
             f"`args` do not fit the model: {error}",
             argument="args",
-            expected=f"what `forward{signature}` takes",
-            hint="give `args=` a tuple of what it takes by position, and `kwargs=` a dict of the rest",
+            expected=f"the arguments of `forward{signature}`",
+            hint="pass a tuple of the positional arguments as `args`, and a dict of the others as `kwargs=`",
         ) from error
     return [*signature.bind_partial(*args).arguments.items(), *kwargs.items()]
 
@@ -96,7 +96,7 @@ def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Ten
     """Names and values of the tensors in the arguments of a call.
 
     Raises:
-        ExportError: If ONNX has no inputs of the type of a tensor.
+        ExportError: If ONNX does not allow inputs of a tensor's type.
     """
     found = [leaf for name, value in named for leaf in named_tensors(value, name, item_name)]
     for name, tensor in found:
@@ -115,14 +115,14 @@ def refuse_writing(model: Any) -> None:
     """Refuse an operator that writes into its arguments.
 
     Raises:
-        ExportError: If it does.
+        ExportError: If the operator does this.
     """
     if isinstance(model, Operator) and model.specification.schema.written:
         specification = model.specification
         raise specification.error(
             errors.ExportError,
-            "it writes into its arguments, and a node of ONNX does not",
-            hint=f"export `{specification.variable}.functional`, which returns what this one writes",
+            "it writes into its arguments, and a node of ONNX cannot do this",
+            hint=f"export `{specification.variable}.functional`, which returns the written tensors instead",
         )
 
 
@@ -132,10 +132,10 @@ def item_name(name: str, key: Any) -> str:
 
 
 def names_of_outputs(model: Any, returned: Any) -> list[str]:
-    """Names for the tensors that a model returns: an operator's results have theirs.
+    """Names for the tensors that a model returns; for an operator, the names of its results.
 
     Raises:
-        ExportError: If it returns no tensor.
+        ExportError: If the model returns no tensor.
     """
     pairs = [("" if isinstance(returned, Mapping) else "output", returned)]
     if isinstance(model, Operator):
@@ -147,17 +147,17 @@ def names_of_outputs(model: Any, returned: Any) -> list[str]:
             "the model returns no tensor",
             expected="a tensor, or tuples, lists and dicts of tensors",
             got=type(returned).__name__,
-            hint="return what the file is to compute",
+            hint="return the tensors that the file is to compute",
         )
     return names
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """A region in which a module is in evaluation mode; the training mode of each part is restored.
+    """A region in which a module is in evaluation mode; each submodule's mode is restored at the end.
 
     Warns:
-        UserWarning: If a part of it is in training mode.
+        UserWarning: If the module or a submodule is in training mode.
     """
     if not isinstance(model, torch.nn.Module):
         yield
@@ -165,8 +165,8 @@ def evaluating(model: Any) -> Iterator[None]:
     training = [part for part in model.modules() if part.training]
     if training:
         warnings.warn(
-            "the model is in training mode, and is exported as it is in evaluation mode; call `model.eval()` "
-            "before the export, and this warning goes",
+            "the model is in training mode, but it is exported in evaluation mode; call `model.eval()` "
+            "before the export to remove this warning",
             UserWarning,
             stacklevel=4,
         )
@@ -204,7 +204,7 @@ class Axes:
         return ", ".join(found)
 
     def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        """The size of each axis in these inputs."""
+        """The size of each dynamic axis in these inputs."""
         return {
             name: tensor.shape[axis]
             for tensor, axes in zip(tensors, self.of, strict=True)
@@ -212,14 +212,14 @@ class Axes:
         }
 
     def at(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
-        """The inputs at other sizes of these axes."""
+        """The inputs, resized to these sizes of the dynamic axes."""
         return [
             tiled(tensor, {axis: sizes[name] for axis, name in axes.items() if name in sizes})
             for tensor, axes in zip(tensors, self.of, strict=True)
         ]
 
     def dims(self, dim: Any) -> tuple[dict[int, Any], ...]:
-        """The `dynamic_shapes` of `torch.export`: for each input this dim at each dynamic axis."""
+        """The `dynamic_shapes` for `torch.export`: `dim` at each dynamic axis of each input."""
         return tuple(dict.fromkeys(axes, dim) for axes in self.of)
 
 
@@ -231,8 +231,8 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
         names, tensors: The inputs.
 
     Raises:
-        UsageError: If it is not such a mapping, or names an input or axis that does not exist.
-        DynamicAxisError: If an axis has several sizes, or is empty.
+        UsageError: If `dynamic` is not such a mapping, or names an input or axis that does not exist.
+        DynamicAxisError: If an axis has several sizes, or size 0.
     """
     given = {} if dynamic is None else dynamic
     form = '`dynamic={"x": {0: "batch"}}`'
@@ -240,7 +240,7 @@ def read_axes(dynamic: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> 
         raise errors.UsageError(
             "the dynamic axes cannot be read",
             argument="dynamic",
-            expected="for each input a mapping from axis to name",
+            expected="a mapping from axis to name for each input",
             got=repr(dynamic),
             hint=f"write {form}",
         )
@@ -269,7 +269,7 @@ def _axes_of(given: Mapping[Any, Any], name: str, tensor: Tensor) -> dict[int, s
             raise errors.UsageError(
                 f"`{name}` has no such dynamic axis",
                 argument="dynamic",
-                expected=f"axes from {-tensor.ndim} to {tensor.ndim - 1}, with identifiers for names",
+                expected=f"axes from {-tensor.ndim} to {tensor.ndim - 1}, with identifiers as names",
                 got=f"{{{axis!r}: {title!r}}}",
                 hint='write `{0: "batch"}`',
             )
@@ -285,19 +285,19 @@ def _refuse_odd_sizes(axes: Axes, tensors: Sequence[Tensor]) -> None:
     for name, sizes in found.items():
         if len(sizes) > 1:
             raise errors.DynamicAxisError(
-                f"the axis `{name}` has several sizes in the inputs that are given",
+                f"the axis `{name}` has several sizes in the given inputs",
                 argument=name,
                 expected=f"one size: {axes.positions(name)}",
                 got=" and ".join(map(str, sorted(sizes))),
-                hint="give axes that differ names of their own",
+                hint="give axes of different sizes different names",
             )
         if 0 in sizes:
             raise errors.DynamicAxisError(
-                f"the axis `{name}` is empty in the inputs that are given",
+                f"the axis `{name}` has size 0 in the given inputs",
                 argument=name,
                 expected=f"at least 1: {axes.positions(name)}",
                 got="0",
-                hint="give inputs that hold something; the file takes other sizes all the same",
+                hint="give inputs that are not empty; the file takes other sizes, too",
             )
 
 

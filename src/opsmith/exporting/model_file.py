@@ -1,4 +1,4 @@
-"""The ONNX file: names and metadata of the model, and a draft that is checked and then published."""
+"""The ONNX file: the model's names and metadata, and a draft that is validated before it is published."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_values(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> di
     """Name the inputs and outputs of a model, and its tensors as in the state dict of the exported model.
 
     Returns:
-        The earlier name of each value that was renamed.
+        The earlier name of each renamed value.
     """
     graph = model.graph
     before = [(value, value.name) for value in (*graph.outputs, *_values(graph))]
@@ -56,7 +56,7 @@ def _values(graph: Any) -> list[Any]:
 
 
 def name_axes(model: Any, axes: Axes) -> None:
-    """Name the dynamic axes in all shapes, also in sizes that are computed from them."""
+    """Name the dynamic axes in all shapes, including sizes that are computed from dynamic axes."""
     names: dict[str, str] = {}
     for value, of in zip(model.graph.inputs, axes.of, strict=True):
         for axis, name in of.items():
@@ -105,13 +105,13 @@ def strip_metadata(model: Any) -> None:
 
 
 LIMIT = 2**31 - 2**24
-"""Largest size of tensors, in bytes, inside the file: a protobuf message holds less than 2 GiB."""
+"""Maximum size in bytes of the tensors inside the file: a protobuf message is smaller than 2 GiB."""
 
 
 def save(model: Any, file: Path) -> None:
-    """Write an onnx_ir model; beyond the limit, its initializers go into `FILE.data`.
+    """Write an onnx_ir model; if its tensors exceed the limit, its initializers go into `FILE.data`.
 
-    Tensors in attributes of nodes, such as constants of a body, count, and stay in the file.
+    Tensors in attributes of nodes, such as constants of a body, count too, but they stay in the file.
     """
     held = sum(each.nbytes for each in tensors_in(model))
     onnx_ir.save(model, file, external_data=f"{file.name}.data" if held > LIMIT else None)
@@ -134,7 +134,7 @@ class DraftFile:
     """A file that is not published yet.
 
     Args:
-        folder: A temporary folder beside the path.
+        folder: A temporary folder next to the final path.
         path: The final path.
     """
 
@@ -143,11 +143,11 @@ class DraftFile:
 
     @property
     def file(self) -> Path:
-        """The current path."""
+        """The current path of the file."""
         return self._folder / self._path.name
 
     def write(self, model: Any) -> None:
-        """Write an onnx_ir model with its tensors, in place of an earlier one, and validate the file.
+        """Write an onnx_ir model with its tensors, replace an earlier draft, and validate the file.
 
         Raises:
             ExportError: If the file is not valid.
@@ -160,13 +160,13 @@ class DraftFile:
         except Exception as error:  # its exceptions share no base class
             raise errors.ExportError(
                 f"torch's exporter wrote an invalid file: {' '.join(str(error).split())}",
-                hint="try another `opset=`; the model may use an operator that ONNX has in later ones",
+                hint="try a later `opset=`: it may have an operator that the model needs",
             ) from error
 
     def publish(self) -> None:
-        """Move it to its final path, and replace an earlier file."""
+        """Move the file to its final path, and replace an earlier file."""
         for each in sorted(self._folder.iterdir(), key=lambda file: file.name == self._path.name):
-            os.replace(each, self._path.parent / each.name)  # the model last, after its external data
+            os.replace(each, self._path.parent / each.name)  # the model last, after its data
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def drafted(path: Path, argument: str = "path") -> Iterator[DraftFile]:
 
     Args:
         path: The final path.
-        argument: The argument that the path was given as.
+        argument: Name of the argument with the path.
 
     Raises:
         UsageError: If the file cannot be written.

@@ -1,4 +1,4 @@
-"""Inputs with other values than the example's, on which an export is compared with PyTorch."""
+"""Inputs whose values differ from the example's, on which an export is compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from opsmith.core.generate_like import generate_like
 
 Draw = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-"""Draws values from a tensor of the example, and from one that is like it."""
+"""Function that draws values from a tensor of the example and from a tensor that is like it."""
 
 
 def _of_both_signs(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers up to the largest given one, the first with the other sign."""
+    """Random numbers up to the largest given magnitude; the first has the opposite sign of the given one."""
     largest = given.abs().nan_to_num(0.0, 0.0, 0.0).max().item() or 1.0
     drawn = (torch.rand(given.shape, generator=generator, dtype=torch.float64) * 2 - 1) * largest
     same = float(drawn.flatten()[0]) * float(given.flatten()[0]) > 0
@@ -31,17 +31,17 @@ _DRAWS: tuple[tuple[str, bool | None, Draw], ...] = (
     ("of both signs, up to twice as large as the example's", True, lambda *given: 2 * _of_both_signs(*given)),
     ("half of the example's", True, lambda given, *_: given / 2),
     ("of both signs, up to half of the example's", True, lambda *given: _of_both_signs(*given) / 2),
-    ("drawn again from the range of the example's", False, _again),
-    ("drawn once more from the range of the example's", False, _again),
+    ("drawn again from the range of the example's values", False, _again),
+    ("drawn once more from the range of the example's values", False, _again),
 )
-"""Values in words; True for those of floating numbers, False where the inputs have none, None for all."""
+"""Values in words; True for floating inputs, False if the inputs have no floating numbers, None for all."""
 
 
 def other_values(given: Sequence[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-    """Inputs of the same sizes, with their values in words: those like the example's, and then others.
+    """Inputs of the same sizes, each with its values in words: first like the example's values, then unlike.
 
-    Whole numbers stay in the range of the given ones, and sorted if they are, since kernels may take them for
-    indices or offsets and trust them. Inputs that equal earlier ones are left out.
+    Whole numbers stay in the range of the given numbers, and stay sorted if the given numbers are sorted,
+    since kernels may use them as unchecked indices or offsets. Inputs that equal earlier ones are left out.
 
     Example:
         >>> [values for values, _ in other_values([torch.zeros(3)])][0]

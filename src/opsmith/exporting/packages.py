@@ -1,4 +1,4 @@
-"""The packages of ONNX, with a message for those that are not installed."""
+"""The packages of ONNX, with an error for missing packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
         hint=install("onnx"),
     ) from error
 NO_RUNTIME = ""
-"""The reason that there is no ONNX Runtime, which only a comparison needs; empty if there is one."""
+"""Reason why ONNX Runtime is missing, which only a comparison needs; empty if it is installed."""
 try:
     import onnxruntime
 except ImportError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from opsmith.display import short_repr
 
 GIVEN = "of the example"
-"""The values that were given, in words."""
+"""The given values, in words."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Comparison:
         difference: The largest difference, relative to the largest value.
         allowed: The tolerance.
         reason: The derivation of the tolerance.
-        library: ONNX Runtime used the library of kernels.
+        library: True if ONNX Runtime used the library of kernels.
     """
 
     __repr__ = short_repr
@@ -46,11 +46,11 @@ class Export:
         path: Path of the file.
         body: `function`, `inline` or `node`.
         opset: Version of ONNX's operators.
-        inputs, outputs: Their names, in order.
+        inputs, outputs: Names of the inputs and outputs, in order.
         calls: Number of calls of each operator in the model.
         comparisons: The comparisons of the file with PyTorch; empty without verification.
-        left_out: Sizes and values that were not compared since PyTorch refuses them, each with the reason.
-        library: Path of the library of kernels; None without one.
+        left_out: Sizes and values that were not compared since PyTorch refuses them, with the reasons.
+        library: Path of the library of kernels; None if there is none.
         native: Number of nodes of each operator that the library computes.
         left_to_bodies: For each operator whose nodes are computed by their bodies, the reason.
         unverified: The reason that the file is not verified; empty if it is.
@@ -73,21 +73,21 @@ class Export:
 
     @property
     def nodes(self) -> Mapping[str, int]:
-        """Number of nodes of each operator in the file: an inlined one has none."""
+        """Number of nodes of each operator in the file; an inlined operator has no nodes."""
         return {} if self.body == "inline" else self.calls
 
     @property
     def verified(self) -> bool:
-        """ONNX Runtime computes with this file, and this library, what PyTorch does, on three inputs."""
+        """True if ONNX Runtime with this file, and its library, agreed with PyTorch on three inputs."""
         return not self.unverified
 
     @property
     def difference(self) -> float:
-        """The largest difference of all comparisons; 0 without any."""
+        """The largest difference of all comparisons; 0 if there are none."""
         return max((each.difference for each in self.comparisons), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """The export in JSON's types."""
+        """The export as values of JSON types."""
         return {
             **asdict(self),
             "path": str(self.path),

@@ -1,4 +1,4 @@
-"""Result sizes of a call as programs of the sizes of its tensors, from an exported program."""
+"""Programs that compute a call's result sizes from its tensor sizes, made from an exported program."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ITEMS = {"int": "ITEM", "bool": "TRUTH_ITEM", "float": "SINGLE_ITEM"}
 
 
 def sizing_of_call(call: OperatorCall) -> tuple[int, ...] | None:
-    """Numbers by which C++ computes the sizes of results, as `sizing_of` has them for `shapes=`.
+    """Numbers from which C++ computes the sizes of results, in the format of `sizing_of`.
 
-    They are for calls with the static sizes and the other arguments of this one: letters are the sizes that
-    vary, and conditions compare the other arguments. None if no program computes the sizes.
+    They apply to calls with the same static sizes and the same other arguments as this call. Letters are the
+    sizes that vary, and conditions compare the other arguments. None if no program computes the sizes.
     """
-    if len(call.results()) < len(call.specification.schema.results):  # the sizes of hidden ones are unknown
+    if len(call.results()) < len(call.specification.schema.results):  # hidden results: unknown sizes
         return None
     try:
         return _Sizing(call).numbers()
@@ -60,7 +60,7 @@ class _Sizing:
         self._letters: dict[str, int] = {}
 
     def numbers(self) -> tuple[int, ...]:
-        """All in the order in which they are read."""
+        """All numbers, in the order in which C++ reads them."""
         tensors: list[int] = []
         conditions: list[Program] = []
         composed: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class _Sizing:
         return len(self._letters), 0, count, *tensors, len(conditions), *checks, shown, *results
 
     def _bound(self, shape: torch.Size) -> Iterator[tuple[str, Any]]:
-        """Give each size that varies a letter; those that are not a symbol alone, by their text."""
+        """Give each size that varies a letter; yield each compound expression with its text."""
         for size in filter(varies, shape):
             expression = _expression(size)
             self._letters.setdefault(str(expression), len(self._letters))
@@ -102,7 +102,7 @@ class _Sizing:
         return numbers
 
     def _program(self, expression: Any, *, whole: bool = True) -> Program:
-        """The program of an expression of sympy; `whole` permits a letter for all of it."""
+        """The program of an expression of sympy; `whole` permits one letter for the entire expression."""
         return program(self._tree(expression, whole=whole), self._leaf)
 
     def _leaf(self, node: ast.expr) -> Leaf | None:
@@ -127,7 +127,7 @@ class _Sizing:
 
 
 def _expression(size: Any) -> Any:
-    """The expression of sympy for a size that varies, a SymInt."""
+    """The expression of sympy for a symbolic size, a SymInt."""
     return size.node.expr
 
 
@@ -136,7 +136,7 @@ def _code(name: str, *number: int) -> Program:
 
 
 def _conditions(index: int, leaf: Argument, value: Any) -> Iterator[Program]:
-    """Programs that are true where an argument is that of a call, but for the sizes of tensors."""
+    """Programs that are true if an argument equals the argument of a call; they ignore tensor sizes."""
     given = _code("GIVEN", index)
     if value is None:
         yield (*given, *_code("NOT"))
@@ -165,10 +165,10 @@ def _equal(read: Program, number: int) -> Program:
 
 
 def _whole(form: str, value: Any) -> int:
-    """A value as a program reads it: of a float the bits in single precision, as in an attribute."""
+    """A value as a program reads it; a float is read as its single-precision bits, as in an attribute."""
     if form != "float":
         return int(value)
     if value != value:
         return 0x7FC00000
-    single = torch.tensor(float(value), dtype=torch.float32) + 0.0  # of -0.0 it makes 0.0
+    single = torch.tensor(float(value), dtype=torch.float32) + 0.0  # -0.0 becomes 0.0
     return int(single.view(torch.int32)) & 0xFFFFFFFF

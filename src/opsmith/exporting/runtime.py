@@ -1,4 +1,4 @@
-"""ONNX Runtime: a file as a session that takes tensors, and as a module."""
+"""ONNX Runtime: a file as a session on tensors, and as a module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WEIGHTS_FILE = {
     "session.optimized_model_external_initializers_file_name": "weights",
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
 }
-"""Session options that write the weights of an optimised graph to a file of their own."""
+"""Session options that write the weights of an optimised graph to a separate file."""
 _MERGING = ["ConstantFolding", "CommonSubexpressionElimination"]
 
 
@@ -34,15 +34,15 @@ class Runtime:
         source: A path, or a model as bytes.
         name: The name in messages.
         library: A library of kernels for its nodes.
-        optimised: Path for the optimised graph. Equal nodes are not merged and constants are not folded then,
-            so that each node of the file can be identified in it.
+        optimised: Path for the optimised graph. With it, equal nodes are not merged and constants are not
+            folded, so that each node of the file can be identified in the graph.
 
     Attributes:
         inputs: Name, dtype and shape of each input; a dynamic size has a name.
-        outputs: The same for each output.
+        outputs: Name, dtype and shape of each output.
 
     Raises:
-        OnnxRuntimeError: If ONNX Runtime does not load it.
+        OnnxRuntimeError: If ONNX Runtime does not load the file.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Runtime:
         self.outputs = tuple(map(_described, self._session.get_outputs()))
 
     def run(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The outputs for these inputs, by name; those that the file does not read are left out.
+        """The outputs for these inputs, given by name; inputs that the file does not read are left out.
 
         Raises:
             OnnxRuntimeError: If ONNX Runtime refuses the call.
@@ -93,7 +93,7 @@ class Runtime:
                 f"ONNX Runtime does not run `{self.name}`: {reason(error)}",
                 got=shapes,
                 hint="call it with sizes that the model takes in PyTorch; an axis that is not in `dynamic=` "
-                "has the size of the export",
+                "must have the size of the export",
             ) from error
         return [_from_runtime(value) for value in values]
 
@@ -106,7 +106,7 @@ def _register(options: Any, library: Path) -> None:
             f"ONNX Runtime does not load the library `{library.name}`: {reason(error)}",
             expected="a library that `export_onnx(..., library=...)` wrote, on a machine of this kind",
             got=library.name,
-            hint="export it again, on this machine; it needs the OpenMP of g++ (libgomp)",
+            hint="export it again on this machine; the library needs the OpenMP of g++ (libgomp)",
         ) from error
 
 
@@ -135,7 +135,7 @@ def reason(error: BaseException) -> str:
     while text.startswith("[ONNXRuntimeError]"):
         text = text.removeprefix("[ONNXRuntimeError]").partition(" : ")[2].partition(" : ")[2] or text[18:]
         text = text.partition(" : ")[2] or text
-    return re.sub(r"^Load model from .*? failed:", "", text)  # a draft, which is gone
+    return re.sub(r"^Load model from .*? failed:", "", text)  # the path of a draft, which no longer exists
 
 
 def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
@@ -148,20 +148,20 @@ def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
         hint="export it with `body='function'`, which every runtime runs, or give the runtime a library that "
         "has the kernel"
         if no_kernel
-        else "export it in a type that ONNX Runtime computes on the CPU: float32, float64, mostly float16; "
+        else "export it in a dtype that ONNX Runtime computes on the CPU: float32, float64, often float16; "
         "or with `verify=False` for another runtime",
     )
 
 
 class OnnxModule(torch.nn.Module):
-    """A file in ONNX Runtime as a module, called as the exported model, with tensors alone.
+    """A file in ONNX Runtime as a module, which is called like the exported model, with tensors only.
 
-    It computes on the CPU, has no parameters and no gradients, and is always in evaluation mode.
+    The module computes on the CPU, has no parameters and no gradients, and is always in evaluation mode.
 
     Attributes:
         path: The file.
-        library: The library of kernels; None for none.
-        input_names, output_names: In order.
+        library: The library of kernels; None if there is none.
+        input_names, output_names: Names of the inputs and outputs, in order.
     """
 
     def __init__(self, path: Path, library: Path | None = None) -> None:
@@ -173,10 +173,10 @@ class OnnxModule(torch.nn.Module):
         self.eval()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        """The outputs for these inputs, by position or by name: a tensor, or a tuple of them.
+        """The outputs for these inputs, given by position or by name: a tensor, or a tuple of tensors.
 
         Raises:
-            OnnxRuntimeError: If they do not fit the file.
+            OnnxRuntimeError: If the inputs do not fit the file.
         """
         if len(args) > len(self.input_names):
             raise self._misfit("there are too many inputs", str(len(args)))
@@ -191,7 +191,7 @@ class OnnxModule(torch.nn.Module):
 
     def _refuse_misfits(self, given: Mapping[str, Any]) -> None:
         if set(given) != set(self.input_names):
-            raise self._misfit("these are not its inputs", ", ".join(given) or "none")
+            raise self._misfit("their names do not fit", ", ".join(given) or "none")
         for name, dtype, shape in self._runtime.inputs:
             tensor = given[name]
             if not isinstance(tensor, Tensor):
@@ -208,11 +208,11 @@ class OnnxModule(torch.nn.Module):
             f"`{self.path.name}` cannot be called with these inputs: {problem}",
             expected=expected.replace("'", "") or "no inputs",
             got=got,
-            hint="give each input a tensor of its type; an axis without a name has the size of the export",
+            hint="pass a tensor of this dtype for each input; an axis without a name has a constant size",
         )
 
     def extra_repr(self) -> str:
-        """The file, with its inputs and outputs."""
+        """The path of the file, with the names of its inputs and outputs."""
         return f"{str(self.path)!r}, {', '.join(self.input_names)} -> {', '.join(self.output_names)}"
 
     def __reduce__(self) -> Any:
@@ -230,8 +230,8 @@ def load(path: str | os.PathLike[str], library: str | os.PathLike[str] | None = 
         A module with tensors on the CPU as inputs and outputs.
 
     Raises:
-        UsageError: If one of the two is not there.
-        OnnxRuntimeError: If ONNX Runtime does not load it, or the library.
+        UsageError: If the file or the library does not exist.
+        OnnxRuntimeError: If ONNX Runtime does not load the file or the library.
 
     Example:
         >>> import torch, opsmith, tempfile, opsmith.onnx
@@ -251,7 +251,7 @@ def _there(path: str | os.PathLike[str], argument: str, expected: str, given: st
     """Return the path of a file.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is no such file.
     """
     file = Path(path)
     if file.is_file():

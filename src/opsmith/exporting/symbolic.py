@@ -1,7 +1,7 @@
 """Support for `symbolic` of adopted `autograd.Function` classes under torch's current exporter.
 
 torch's old exporter called `symbolic` with a graph, whose `op` made a node. Here `op` makes the node in the
-program that is being translated; nothing else of the old graph is supported.
+program that is being translated. No other part of the old graph is supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opsmith.exporting.calls import SYMBOLIC_NODE, SymbolicNode, add_node, attri
 from opsmith.exporting.packages import onnx, onnx_ir, onnxscript
 
 FORMS = {"i": "INT", "f": "FLOAT", "s": "STRING", "t": "TENSOR"}
-"""Type of an attribute by the ending of the keyword of `g.op`."""
+"""Type of an attribute, by the ending of its keyword in `g.op`."""
 
 
 def by_symbolic(
@@ -29,12 +29,12 @@ def by_symbolic(
     Args:
         specification: The specification of the operator, whose class has a `symbolic`.
         values: The arguments, as `forward` takes them.
-        tensors: The tensors among them, in order; None for an omitted optional one.
+        tensors: The tensors among the arguments, in order; None for an omitted optional tensor.
         opset: Version of ONNX's operators.
-        notes: Collects warnings for the author.
+        notes: List that gets the warnings for the author.
 
     Raises:
-        ExportError: If `symbolic` fails, or makes nodes that are not supported here.
+        ExportError: If `symbolic` fails, or makes unsupported nodes.
     """
     symbolic = symbolic_of(specification)
     assert symbolic is not None, specification.name
@@ -48,14 +48,14 @@ def by_symbolic(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            hint="let it call `g.op` on the arguments of `forward` alone: sizes and types of values, which "
-            "the old exporter had, are not available",
+            hint="let it only call `g.op` on the arguments of `forward`: sizes and types of values, which "
+            "the old exporter knew, are not available",
         ) from error
     return graph.returned(made)
 
 
 class SymbolicGraph:
-    """The graph `g` that is given to `symbolic`, with `op` alone.
+    """The graph `g` that is given to `symbolic`; its only method is `op`.
 
     Args:
         specification, tensors, opset, notes: As in `by_symbolic`.
@@ -66,7 +66,7 @@ class SymbolicGraph:
     ) -> None:
         self._specification, self._tensors = specification, tensors
         self._opset, self._notes = opset, notes
-        self._others: list[Any] = []  # nodes that are not ONNX's own
+        self._others: list[Any] = []  # nodes outside of ONNX's own domain
 
     def op(self, name: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """Make a node, and return its value, or a tuple of `outputs` values.
@@ -75,8 +75,8 @@ class SymbolicGraph:
             name: `domain::Name`, or the name of an operator of ONNX.
             inputs: Values; None for an omitted optional input.
             outputs: Number of outputs.
-            attributes: Attributes, whose type is the ending of the name: `_i` integers, `_f` floats, `_s`
-                strings, `_t` a tensor; a list becomes a list.
+            attributes: Attributes. The ending of the name is the type: `_i` integers, `_f` floats, `_s`
+                strings, `_t` a tensor. A list becomes a list.
         """
         domain, op_type = self._node_type(name)
         written = [self._attribute(key, value) for key, value in sorted(attributes.items())]
@@ -104,9 +104,9 @@ class SymbolicGraph:
             return "", op_type
         domain = self._specification.namespace
         self._notes.append(
-            f"`symbolic` of {self._class} names a node `{name}` and no domain, and ONNX has no such node: "
-            f'it is put into the domain `{domain}`: write `g.op("{domain}::{name}", ...)`, and this warning '
-            "goes"
+            f"`symbolic` of {self._class} names a node `{name}` without a domain, and ONNX has no such node, "
+            f'so it goes into the domain `{domain}`; write `g.op("{domain}::{name}", ...)` to remove this '
+            "warning"
         )
         return domain, op_type
 
@@ -130,33 +130,33 @@ class SymbolicGraph:
             at = next((at for at, tensor in enumerate(self._tensors) if tensor is value), None)
             if value is not None and at is None:
                 raise self._refused(
-                    "its `symbolic` gives a node of another domain an input that is not a tensor of the call",
+                    "an input of the node that its `symbolic` makes is not a tensor of the call",
                     "the tensors that `forward` takes, in any order",
                     type(value).__name__,
-                    "let the node have the tensors as they come, and numbers as attributes",
+                    "pass the tensors to the node unchanged, and pass numbers as attributes",
                 )
             found.append(None if value is None else at)
         return tuple(found)
 
     def returned(self, made: Any) -> Any:
-        """Validate the values that `symbolic` returned, and return them."""
+        """Validate and return the values that `symbolic` returned."""
         values = list(made) if isinstance(made, list | tuple) else [made]
         shown = [result for result in self._specification.schema.results if not result.hidden]
         if len(values) != len(shown) or any(value is None for value in values):
             raise self._refused(
-                "its `symbolic` does not return what `forward` does",
+                "its `symbolic` does not return one value for each result of `forward`",
                 f"{len(shown)} values of `g.op`",
-                f"{len(values)} of them",
+                f"{len(values)} values of `g.op`",
                 "write `outputs=` for a node with several results",
             )
         if self._others and (
             len(self._others) > 1 or any(value.producer() is not self._others[0] for value in values)
         ):
             raise self._refused(
-                "its `symbolic` makes a node of another domain among others",
-                "one node of another domain that has all results, or nodes of ONNX alone",
+                "its `symbolic` makes several nodes, and one of them is outside of ONNX's domain",
+                "one node outside of ONNX's domain that has all results, or only nodes of ONNX",
                 ", ".join(f"{node.domain}::{node.op_type}" for node in self._others),
-                "let one node stand for the whole operator",
+                "make one node for the whole operator",
             )
         return made
 

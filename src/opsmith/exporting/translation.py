@@ -33,22 +33,22 @@ from opsmith.exporting.symbolic import by_symbolic
 from opsmith.kernels.runtime.onnx import BITS
 
 KEY = "opsmith_key"
-"""A preliminary attribute, which differs between calls, so that the exporter does not merge their nodes."""
+"""Temporary attribute, which differs between calls so that the exporter does not merge their nodes."""
 
 OPERATOR = "opsmith.operator"
 """Key of the operator's name in the metadata of a node."""
 
 
 class ListOutputs(Sequence[Any]):
-    """The last outputs of a node, which are a list of tensors: there are as many as are read.
+    """The last outputs of a node, which are a list of tensors; each read makes a missing output.
 
-    The exporter translates a call before the number of its results is known; `complete` corrects the number.
+    The exporter translates a call before the number of its results is known. `complete` corrects the number.
 
     Args:
         first: The first output of the list.
-        alone: The node has no outputs before the list. The exporter then iterates twice: first in parallel
-            with the results of torch's call, to set types and shapes, so the iteration must not end; then
-            over the existing outputs, to name them.
+        alone: True if the node has no outputs before the list. The exporter then iterates twice. The first
+            time it sets types and shapes, in parallel with the results of torch's call, so this iteration
+            must not end. The second time it names the existing outputs.
     """
 
     def __init__(self, first: Any, *, alone: bool) -> None:
@@ -72,7 +72,7 @@ class ListOutputs(Sequence[Any]):
 
 
 class MixedResults(Sequence[Any]):
-    """Results that end in a list. The exporter names them by iteration, which omits the list.
+    """Results that end in a list. The exporter iterates over them to name them; the iteration omits the list.
 
     Args:
         single: The results before the list.
@@ -95,12 +95,12 @@ class MixedResults(Sequence[Any]):
 def translations(
     operators: Sequence[Operator[Any, Any]], opset: int, notes: list[str]
 ) -> dict[Any, Callable[..., Any]]:
-    """A function for each operator, by which torch's exporter makes its node.
+    """A function for each operator, with which torch's exporter makes the operator's node.
 
     Args:
         operators: All operators that a model may call.
         opset: Version of ONNX's operators.
-        notes: Collects warnings about a `symbolic`, since the exporter runs without warnings.
+        notes: List that gets warnings about a `symbolic`, since warnings are off while the exporter runs.
     """
     return {each.torch_operator: _translation(each.specification, opset, notes) for each in operators}
 
@@ -139,7 +139,7 @@ def _translation(specification: Specification, opset: int, notes: list[str]) -> 
 
 
 def operator_nodes(model: Any, operators: Mapping[Any, Specification]) -> Iterator[tuple[Any, OperatorCall]]:
-    """The nodes of a translated model, functions included, that call our operators, each with its call.
+    """The nodes that call our operators in a translated model and its functions, each with its call.
 
     Args:
         model: The onnx_ir model.
@@ -154,7 +154,7 @@ def operator_nodes(model: Any, operators: Mapping[Any, Specification]) -> Iterat
 
 
 def complete(node: Any, call: OperatorCall) -> None:
-    """Complete a node: its attributes, and as many typed outputs as the call has results.
+    """Add the attributes to a node, and give it as many typed outputs as the call has results.
 
     Raises:
         ExportError: If a value cannot be an attribute.
@@ -206,17 +206,17 @@ def _onnx_type(specification: Specification, dtype: Any) -> int:
             expected=TYPE_NAMES,
             got=str(dtype),
             where=specification.where,
-            hint="return another type; of complex numbers, `torch.view_as_real`",
+            hint="return a different type; for complex numbers, return `torch.view_as_real(y)`",
         )
     return ONNX_TYPES[dtype]
 
 
 def exact_scalars(opset: int) -> dict[Any, Callable[..., Any]]:
-    """A translation of `scalar_tensor` that keeps float64; torch's exporter rounds it to single precision.
+    """A translation of `scalar_tensor` that keeps float64, which torch's own rounds to single precision.
 
-    `scalar_tensor` is the number in `0.3 * x`.
+    In `0.3 * x`, `scalar_tensor` makes the number.
     """
-    from onnxscript.function_libs.torch_lib.ops import core  # it imports a thousand translations
+    from onnxscript.function_libs.torch_lib.ops import core  # this imports a thousand translations
 
     operators = onnxscript.values.Opset("", opset)
 
@@ -235,10 +235,10 @@ FORMS = {"SymInt": INTS, "int": INTS, "bool": INTS, "float": FLOATS, "str": STRI
 
 
 def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
-    """The attribute for the value of an argument; None for no value or an object of Python.
+    """The attribute for the value of an argument; None if the value is None or a Python object.
 
-    A single number for a pair is written twice, a complex number as two parts. `FLOAT` has single precision;
-    the body contains the exact value.
+    A single number for a pair is written twice, a complex number as two parts. `FLOAT` has single precision,
+    and the body contains the exact value.
 
     Raises:
         ExportError: If the value depends on a dynamic axis.
@@ -251,7 +251,7 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
         items = [value] * (kind.length or 1)
     if any(isinstance(item, torch.fx.Node | torch.SymInt | torch.SymFloat | torch.SymBool) for item in items):
         raise errors.ExportError(
-            "a non-tensor argument follows from a dynamic axis, and an attribute is fixed",
+            "a non-tensor argument depends on a dynamic axis, but an attribute is constant",
             operator=specification.name,
             argument=leaf.name,
             expected=f"{kind.annotation()} that is the same in every call",
@@ -270,9 +270,9 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
 
 
 def bits(leaf: Argument, value: Any) -> Any:
-    """An attribute with the exact bits of floats that single precision changes; None if it changes none.
+    """An attribute with the exact bits of floats, if single precision changes a float; else None.
 
-    Each float is the integer with the same 64 bits.
+    Each float is stored as the integer with the same 64 bits.
     """
     if value is None or leaf.kind.base.schema != "float":
         return None

@@ -1,4 +1,4 @@
-"""Compare a file with PyTorch, at the given sizes and others, and find the first node that differs."""
+"""Compare a file with PyTorch at the given sizes and at other sizes, and find the first differing node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opsmith.exporting.translation import OPERATOR
 from opsmith.judging.answer import Answer
 
 OTHERS = 2
-"""Number of inputs with other values, one of which is unlike the example, and of other sizes of each axis."""
+"""Number of inputs with other values (one of them unlike the example), and of other sizes of each axis."""
 
 
 def refuse_random(used: Iterable[Specification]) -> None:
@@ -37,10 +37,10 @@ def refuse_random(used: Iterable[Specification]) -> None:
     for each in used:
         if each.random:
             raise errors.ExportError(
-                "it draws from a random state, and ONNX Runtime has another: the two cannot be compared",
+                "it draws random numbers, and ONNX Runtime draws different ones: they cannot be compared",
                 operator=each.name,
                 where=each.where,
-                hint="write `verify=False`, or let it take what is drawn as an argument",
+                hint="write `verify=False`, or pass the random numbers to it as an argument",
             )
 
 
@@ -51,13 +51,12 @@ class Verification:
     Args:
         model: The model in PyTorch, from tensors to tensors.
         inputs: The given inputs.
-        returned: The results of the model for them.
+        returned: The results of the model for these inputs.
         axes: The dynamic axes.
         outputs: Names of the outputs.
         rounding: The nodes that round.
-        program: torch's program and the model that it was translated to, for the search of the first node
-            that differs.
-        renamed: torch's name of each value that has another name in the file.
+        program: torch's program and the translated model, to search for the first node that differs.
+        renamed: torch's name of each value that has a different name in the file.
     """
 
     model: torch.nn.Module
@@ -70,10 +69,10 @@ class Verification:
     renamed: Mapping[str, str]
 
     def compare(self, export: Export, runtime: Runtime) -> Export:
-        """Compare on the given inputs, on others of their sizes, and at other sizes of every dynamic axis.
+        """Compare on the given inputs, on other values of the same sizes, and at other sizes of dynamic axes.
 
         Returns:
-            The export with the comparisons, and what was not compared since PyTorch refuses it.
+            The export with the comparisons, and with the sizes and values that PyTorch refuses.
 
         Raises:
             ExportMismatchError: If the results differ.
@@ -83,7 +82,7 @@ class Verification:
         left_out: list[str] = []
         unverified = ""
         for needed, choices in self._choices():
-            done, refused = 0, "the numbers of the example are all alike, and so are those in their range"
+            done, refused = 0, "all numbers of the example are equal, so no other numbers are in their range"
             for values, inputs in choices:
                 expected = self._expected(inputs)
                 if isinstance(expected, str):
@@ -100,23 +99,23 @@ class Verification:
         return replace(export, comparisons=tuple(found), left_out=tuple(left_out), unverified=unverified)
 
     def _choices(self) -> Iterator[tuple[int, Iterable[tuple[str, Sequence[Tensor]]]]]:
-        """Other values, and other sizes of each axis: how many are needed, and the choices."""
+        """Inputs with other values, then with other sizes of each axis: the needed number and the choices."""
         if any(each.numel() for each in self.inputs):
             yield OTHERS, other_values(self.inputs)
         for name, size in self.axes.sizes(self.inputs).items():
             yield 1, ((GIVEN, self.axes.at(self.inputs, {name: other})) for other in other_sizes(size))
 
     def _named(self, values: str, inputs: Sequence[Tensor]) -> str:
-        """The values of inputs in words, or else the sizes of their axes."""
+        """The values of inputs in words; the sizes of their axes if the values are the given ones."""
         sizes = ", ".join(f"{axis} {size}" for axis, size in self.axes.sizes(inputs).items())
         return sizes if values == GIVEN else f"values {values}"
 
     def _expected(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | str:
-        """PyTorch's results; or in words, why these inputs say nothing."""
+        """PyTorch's results, or the reason in words why these inputs cannot be compared."""
         try:
             with torch.no_grad():
-                results = _on_cpu(self.model(*(each.clone() for each in inputs)))  # it may write into them
-        except Exception as error:  # the model refuses them in any way
+                results = _on_cpu(self.model(*(each.clone() for each in inputs)))  # a model may write
+        except Exception as error:  # the model may raise any exception
             return first_line(error)
         finite = all(bool(each.isfinite().all()) for each in results)
         if not finite and all(bool(each.isfinite().all()) for each in self.returned):
@@ -163,7 +162,7 @@ class Verification:
         else:
             words = f"off by {found.difference:.1e} of the largest value"
         return errors.ExportMismatchError(
-            f"the file computes another `{name}` than PyTorch{f' at {sizes}' if sizes else ''}"
+            f"the file and PyTorch compute different values of `{name}`{f' at {sizes}' if sizes else ''}"
             f"{f' for {self._named(values, inputs)}' * (values != GIVEN)}"
             f"{', with the library of kernels' * (library is not None)}",
             operator=None if first is None else first.operator,
@@ -175,7 +174,7 @@ class Verification:
         )
 
     def _first_difference(self, inputs: Sequence[Tensor], library: Path | None) -> NodeDifference | None:
-        """The first node whose output differs; None if no output does, or the comparison is impossible."""
+        """The first node whose output differs; None if no output differs, or the comparison is impossible."""
         program, rounding = self.program.exported_program, self.rounding
         recorded = _recorded(program, inputs)
         calls = {node.name: node for node in program.graph.nodes}
@@ -189,7 +188,7 @@ class Verification:
             runtime = _every_value(self.program.model, [value for _, value, _ in candidates], library)
             results = runtime.run(dict(zip(self.axes.inputs, inputs, strict=True)))
         except (errors.OnnxRuntimeError, ValueError, OSError):
-            return None  # an output cannot have such a value, or the disk is full
+            return None  # ONNX Runtime cannot output a value of this kind, or the disk is full
         for (node, value, name), got in zip(candidates, results, strict=True):
             wanted = recorded[name].detach().cpu()
             found = closeness(got, wanted, rounding.nodes, rounding.coarsest.get(value.name))
@@ -202,12 +201,12 @@ class Verification:
         written = self.program.exported_program.graph_signature.buffers_to_mutate.values()
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
-            return f"the model writes into {names}, and a file keeps nothing from one run to the next"
-        traced = "let no code look at numbers while it is traced: catch no errors, read no tensor as text"
+            return f"the model writes into {names}, and a file keeps no state between runs"
+        traced = "no code may read the numbers of tensors while it is traced, or catch the errors of doing so"
         kernel = "compare the operator's kernel with its reference: `opsmith check`"
-        hints = [f"it is right for the example: {traced}"] * (values != GIVEN)
+        hints = [f"the file is right for the example, so {traced}"] * (values != GIVEN)
         hints += [kernel] * (first is not None and first.operator is not None)
-        report = "give inputs that are more like real ones, or report it to torch with the model"
+        report = "give inputs that are more like real inputs, or report this to torch with the model"
         return "; or ".join(hints) or report
 
 
@@ -222,7 +221,7 @@ class NodeDifference:
     Args:
         kind: The type of the node.
         value: The name of the output.
-        operator: Our operator that the node calls; None for another node.
+        operator: The opsmith operator that the node calls; None if it calls none.
         where: The source line in the model.
         difference: The relative difference.
     """
@@ -238,7 +237,7 @@ class NodeDifference:
 
 
 def _every_value(model: Any, values: Sequence[Any], library: Path | None) -> Runtime:
-    """A runtime for a model with these values as outputs."""
+    """A runtime for a model, with these values as its outputs."""
     outputs = list(model.graph.outputs)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -250,7 +249,7 @@ def _every_value(model: Any, values: Sequence[Any], library: Path | None) -> Run
 
 
 def _recorded(program: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The value of each node of a program for these inputs."""
+    """The value of each node of a program, run on these inputs."""
     rest = iter(inputs)
     held = {**program.state_dict, **program.constants}
     users = set(program.graph_signature.user_inputs)

@@ -1,1 +1,1 @@
-"""Kernels that are built from source, as an operator has them."""
+"""Kernels of operators that are built from source."""

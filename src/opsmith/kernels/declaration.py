@@ -1,4 +1,4 @@
-"""Kernels that `op.kernel(...)` declares from a source: the arguments that all languages share."""
+"""Kernels that `op.kernel(...)` declares with source code: the arguments that all languages share."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def build_kernel(
     strict: bool,
     options: Mapping[str, Any],
 ) -> BuiltKernel[Any]:
-    """Make a kernel from a source; it is compiled when it is first needed.
+    """Make a kernel from source code; it is compiled when it is first needed.
 
     Args:
         operator: The operator that the kernel computes.
         device: Type of device.
         frame: Frame that declares the kernel.
-        function: A function in Python; refused, since it is not a source.
-        dtypes: The dtypes that are given.
-        strict: True if a kernel that cannot be built here is an error.
+        function: A function in Python; refused, since it is not source code.
+        dtypes: The value of `dtypes=`.
+        strict: True to raise an error if the kernel cannot be built here.
         options: A source, under the key of its language, and the options of the language.
 
     Raises:
         UsageError: If the arguments contradict one another, or no installed package has the language.
-        ModuleImportError: If the package that brings the language cannot be imported.
+        ModuleImportError: If the package with the language cannot be imported.
         KernelSourceError, KernelDtypeError, KernelSignatureError, LaunchError: If the source, a dtype, a
             parameter or the launch is not valid.
     """
@@ -64,7 +64,7 @@ def build_kernel(
         raise errors.UsageError(
             f"a kernel in {chosen.name} is declared for `{device}`",
             argument=given,
-            expected=f"{' or '.join(f'`{each}`' for each in chosen.devices)}, where kernels in it run",
+            expected=f"{' or '.join(f'`{each}`' for each in chosen.devices)}, on which its kernels run",
             got=repr(device),
             hint=f"write `op.kernel({first!r}, {given}=...)`",
         )
@@ -91,10 +91,10 @@ def build_kernel(
 
 
 def _refuse_unfit(kernel: BuiltKernel[Any], chosen: Language, operator: Operator[..., Any]) -> None:
-    """Refuse a kernel of a language that does not say what it is.
+    """Refuse a kernel of a language without the attributes that opsmith reads.
 
     Raises:
-        LanguageError: If its class did not call `super().__init__`, or has not the names of the language.
+        LanguageError: If its class did not call `super().__init__`, or its names differ from the language's.
     """
     source = getattr(kernel, "source", None)
     for name, fits, expected in (
@@ -122,15 +122,15 @@ def _refuse_unfit(kernel: BuiltKernel[Any], chosen: Language, operator: Operator
 def _source_of(
     options: Mapping[str, Any], function: Callable[..., Any] | None, strict: bool
 ) -> tuple[str, Language]:
-    """Return the option that gives the source, and its language.
+    """Return the option with the source code, and its language.
 
     Raises:
-        UsageError: If there is none, or several.
+        UsageError: If there is no such option, or there are several.
         ModuleImportError: See `language`.
     """
     given = [name for name in options if name.removesuffix(FILE) in OWN]
     unread = [name for name in options if name not in given]
-    if not given:  # a package may bring it
+    if not given:  # an installed package may have the language
         given = [name for name in unread if language(name.removesuffix(FILE)) is not None]
     if len(given) == 1 and function is None:
         found = language(given[0].removesuffix(FILE))
@@ -149,37 +149,37 @@ def _source_of(
             got=", ".join(f"`{name}=`" for name in new),
             hint=f"did you mean `{close[0]}=`?"
             if close
-            else f"install the package that brings the language: it has an entry point "
+            else f"install the package with the language: it has an entry point "
             f"`{new[0].removesuffix(FILE)}` in the group `{GROUP}`",
         )
     shown = [*(["a function"] if function is not None else []), *(f"`{name}=`" for name in given)]
     others = [f"`{name}=`" for name in (*options, *(["strict"] if strict else []))]
     raise errors.UsageError(
-        "a kernel has one source",
+        "a kernel must have exactly one source",
         expected=f"one of a function in Python, {', '.join(sources)}",
-        got=" and ".join(shown) or f"{' and '.join(others)} alone",
-        hint="give each kernel by a call of `op.kernel(...)` of its own",
+        got=" and ".join(shown) or f"only {' and '.join(others)}",
+        hint="declare each kernel by a separate call of `op.kernel(...)`",
     )
 
 
 def _sources() -> list[str]:
-    """Return the options that give a source, in languages of installed packages, too."""
+    """Return the options for source code, including options for languages of installed packages."""
     files = [key + FILE for key, each in zip(OWN, own_languages(), strict=True) if key + FILE in each.options]
     return [*installed_keys(), *files]
 
 
 def _check_options(chosen: Language, options: Mapping[str, Any]) -> None:
-    """Refuse options that a language does not have, with the languages that have the first of them."""
+    """Refuse unknown options of a language; the error names the languages that have the first one."""
     unknown = [name for name in options if name not in chosen.options]
     if not unknown:
         return
     if language(unknown[0]) is not None:
         raise errors.UsageError(
-            "a kernel has one source",
+            "a kernel must have exactly one source",
             argument=unknown[0],
             expected="a source in one language",
             got=f"`{chosen.key}=` and `{unknown[0]}=`",
-            hint="give each kernel by a call of `op.kernel(...)` of its own",
+            hint="declare each kernel by a separate call of `op.kernel(...)`",
         )
     names = [name for name in chosen.options if name != chosen.key + FILE]
     close = difflib.get_close_matches(unknown[0], chosen.options, n=1)
@@ -202,18 +202,18 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _file_of(frame: FrameType) -> str:
-    """Return the file of the code that a frame runs; where its text is nowhere, the module's own."""
+    """Return the file of the code that a frame runs, or the module's file if this file has no text."""
     named = frame.f_code.co_filename
-    has_text = os.path.exists(named) or bool(linecache.getlines(named))  # as a notebook's cell has
+    has_text = os.path.exists(named) or bool(linecache.getlines(named))  # for example a notebook's cell
     return named if has_text else str(frame.f_globals.get("__file__") or named)
 
 
 def _is_deterministic(value: Any) -> bool:
     if not isinstance(value, bool):
         raise errors.UsageError(
-            "`deterministic=` of a kernel is True or False",
+            "`deterministic=` of a kernel must be True or False",
             argument="deterministic",
-            expected="True, or False if it rounds otherwise from run to run",
+            expected="True, or False if its rounding differs from run to run",
             got=repr(value),
             hint="leave it out for a kernel that adds in a fixed order",
         )
@@ -225,11 +225,11 @@ def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
         return False
     if copies != "allowed":
         raise errors.UsageError(
-            "`copies=` of a kernel has one value",
+            "`copies=` of a kernel has only one possible value",
             argument="copies",
             expected='`copies="allowed"`',
             got=repr(copies),
-            hint="leave it out, and the kernel does not take what it would have to copy back",
+            hint="leave it out if the kernel shall refuse arguments that it would have to copy back",
         )
     if not operator.specification.schema.written:
         raise errors.UsageError(
@@ -237,6 +237,6 @@ def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
             argument="copies",
             expected="an operator with `mutates=`",
             got=repr(copies),
-            hint="leave it out: what is only read is copied where a kernel needs it",
+            hint="leave it out: arguments that are only read are copied if a kernel needs it",
         )
     return True

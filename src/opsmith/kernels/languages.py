@@ -1,7 +1,7 @@
-"""Languages of kernels: the protocol of one, and their registry. Nothing else of opsmith names a language.
+"""Kernel languages: their base class and their registry. No other code of opsmith names a language.
 
-A language is one object in one folder, here or in another package, which names it under its key in the group
-`opsmith.languages` of its entry points.
+A language is one object in one folder, in opsmith or in another package. Another package names the object in
+its entry points, under its key in the group `opsmith.languages`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opsmith.core.guarded_part import GROUP, GuardedPart
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 
-if TYPE_CHECKING:  # a declaration needs none of them
+if TYPE_CHECKING:  # a declaration does not need them
     from opsmith.kernels.common.ahead import Ahead
     from opsmith.kernels.common.gpu_usage import GpuUsage
     from opsmith.kernels.on_cpu import OnCpu
@@ -32,7 +32,7 @@ OWN: Mapping[str, str] = {
 }
 """Modules of opsmith's own languages, by key; each is imported when its language is first named."""
 FILE = "_file"
-"""Suffix of the option that gives a source in a file, behind the key of a language."""
+"""Suffix of the option for a source file, after the key of a language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Part:
         package: Name of the distribution.
         serves: Features that need it.
         hint: Command that installs it.
-        library: Library of the system that serves as well; empty for none.
+        library: Library of the system that can replace the package; empty if there is none.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Declaration:
         operator: The operator that the kernel computes.
         device: Type of device.
         source: Value of the option that has the key of the language; None if a file is given.
-        file: Absolute path of the file that is given; None for none.
-        dtypes: dtypes that are given; None for the default ones.
-        strict: True if it is an error that the kernel cannot be built here.
+        file: Absolute path of the source file; None if no file is given.
+        dtypes: Value of `dtypes=`; None for the default dtypes.
+        strict: True to raise an error if the kernel cannot be built here.
         copies_back: True for `copies="allowed"`.
         deterministic: False for `deterministic=False`.
-        options: The other options, which are among those of the language.
+        options: The other options, which the language has.
         declared: File that calls `op.kernel`; None if it is unknown.
         line: Line of the call.
         language: The language.
@@ -92,10 +92,10 @@ class Declaration:
         return None if self.declared is None else f"{self.declared}:{self.line}"
 
     def ordered_dtypes(self, known: Collection[torch.dtype]) -> tuple[torch.dtype, ...] | None:
-        """Return the dtypes in the order of `known`; None for the default ones.
+        """Return the dtypes in the order of `known`; None for the default dtypes.
 
         Raises:
-            KernelDtypeError: If one is not among them.
+            KernelDtypeError: If a dtype is not in `known`.
         """
         if self.dtypes is None:
             return None
@@ -111,13 +111,13 @@ class Declaration:
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
 
     def require_grid(self, hint: str, *others: str) -> None:
-        """Refuse a kernel without a grid, and without other options that stand for one."""
+        """Refuse a kernel without a grid and without an option that replaces the grid."""
         if all(self.options.get(name) is None for name in ("grid", *others)):
             raise errors.UsageError(
                 f"a kernel in {self.language.name} has no grid",
                 argument="grid",
                 expected=" or ".join(f"`{name}=`" for name in ("grid", *others)),
-                got=", ".join(f"`{name}=`" for name in self.options) or "the source alone",
+                got=", ".join(f"`{name}=`" for name in self.options) or "only the source",
                 hint=hint,
             )
 
@@ -126,13 +126,13 @@ class Language(GuardedPart, ABC):
     """Language of kernels.
 
     Attributes:
-        key: Option of `op.kernel` that gives a source; also the name of the entry point, and of the property
-            of `check` that runs its kernels on the CPU.
+        key: Option of `op.kernel` for the source; also the name of the entry point, and of the property of
+            `check` that runs its kernels on the CPU.
         name: Name in messages.
-        devices: Types of devices that its kernels run on.
-        options: Options of a kernel, beside the key and those that all languages have: `dtypes`, `strict` and
-            `copies`. `deterministic` is one of them if kernels may round otherwise from run to run, and the
-            key with `_file` if a file may hold the source.
+        devices: Types of devices on which its kernels run.
+        options: Options of a kernel, in addition to the key and to the options of all languages: `dtypes`,
+            `strict` and `copies`. They include `deterministic` if the rounding of kernels may differ from run
+            to run, and the key with `_file` if the source may be in a file.
     """
 
     key: ClassVar[str]
@@ -148,18 +148,19 @@ class Language(GuardedPart, ABC):
     def on_cpu(self) -> type[OnCpu] | None:
         """Class that runs its kernels on the CPU, for `check`.
 
-        None if they run there as they are, or cannot: those are unverified where their device is missing.
+        None if its kernels run on the CPU unchanged, or cannot run there. A kernel that cannot run on the CPU
+        is unverified if its device is missing.
         """
         return None
 
     @property
     def gpu_usage(self) -> GpuUsage | None:
-        """Compiler for GPUs that need not be there; None if it has none."""
+        """Compiler for GPUs, which may be absent; None if the language has no such compiler."""
         return None
 
     @property
     def ahead(self) -> Ahead | None:
-        """Builds its kernels into packages; None if they ship as source."""
+        """Object that builds its kernels into packages; None if they ship as source."""
         return None
 
     def parts(self) -> Iterator[Part]:
@@ -168,7 +169,7 @@ class Language(GuardedPart, ABC):
 
     @classmethod
     def named_types(cls) -> Mapping[str, Any]:
-        """Return the types of its parts."""
+        """Return the types of the language's parts."""
         from opsmith.kernels.common.ahead import Ahead
         from opsmith.kernels.common.gpu_usage import GpuUsage
         from opsmith.kernels.on_cpu import OnCpu
@@ -184,7 +185,7 @@ def language(key: str) -> Language | None:
     """Return a language by its key; None if no installed package has it.
 
     Raises:
-        UsageError: If two packages bring it, or the object of an entry point is no language.
+        UsageError: If two packages have it, or the object of an entry point is not a language.
         ModuleImportError: If the module of an entry point cannot be imported.
     """
     if key not in _loaded:
@@ -202,12 +203,12 @@ def _load(found: Language) -> None:
 
 
 def add_language(found: Language) -> None:
-    """Add a language in this process, as a notebook does; a package names it in its entry points instead.
+    """Add a language in this process, for example in a notebook; packages use entry points instead.
 
-    One that was added before under the same key is replaced.
+    It replaces a language that was added earlier with the same key.
 
     Raises:
-        UsageError: If it is no language, or its key is that of a language of opsmith's own.
+        UsageError: If it is not a language, or opsmith has a language with this key.
     """
     if not isinstance(found, Language):
         raise errors.UsageError(
@@ -219,11 +220,11 @@ def add_language(found: Language) -> None:
         )
     if getattr(found, "key", None) in OWN:
         raise errors.UsageError(
-            f"opsmith has a kernel language `{found.key}` of its own",
+            f"opsmith already has a kernel language `{found.key}`",
             argument="key",
-            expected=f"another key than {', '.join(f'`{key}`' for key in OWN)}",
+            expected=f"a key that differs from {', '.join(f'`{key}`' for key in OWN)}",
             got=repr(found.key),
-            hint="give the language another key",
+            hint="give the language a different key",
         )
     _refuse_unfit(found)
     _load(found)
@@ -234,10 +235,10 @@ SHARED = ("device", "function", "dtypes", "strict", "copies", "deterministic")
 
 
 def _refuse_unfit(found: Language) -> None:
-    """Refuse a language without what every language has.
+    """Refuse a language without a required attribute.
 
     Raises:
-        UsageError: If a part is missing, or no option can have its key.
+        UsageError: If an attribute is missing, or its key cannot be the name of an option.
     """
     key = getattr(found, "key", None)
     fits = isinstance(key, str) and key.isidentifier() and key not in SHARED and not key.endswith(FILE)
@@ -268,7 +269,7 @@ def loaded_languages() -> list[Language]:
 
 
 def installed_keys() -> tuple[str, ...]:
-    """Return the keys of opsmith's own languages, of those of installed packages, and of those added here."""
+    """Return the keys of opsmith's languages, of installed packages' languages, and of added languages."""
     from importlib.metadata import entry_points
 
     installed = sorted(point.name for point in entry_points(group=GROUP))
@@ -288,7 +289,7 @@ def language_of(kernel: Any) -> Language | None:
 
 
 def with_gpu_usage(kernels: Iterable[Kernel]) -> list[tuple[BuiltKernel[Any], GpuUsage]]:
-    """Return the kernels that are compiled for GPUs which need not be there, with the compiler of each."""
+    """Return the kernels that can be compiled for absent GPUs, each with its compiler."""
     found = []
     for kernel in dict.fromkeys(each.given for each in kernels):
         known = language_of(kernel)
@@ -299,7 +300,7 @@ def with_gpu_usage(kernels: Iterable[Kernel]) -> list[tuple[BuiltKernel[Any], Gp
 
 
 def _of_a_package(key: str) -> Language | None:
-    from importlib.metadata import entry_points  # a declaration in a language of opsmith's needs none
+    from importlib.metadata import entry_points  # declarations in opsmith's languages do not need it
 
     points = [*entry_points(group=GROUP, name=key)]
     if not points:
@@ -307,7 +308,7 @@ def _of_a_package(key: str) -> Language | None:
     packages = [f"{point.dist.name if point.dist else 'a package'} (`{point.value}`)" for point in points]
     if len(points) > 1:
         raise errors.UsageError(
-            f"{len(points)} installed packages bring the kernel language `{key}`",
+            f"{len(points)} installed packages have the kernel language `{key}`",
             argument=key,
             expected=f"one entry point `{key}` in the group `{GROUP}`",
             got=" and ".join(packages),
@@ -326,13 +327,13 @@ def _of_a_package(key: str) -> Language | None:
         ) from error
     if not isinstance(found, Language) or found.key != key:
         raise errors.UsageError(
-            f"the entry point of the kernel language `{key}` names something else",
+            f"the entry point of the kernel language `{key}` does not name this language",
             argument=key,
             expected=f"an `opsmith.kernels.languages.Language` with the key `{key}`",
             got=f"{packages[0]}, which is {found!r}"
             if not isinstance(found, Language)
             else f"{packages[0]}, which has the key `{found.key}`",
-            hint="name the object in the entry point, as `opsmith_helion:LANGUAGE`, or update its package",
+            hint="name the object in the entry point, for example `opsmith_helion:LANGUAGE`, or update it",
         )
     _refuse_unfit(found)
     return found

@@ -1,4 +1,4 @@
-"""Launches of kernels by any code, run on the CPU by those languages that can."""
+"""Kernel launches by any code, which run on the CPU if their language supports it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from opsmith.kernels.languages import loaded_languages, own_languages
 
 Launched = dict[str, dict[str, None]]
-"""Names of the kernels that ran, by the words for how they did."""
+"""Names of the kernels that ran, by the words for the way they ran."""
 _ENTERED: list[Launched] = []
-"""Kernels that ran in each `launches_on_cpu` in which a language runs them."""
+"""Kernels that ran in each active `launches_on_cpu`, if a language can run them."""
 
 
 @contextmanager
 def launches_on_cpu() -> Iterator[None]:
-    """Context manager in which languages run launches on tensors of the CPU."""
+    """Context manager in which languages run kernel launches on CPU tensors."""
     launched: Launched = {}
     with ExitStack() as stack:
         own_languages()
@@ -38,10 +38,10 @@ def launches_on_cpu() -> Iterator[None]:
 
 
 def runs_launches() -> bool:
-    """Return True inside of `launches_on_cpu`, if a language runs launches there: its package is imported."""
+    """Return True inside of `launches_on_cpu` if a language, whose package is imported, runs launches."""
     return bool(_ENTERED)
 
 
 def launched_kernels() -> dict[str, tuple[str, ...]]:
-    """Return the names of the kernels that ran in the innermost `launches_on_cpu`, by how they did."""
+    """Return the names of the kernels that ran in the innermost `launches_on_cpu`, by the way they ran."""
     return {words: tuple(names) for words, names in _ENTERED[-1].items() if names} if _ENTERED else {}

@@ -1,4 +1,4 @@
-"""Kernels for a GPU, run on the CPU: what a language gives, so that `check` holds them to the reference."""
+"""Interface with which a language runs GPU kernels on the CPU, so that `check` can test them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, ClassVar, Literal
 from opsmith.core.guarded_part import GuardedPart
 
 NOTE, SKIPPED = "note", "skipped"
-"""Causes of findings that are no faults: legal and doubtful code; a launch that cannot be run here."""
+"""Causes of findings that are not faults: legal but doubtful code, and a launch that cannot run here."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuFinding:
-    """Finding about a run, beside its results.
+    """Finding about a run, in addition to its results.
 
     Attributes:
-        cause: Cause of a failure, as `check` names it; `NOTE` or `SKIPPED`.
+        cause: Name of a cause in `check`, or `NOTE` or `SKIPPED`.
         message: The fault, in a sentence.
         where: `file:line` of the author's line.
         line: Text of that line; empty if it is unknown.
-        other_where: `file:line` of the other access of a race, or of the other barrier; empty for none.
-        other_line: Text of that line.
-        label: Name of the tensor; None for none.
-        count: Number of times.
+        other_where: `file:line` of a race's other access, or of the other barrier; empty if there is none.
+        other_line: Text of the line `other_where`.
+        label: Name of the tensor; None if the finding is about no tensor.
+        count: Number of times that it was found.
         hint: Advice.
     """
 
@@ -43,7 +43,7 @@ class CpuFinding:
 
 @dataclass
 class CpuCall:
-    """Call of a kernel, with its argument values, and what it was prepared as."""
+    """Call of a kernel: its argument values and its prepared form."""
 
     values: list[Any]
     prepared: Any = None
@@ -55,10 +55,10 @@ class CpuRun:
 
     Args:
         what: The kernel and how it ran, in messages.
-        compute: Function that gives the results of the run, with the reference's arguments.
-        order: Order of its threads; empty where there is but one.
-        found: Faults, limits of the CPU, and what is doubtful.
-        launched: False if it has nothing to run.
+        compute: Function of the reference's arguments that returns the results of the run.
+        order: Order of its threads; empty if there is only one order.
+        found: Faults, doubtful code, and launches that the CPU cannot run.
+        launched: False if the call launches nothing.
     """
 
     what: str
@@ -73,22 +73,22 @@ class OnCpu(GuardedPart, ABC):
 
     Args:
         kernel: The kernel.
-        exhaustive: True if it shall run in every order of its threads.
+        exhaustive: True to run the kernel in every order of its threads.
         seed: Seed of random numbers.
 
     Attributes:
-        promise: What `check` promises of such kernels, in a sentence.
-        manner: Words for how calls ran.
+        promise: Promise of `check` for such kernels, in a sentence.
+        manner: Words for the way calls ran, for reports.
         given_up: Words for calls that could not be run to their end.
-        in_bfloat16: Words for how bfloat16 is computed, if otherwise than on a GPU.
-        launches_ran: Words for how launches by any code ran; see `launches`.
-        parts: What runs of a kernel, as many as the effort of a check allows.
-        trials: Number of calls that may be given up before all are, if none has run.
-        together: Number of calls that run together, once one has run.
-        compiles: True if it compiles for all calls together.
+        in_bfloat16: Words for the way bfloat16 is computed, if it differs from a GPU.
+        launches_ran: Words for the way launches by any code ran; see `launches`.
+        parts: Parallel parts of a kernel; the effort of a check limits their number.
+        trials: If no call has run, the number of calls that may be given up before all others are given up.
+        together: Number of calls that run together after a first call has run.
+        compiles: True if one compilation serves all calls.
     """
 
-    promise: ClassVar[str] = "Its kernels give on the CPU what the reference gives."
+    promise: ClassVar[str] = "On the CPU, its kernels return the reference's results."
     manner: ClassVar[str] = "run on the CPU"
     given_up: ClassVar[str] = "given up"
     in_bfloat16: ClassVar[str] = ""
@@ -103,7 +103,7 @@ class OnCpu(GuardedPart, ABC):
 
     @abstractmethod
     def build(self, calls: Sequence[CpuCall]) -> None:
-        """Build what the calls need, if it is not there yet.
+        """Build the code that the calls need, if it is not built yet.
 
         Raises:
             ToolchainError, CacheError, NotEmulatedError: If nothing can run here.
@@ -119,16 +119,16 @@ class OnCpu(GuardedPart, ABC):
         """Run each call, in each order of its threads."""
 
     def notes(self) -> Iterator[str]:
-        """Yield what the runs did not try, for the report."""
+        """Yield texts for the report about anything that the runs did not try."""
         yield from ()
 
     def unseen(self) -> str | None:
-        """Return the faults that no run can show, which leave the kernel unverified; None if it shows all."""
+        """Return the faults that no run can show, so the kernel is unverified; None if there are none."""
         return None
 
     @classmethod
     def launches(cls, record: Callable[[str], None]) -> AbstractContextManager[None] | None:
-        """Return a context in which launches by any code run on tensors of the CPU; None if there is none.
+        """Return a context in which launches by any code run on CPU tensors; None if the language has none.
 
         Args:
             record: Function to call with the name of each kernel that runs.

@@ -1,4 +1,4 @@
-"""Shipping: kernels that are built before they reach those who use them."""
+"""Shipping: build the kernels of a package before its users install it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from opsmith.torch_library.calls_extension import cached_calls, compile_calls, s
 from opsmith.torch_library.calls_extension import target as calls_target
 
 Advance = Callable[[str, int, int], None]
-"""Function of the current activity, the number of finished ones, and their total."""
+"""Function of the current activity, the number of finished compilations, and their total number."""
 SOURCE_TARGET = "source"
 """Target of a kernel that ships as source."""
 
@@ -59,17 +59,17 @@ class _Job:
 
     @property
     def name(self) -> str:
-        """Words for what is compiled."""
+        """Description of the compilation."""
         return f"{'opsmith' if self.kernel is None else self.kernel.operator.name} for {self.target}"
 
 
 def build_package(
     package: str, *, cpu: str | None = None, cuda: str | None = None, output: Path | None = None
 ) -> PackageBuild:
-    """Build the kernels of a package into its folder, without a check.
+    """Build the kernels of a package into its folder, without checking the operators.
 
-    With kernels in C++ or CUDA C++ is the library between torch and all kernels, so that opsmith itself may
-    be installed without built kernels. Those of opsmith's own operators are the kernels of `opsmith.ops`.
+    If there are kernels in C++ or CUDA C++, the library between torch and all kernels is built, too. So users
+    may install opsmith without built kernels. The kernels of opsmith's own operators are in `opsmith.ops`.
 
     Args:
         package: Name of a module, or path of a package's folder.
@@ -95,20 +95,20 @@ def staged_build(
 ) -> Iterator[PackageBuild]:
     """Context manager that builds every kernel of a package; `PackageBuild.write` keeps the result.
 
-    As many kernels are compiled at a time as the process has cores. Where a part of a package is built, what
-    an earlier build has of its other modules is kept.
+    At any time, as many kernels are compiled as the process has cores. If only a part of a package is built,
+    the files that an earlier build made for its other modules are kept.
 
     Args:
         package: The package.
         targets: The targets.
         output: Folder of the built kernels; `_kernels` in the package by default.
-        advance: Called with the current activity, the number of finished ones and their total.
+        advance: Called with the current activity, the number of finished compilations, and their total.
 
     Raises:
         CompileError: If a compiler refuses a kernel.
         ToolchainError: If there is no compiler, or it does not know a target.
-        MissingSamplesError: If the constants of a CUDA kernel depend on sizes, and no sample gives them.
-        UsageError: If no target is left, or the folder cannot be written, or holds something else.
+        MissingSamplesError: If a CUDA kernel's constants depend on sizes, and no sample determines them.
+        UsageError: If no target is left, or the folder cannot be written, or contains other files.
     """
     place = (output or package.root / FOLDER).absolute()
     refuse_other_folder(place)
@@ -141,12 +141,12 @@ def staged_build(
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         for operator in {each.operator for each in package.kernels}:
-            with suppress(errors.KernelSourceError):  # of a file that went; the next call says so
-                operator.reload()  # a build uses no built kernels, and calls after it do
+            with suppress(errors.KernelSourceError):  # its file was deleted; the next call reports it
+                operator.reload()  # the build used no built kernels; later calls use them
 
 
 def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) -> list[_Job]:
-    """The compilations of a build; `left_out` gets what is not built, with the reason."""
+    """The compilations of a build; `left_out` gets the parts that are not built, with the reasons."""
     of_kernels: list[_Job] = []
     root = package.root
     own = root == package_of(opsmith.__file__)
@@ -156,7 +156,7 @@ def _jobs(package: SourcePackage, targets: BuildTargets, left_out: list[str]) ->
         if own or not no_calls_build() or cached_calls():
             shared[SharedLibrary(calls_target(), build_calls)] = own
         else:
-            left_out.append(f"calls in C++: {NO_CALLS_BUILD} keeps them from being built; unset it")
+            left_out.append(f"calls in C++: {NO_CALLS_BUILD} prevents their build; unset it")
     for language, kernels in languages.items():
         ahead, wanted = language.ahead, _targets_of(language, targets)
         if ahead is not None and wanted:
@@ -179,7 +179,7 @@ def _targets_of(language: Language, targets: BuildTargets) -> list[str]:
 def _compiled(
     jobs: list[_Job], directory: Path, advance: Advance, left_out: list[str]
 ) -> tuple[list[BuiltFile], list[BuiltRow]]:
-    """Run the jobs; return files and rows in the order of the jobs. `left_out` gets failures and reasons."""
+    """Run the jobs; return files and rows in the order of the jobs. `left_out` gets the failures."""
     finished: dict[_Job, tuple[BuiltFile, float]] = {}
     pool = ThreadPoolExecutor(processors())
     try:
@@ -205,7 +205,7 @@ def _compiled(
 
 def _timed(job: _Job, directory: Path) -> tuple[BuiltFile, float]:
     started = time.perf_counter()
-    with nothing_packaged():  # what an earlier build left there
+    with nothing_packaged():  # ignore the files of an earlier build
         built = write_named_by_content(job.build(), directory)
     return built, time.perf_counter() - started
 
@@ -214,7 +214,7 @@ def build_calls() -> Built:
     """Build the module for calls in C++, for this Python and this torch.
 
     Raises:
-        ToolchainError: If it cannot be compiled.
+        ToolchainError: If the module cannot be compiled.
     """
     library = compile_calls().directory / CALLS_LIBRARY
     described = BuiltFile(
@@ -235,5 +235,5 @@ def _no_target(package: SourcePackage, languages: Sequence[Language]) -> errors.
         argument=languages[0].devices[0],
         expected=f"a target for its kernels in {' or '.join(each.name for each in languages)}",
         got=f"none{reason}",
-        hint='name targets as `cpu="x86-64-v3"` or `cuda="sm_90"`, or ship the sources alone',
+        hint='name targets such as `cpu="x86-64-v3"` or `cuda="sm_90"`, or ship only the sources',
     )

@@ -1,7 +1,7 @@
 """Layouts of arguments for which the reference returns contiguous results, found on the operator's samples.
 
-A kernel without Python writes contiguous results. Compiled code reads them by the strides that the reference
-gives to fake tensors. So a call must be refused where the two may differ.
+A kernel without Python writes contiguous results. Compiled code reads these results with the strides that the
+reference returns for fake tensors. So a call must be refused if the two layouts may differ.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _stepped(x: Tensor) -> Tensor:
-    """Return each second element of rows."""
+    """Return rows whose elements are every second element in memory."""
     return x.new_empty((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2].copy_(x)
 
 
 def _spread(x: Tensor) -> Tensor:
-    """Return each second row of the outermost dimension."""
+    """Return a tensor whose outermost rows are every second row in memory."""
     return x.new_empty((2 * x.shape[0], *x.shape[1:]))[::2].copy_(x)
 
 
 def _permuted(order: Callable[[int], Sequence[int]]) -> LayOut:
-    """Return a function that lays dimensions out in another order in memory."""
+    """Return a function that lays dimensions out in a different order in memory."""
 
     def lay_out(x: Tensor) -> Tensor:
         dims = list(order(x.dim()))
@@ -49,7 +49,7 @@ def _permuted(order: Callable[[int], Sequence[int]]) -> LayOut:
 
 
 def _expanded(dim: int) -> LayOut:
-    """Return a function that makes the elements along a dimension one in memory."""
+    """Return a function that makes all elements along a dimension share one place in memory."""
 
     def lay_out(x: Tensor) -> Tensor:
         return x.narrow(dim, 0, min(1, x.shape[dim])).expand_as(x)
@@ -58,7 +58,7 @@ def _expanded(dim: int) -> LayOut:
 
 
 NESTED: tuple[LayOut, ...] = (_padded, _stepped, _spread)
-"""Layouts with gaps, whose dimensions lie in one another as those of a contiguous tensor."""
+"""Layouts with gaps, whose dimensions have the same order in memory as in a contiguous tensor."""
 ANY: tuple[LayOut, ...] = (
     *NESTED,
     _permuted(lambda dim: range(dim)[::-1]),
@@ -68,18 +68,18 @@ ANY: tuple[LayOut, ...] = (
     _expanded(0),
     _expanded(-1),
 )
-"""The same, with dimensions in other orders, and expanded ones."""
+"""Layouts with gaps, with dimensions in other orders, and with expanded dimensions."""
 _TRIED = dict(zip(ACCEPTED, (ANY, NESTED, ()), strict=True))
 
 
 def accepted_layouts(specification: Specification, dtype: torch.dtype) -> tuple[str, ...] | None:
     """Return for each argument the widest of `ACCEPTED` for which all results are contiguous.
 
-    Each argument is laid out in other ways in each sample, by itself and then with all others. The samples'
-    floating tensors have the dtype.
+    In each sample, each argument gets other layouts, first alone and then together with all others. The
+    samples' floating tensors have the dtype.
 
     Returns:
-        None if the results are not contiguous where all arguments are, or if there are no samples.
+        None if contiguous arguments do not give contiguous results, or if there are no samples.
 
     Raises:
         SampleError: If the samples cannot be made.
@@ -114,7 +114,7 @@ def accepted_layouts(specification: Specification, dtype: torch.dtype) -> tuple[
 
 
 def _together(specification: Specification, calls: Sequence[list[Any]], accepted: Sequence[str]) -> bool:
-    """Return True if results are contiguous, too, where all arguments are laid out in other ways."""
+    """Return True if results are contiguous also when all arguments have other layouts at once."""
     for step in range(len(ANY)):
         turned = {
             at: tried[(step + at) % len(tried)]
@@ -139,6 +139,6 @@ def _contiguous_results(specification: Specification, values: Sequence[Any]) -> 
     """Return True if a call returns contiguous results; False if the reference refuses it."""
     try:
         results = result_layouts(specification, values)
-    except Exception:  # of the reference, which may need one layout
+    except Exception:  # raised by the reference, which may need one layout
         return not tensors_in(list(values))
     return all(each.allocate("meta").is_contiguous() for each in results)

@@ -1,4 +1,4 @@
-"""Folder of built kernels: how a build gets into it, and what it keeps of an earlier one."""
+"""Folder of built kernels: write a build into it, and keep files of an earlier build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opsmith.shipping.source_package import SourcePackage
 _FILE = re.compile(r".+\.[0-9a-f]{16}\.\w+")
 """Names of built files; see `write_named_by_content`."""
 STAGED = f".{FOLDER}-"
-"""Beginning of the name of a build's own folder, before it is written; the number of its process follows."""
+"""Prefix of the name of a build's temporary folder; the number of its process follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class BuiltRow:
         target: The target; `source` for a kernel that ships as source.
         instances: Number of instances of a CUDA kernel; 0 for others.
         bytes: Size of the file.
-        seconds: Seconds that it took; near 0 where the cache had it.
+        seconds: Seconds of the build; near 0 if the file was in the cache.
     """
 
     __repr__ = short_repr
@@ -49,16 +49,16 @@ class BuiltRow:
 
 @dataclass(frozen=True)
 class PackageBuild:
-    """Finished build, in a folder of its own until it is written.
+    """Finished build, in a temporary folder until it is written.
 
     Attributes:
         package: The package.
-        directory: The folder.
+        directory: The temporary folder.
         files: The files that were built.
-        rows: What was built, in the order of the kernels and targets.
+        rows: The builds, in the order of the kernels and targets.
         output: Folder that gets the files when the build is written.
-        kept: Files of an earlier build in that folder, of kernels in other modules of the package.
-        left_out: Files that could not be built and that the package does not need, with the reason.
+        kept: Files in this folder from an earlier build, for kernels in other modules of the package.
+        left_out: Unnecessary files that could not be built, with the reasons.
     """
 
     __repr__ = short_repr
@@ -72,10 +72,10 @@ class PackageBuild:
     left_out: tuple[str, ...] = ()
 
     def write(self) -> Path:
-        """Put the build in the place of an earlier one, which stays whole if that fails.
+        """Replace an earlier build by this build; if this fails, the earlier build stays complete.
 
-        The manifest comes last and at once, so that whoever reads the folder finds one build or the other.
-        Files have the name of their content: those of the earlier build stay until nothing names them.
+        The manifest is replaced last, in one step, so a reader of the folder finds one build or the other.
+        Files are named after their content: the earlier build's files stay until no manifest names them.
 
         Returns:
             Folder of the built kernels.
@@ -91,7 +91,7 @@ class PackageBuild:
                 return self.output
             before = {each.name for each in self.output.iterdir()}
             if self.output.stat().st_mode & 0o777 != 0o755:
-                self.output.chmod(0o755)  # as of a new one: a folder that is open to others is not used
+                self.output.chmod(0o755)  # as for a new folder: opsmith ignores folders that others may write
             for name in sorted(names):
                 if name not in before:
                     added.append(self.output / name)
@@ -104,7 +104,7 @@ class PackageBuild:
             raise unwritable(self.output, error) from error
         for name in before - names:
             if _FILE.fullmatch(name):
-                with suppress(OSError):  # it is in nobody's way
+                with suppress(OSError):  # a remaining file does no harm
                     (self.output / name).unlink()
         flush(self.output)
         return self.output
@@ -113,11 +113,11 @@ class PackageBuild:
 def files_of_other_modules(
     package: SourcePackage, files: Sequence[BuiltFile], place: Path, directory: Path
 ) -> tuple[BuiltFile, ...]:
-    """Copy the sound files that an earlier build has of other modules.
+    """Copy the valid files that an earlier build made for other modules.
 
     Args:
         package: Part of a package.
-        files: The files that were built of it.
+        files: The files that were built for this part.
         place: Folder of the earlier build.
         directory: Folder that gets the copies.
     """
@@ -138,7 +138,7 @@ def files_of_other_modules(
 
 
 def write_named_by_content(built: Built, directory: Path) -> BuiltFile:
-    """Write a file under a name that no other content has: a process loads a path once."""
+    """Write a file under a name that depends on its content, since a process loads each path only once."""
     named = (built.described.operator or "opsmith").replace("::", ".")
     digest = hashlib.sha256(built.content).hexdigest()[:16]
     file = f"{named}.{built.described.target}.{digest}.{built.suffix}"
@@ -147,12 +147,12 @@ def write_named_by_content(built: Built, directory: Path) -> BuiltFile:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove what builds have left that were killed.
+    """Remove the temporary folders of builds that were killed.
 
     Args:
         parent: Folder of the packages' folders of built kernels.
     """
-    if not Path("/proc/self").exists():  # then no system says which processes run
+    if not Path("/proc/self").exists():  # the system does not list the processes that run
         return
     for folder in parent.glob(f"{STAGED}*"):
         process = folder.name.removeprefix(STAGED).partition("-")[0]
@@ -161,31 +161,31 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def refuse_other_folder(place: Path) -> None:
-    """Refuse a folder that holds something else than built kernels.
+    """Refuse a folder that contains files other than built kernels.
 
     Raises:
-        UsageError: If it does.
+        UsageError: If the folder contains such files.
     """
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise errors.UsageError(
             f"the built kernels cannot be written to `{place}`",
             argument="output",
-            expected="a folder for built kernels alone",
+            expected="a folder for built kernels only",
             got="a link" if place.is_symlink() else "a file",
             hint="name another folder",
         )
     if place.is_dir() and any(place.iterdir()) and not (place / MANIFEST).is_file():
         raise errors.UsageError(
-            f"`{place}` holds something else than built kernels",
+            f"`{place}` contains files that are not built kernels",
             argument="output",
             expected=f"a new or empty folder, or one with the `{MANIFEST}` of an earlier build",
             got=", ".join(sorted(each.name for each in place.iterdir())[:3]),
-            hint="name another folder, or empty this one",
+            hint="name a different folder, or empty this one",
         )
 
 
 def unwritable(place: Path, error: OSError) -> errors.UsageError:
-    """Return the error for a folder that the system does not let this user write."""
+    """Return the error for a folder that this user may not write to."""
     return errors.UsageError(
         f"the built kernels cannot be written to `{place}`",
         argument="output",

@@ -26,9 +26,9 @@ class SourcePackage:
     Attributes:
         name: Name of the module.
         root: Folder of the outermost package, which gets the built kernels.
-        kernels: Kernels from a source that files of the module declare.
-        whole: True if the module is the outermost package; False if it is a part of it.
-        broken: Errors of its modules that cannot be imported, whose kernels are not known.
+        kernels: Kernels with source code that files of the module declare.
+        whole: True if the module is the outermost package; False if the module is a part of it.
+        broken: Errors of modules that cannot be imported, whose kernels are unknown.
     """
 
     __repr__ = short_repr
@@ -47,33 +47,33 @@ class SourcePackage:
             named: See `as_it_is`.
 
         Raises:
-            UsageError: If it is no package, or the project has no package that can be found.
-            OperatorNotFoundError: If there is no such module, or it has no kernels from a source.
-            ModuleImportError: If it cannot be imported, or a module in it.
+            UsageError: If it is not a package, or the package of the project cannot be determined.
+            OperatorNotFoundError: If there is no such module, or it has no kernels with source code.
+            ModuleImportError: If the package or a module in it cannot be imported.
         """
         package = cls.as_it_is(named)
         if package.broken:
             raise _incomplete(package)
         if not package.kernels:
             raise errors.OperatorNotFoundError(
-                f"`{package.name}` declares no kernel from a source",
+                f"`{package.name}` declares no kernel with source code",
                 expected="operators with a kernel in C++, CUDA C++ or Triton, in this package",
-                hint="import the module that declares them in the package; kernels in Python are not built",
+                hint="let the package import the module with the kernels; kernels in Python are not built",
             )
         return package
 
     @classmethod
     def as_it_is(cls, named: str | None = None) -> SourcePackage:
-        """Import a package and collect the kernels of those of its modules that can be imported.
+        """Import a package and collect the kernels of all modules that can be imported.
 
         Args:
             named: Name of a module in a package, or path of the folder of a package or project; None for the
                 project in the current directory.
 
         Raises:
-            UsageError: If it is no package, or the project has no package that can be found.
+            UsageError: If it is not a package, or the package of the project cannot be determined.
             OperatorNotFoundError: If there is no such module.
-            ModuleImportError: If it cannot be imported itself.
+            ModuleImportError: If the named module itself cannot be imported.
         """
         text = named or str(_package_of_project(Path.cwd()))
         folder = Path(text)
@@ -85,7 +85,7 @@ class SourcePackage:
             text = import_file(folder / "__init__.py").__name__
         target = Target.of(text)
         if target.is_file or target.name is not None:
-            raise _not_a_package(text, "a file" if target.is_file else f"the operator `{target.name}` of one")
+            raise _not_a_package(text, "a file" if target.is_file else f"the operator `{target.name}`")
         broken: list[errors.ModuleImportError] = []
         module = target.module(broken)
         file = getattr(module, "__file__", None)
@@ -123,13 +123,13 @@ def _is_inside(kernel: BuiltKernel[Any], inside: Path) -> bool:
 
 
 def _is_module(text: str) -> bool:
-    """Return True if an import finds a module with a file by this name: a folder alone has none."""
+    """Return True if an import of this name finds a module with a file; a bare folder has no file."""
     found = find_module(text) if all(map(str.isidentifier, text.split("."))) else None
     return found is not None and found.has_location
 
 
 def _packages_in(folder: Path) -> list[Path]:
-    """Return the packages that lie in a folder or in its `src`, but for those that no project ships."""
+    """Return the packages in a folder or in its `src`, except packages that projects do not ship."""
     found = [
         path.parent for start in (folder / "src", folder) for path in sorted(start.glob("*/__init__.py"))
     ]
@@ -140,7 +140,7 @@ def _not_a_package(text: str, got: str, likely: Sequence[Path] = ()) -> errors.U
     return errors.UsageError(
         f"`{text}` is not a package",
         argument="package",
-        expected="a package, with `__init__.py`, which can hold built kernels",
+        expected="a package with `__init__.py`, so that built kernels can be stored in it",
         got=got,
         hint=f"name {' or '.join(f'`{path}`' for path in likely)}"
         if likely
@@ -149,11 +149,11 @@ def _not_a_package(text: str, got: str, likely: Sequence[Path] = ()) -> errors.U
 
 
 def _incomplete(package: SourcePackage) -> errors.ModuleImportError:
-    """Return the error for a package of which not every module can be imported."""
+    """Return the error for a package with a module that cannot be imported."""
     first = package.broken[0]
     modules = dict.fromkeys(kernel.operator.specification.module for kernel in package.kernels)
     parts = [name for name in modules if name != package.name]
-    also = f"; or build a module alone, as `{parts[0]}`" if parts else ""
+    also = f"; or build a single module, such as `{parts[0]}`" if parts else ""
     return errors.ModuleImportError(first.problem, got=first.got, hint=f"{first.hint}{also}")
 
 
@@ -161,7 +161,7 @@ def _package_of_project(project: Path) -> Path:
     """Return the folder of the package of a project.
 
     Raises:
-        UsageError: If there is none that can be told.
+        UsageError: If the package cannot be determined.
     """
     folders = [each for each in (project / "src", project) if each.is_dir()]
     file = project / "pyproject.toml"
@@ -170,15 +170,15 @@ def _package_of_project(project: Path) -> Path:
         try:
             name = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {}).get("name", "")
         except (ValueError, AttributeError):
-            name = ""  # whoever builds the project learns of it
+            name = ""  # the build tool of the project reports this error
     named = [folder / re.sub(r"[-.]+", "_", str(name)) for folder in folders if name]
     found = [each for each in named if (each / "__init__.py").is_file()]
     found = found or _packages_in(project)
     if len(found) != 1:
         raise errors.UsageError(
-            "no package is named, and the current directory does not say which",
+            "no package is named, and it cannot be determined from the current directory",
             argument="package",
-            expected="a project whose package has its name, in `src` or beside `pyproject.toml`",
+            expected="a project with a package of the same name, in `src` or next to `pyproject.toml`",
             got=", ".join(f"`{each.name}`" for each in found) or f"no package in {project}",
             hint="name the package: `opsmith build mypackage`",
         )

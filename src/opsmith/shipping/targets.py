@@ -19,8 +19,8 @@ class BuildTargets:
     """Targets of a build.
 
     Attributes:
-        cpu: Levels of processors, as `x86-64-v3`.
-        cuda: Architectures of GPUs, as `sm_90`.
+        cpu: Levels of processors, such as `x86-64-v3`.
+        cuda: Architectures of GPUs, such as `sm_90`.
     """
 
     __repr__ = short_repr
@@ -33,43 +33,43 @@ class BuildTargets:
         """Parse targets.
 
         Args:
-            cpu: Levels with commas between, or `none`; None for all levels of this machine.
-            cuda: Architectures with commas between, or `none`; None for `sm_80`, `sm_90` and `sm_100`.
+            cpu: Levels, separated by commas, or `none`; None for all levels of this machine.
+            cuda: Architectures, separated by commas, or `none`; None for `sm_80`, `sm_90` and `sm_100`.
 
         Raises:
-            UsageError: If a text names no target, or one that is not known.
+            UsageError: If a text names no target, or an unknown target.
 
         Example:
             >>> BuildTargets.of(cpu="none", cuda="sm_90,sm_80").cuda
             ('sm_80', 'sm_90')
         """
         known = tuple(levels())
-        wanted = known if cpu is None else _parts(cpu, "cpu", f"levels as {', '.join(known) or 'none'}")
+        wanted = known if cpu is None else _parts(cpu, "cpu", f"levels such as {', '.join(known) or 'none'}")
         unknown = [each for each in wanted if each not in known]
         if unknown:
             raise errors.UsageError(
-                f"there is no level `{unknown[0]}` of processors of {machine()}",
+                f"there is no level `{unknown[0]}` of {machine()} processors",
                 argument="cpu",
                 expected=", ".join(known) or f"`{NONE}`: libraries for this machine cannot be built ahead",
                 got=", ".join(wanted),
-                hint="name some of these levels, or build on a machine of the other kind",
+                hint="name some of these levels, or build on a machine of a different kind",
             )
-        gpus = DEFAULT_CUDA if cuda is None else _parts(cuda, "cuda", "architectures as sm_80,sm_90")
+        gpus = DEFAULT_CUDA if cuda is None else _parts(cuda, "cuda", "architectures such as sm_80,sm_90")
         wrong = [each for each in gpus if re.fullmatch(r"sm_\d+[af]?", each) is None]
         if wrong:
             raise errors.UsageError(
                 f"`{wrong[0]}` is not an architecture of GPUs",
                 argument="cuda",
-                expected="`sm_` and the compute capability, as sm_80, sm_90 or sm_100",
+                expected="`sm_` and the compute capability, such as sm_80, sm_90 or sm_100",
                 got=", ".join(gpus),
-                hint="PTX for later GPUs is built for the newest of them",
+                hint="PTX for later GPUs is built for the newest architecture in the list",
             )
         return cls(tuple(each for each in known if each in wanted), tuple(sorted(gpus, key=capability_of)))
 
     def of_device(self, device: str) -> tuple[str, ...]:
         """Return the targets of a type of device, in the order in which they are built.
 
-        Those of processors begin with the highest level. Those of GPUs end with code for later ones.
+        Targets of processors begin with the highest level. Targets of GPUs end with code for later GPUs.
 
         Example:
             >>> BuildTargets.of(cpu="none", cuda="sm_90,sm_80").of_device("cuda")
@@ -81,7 +81,7 @@ class BuildTargets:
 
     @property
     def ptx(self) -> str | None:
-        """The newest architecture whose PTX later GPUs run; None if there is none."""
+        """The newest architecture whose PTX later GPUs can run; None if there is no such architecture."""
         return next((each for each in reversed(self.cuda) if each[-1] not in "af"), None)
 
 
@@ -101,8 +101,8 @@ def _parts(text: str, option: str, expected: str) -> tuple[str, ...]:
         raise errors.UsageError(
             f"`{option}` names no target",
             argument=option,
-            expected=f"{expected}, with commas between; or `{NONE}`",
+            expected=f"{expected}, separated by commas; or `{NONE}`",
             got=repr(text),
-            hint="leave it out for the usual ones",
+            hint="leave it out for the default targets",
         )
     return () if parts == (NONE,) else parts

@@ -1,4 +1,4 @@
-"""Library that gives operators with kernels in C++ and CUDA C++ to torch without Python."""
+"""Library with which torch computes operators with kernels in C++ and CUDA C++ without Python."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from opsmith.torch_library.served_libraries import operator_digest
 
 @dataclass(frozen=True, slots=True)
 class TorchLibrary:
-    """Library for torch's dispatcher, as it was written.
+    """Library for torch's dispatcher, after it was written.
 
     Attributes:
         path: The file.
-        served: Names of the operators that it computes, as torch has them.
-        cuda: Those of them that it computes on NVIDIA's GPUs.
-        inlined: Names of operators that it leaves out: they have no kernel, and compiled code contains their
-            references.
+        served: Torch's names of the operators that the library computes.
+        cuda: Names of the operators that it also computes on NVIDIA's GPUs.
+        inlined: Names of the operators that it leaves out: they have no kernel, and compiled code contains
+            their references.
     """
 
     __repr__ = short_repr
@@ -57,28 +57,28 @@ def build_torch_library(
 ) -> TorchLibrary:
     """Build a library that registers operators with torch when it is loaded, and computes them.
 
-    Programs in C++ and packages of AOTInductor call them without Python. The library uses torch's stable C
-    functions alone: one file serves every torch from 2.11 on. Load it by `dlopen`, by
-    `torch.ops.load_library`, or link it. It finds the driver of a GPU when a kernel first runs on one.
+    Programs in C++ and packages of AOTInductor call the operators without Python. The library uses only
+    torch's stable C functions, so one file works with every torch from 2.11 on. Load it by `dlopen` or by
+    `torch.ops.load_library`, or link it. It loads the GPU driver when a kernel first runs on a GPU.
 
     Args:
         operators: The operators.
-        path: The file to write, as `libmine.so`.
-        processor: Level of processors that it is compiled for, as `x86-64-v3`; by default the one of this
-            machine.
-        cuda: Architectures of NVIDIA's GPUs with commas between, as `sm_80,sm_90`, for which it holds the
-            kernels in CUDA C++; by default it holds none.
+        path: The file to write, such as `libmine.so`.
+        processor: Level of processors for which the library is compiled, such as `x86-64-v3`; by default the
+            level of this machine.
+        cuda: Architectures of NVIDIA's GPUs, separated by commas, such as `sm_80,sm_90`. The library contains
+            the kernels in CUDA C++ for these GPUs; by default it contains none.
 
     Returns:
-        The library, with the names of what it computes.
+        The library, with the names of the operators that it computes.
 
     Raises:
         ServingError: Naming every operator that cannot be in it, with the reason.
         CompileError: If a compiler refuses a kernel.
         ToolchainError: If there is no compiler.
-        UsageError: If no file can be written there, or a target is not known.
+        UsageError: If no file can be written there, or a target is unknown.
         KernelSignatureError, LaunchError, MissingSamplesError: If a kernel in CUDA C++ does not fit its
-            operator, or the constants of one depend on sizes, and no sample gives them.
+            operator, or its constants depend on sizes, and no sample determines them.
     """
     file = writable_file(path, "libmine.so")
     targets = BuildTargets.of(NONE if processor == "native" else processor, cuda)
@@ -88,7 +88,7 @@ def build_torch_library(
             argument="cpu",
             expected="one level, as `x86-64-v3`",
             got=processor,
-            hint="name the level that all machines have which load it, or leave it out",
+            hint="name a level that all machines that load the library have, or leave it out",
         )
     require_compiler()  # report a missing compiler before anything about operators
     given = {each.name: each for each in operators}
@@ -105,10 +105,10 @@ def build_torch_library(
         raise _refused(specifications, reasons)
     if not rules:
         raise errors.ServingError(
-            "none of the operators has a kernel, and there is nothing to put into a library",
+            "none of the operators has a kernel, so there is nothing to put into a library",
             got=", ".join(given) or "no operators",
-            hint="give one a kernel, `op.kernel('cpu', cpp=...)`; what has none is compiled into a package "
-            "of AOTInductor as its reference",
+            hint="give an operator a kernel, `op.kernel('cpu', cpp=...)`; the references of other operators "
+            "are compiled into a package of AOTInductor",
         )
     served: list[ServedOperator] = []
     for each in specifications:
@@ -129,7 +129,7 @@ GPU = "cuda"
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """Kernel of an operator, with what a library needs of it."""
+    """Kernel of an operator, with the data that a library needs."""
 
     device: str
     kernel: BuiltKernel[Any]
@@ -137,7 +137,7 @@ class _Linked:
 
 
 def _wanted(specification: Specification, targets: BuildTargets) -> list[Kernel]:
-    """Return the kernels of an operator for the devices of a library, each once."""
+    """Return the kernels of an operator for the devices of a library, without duplicates."""
     devices = ("cpu", GPU) if targets.cuda else ("cpu",)
     wanted = [each for each in specification.kernels if each.device in devices]
     return list({(each.device, each.function): each for each in wanted}.values())
@@ -154,9 +154,9 @@ def _refuse_targets(specifications: Sequence[Specification], targets: BuildTarge
 
 
 def _linked(specification: Specification, targets: BuildTargets) -> list[_Linked] | str:
-    """Return the kernels of an operator for a library, or why it cannot be served; none if none is needed."""
+    """Return an operator's kernels for a library (none if none is needed), or why it cannot be served."""
     if specification.origin.kind != "declared":
-        return "it is adopted from code that computes it already"
+        return "it is adopted from existing code that already computes it"
     if specification.random:
         return "it draws from torch's random state"
     found = []
@@ -185,7 +185,7 @@ def _linked(specification: Specification, targets: BuildTargets) -> list[_Linked
 
 
 def _accepted(specification: Specification, kernels: Sequence[_Linked]) -> tuple[str, ...] | str:
-    """Return the layouts that its arguments may have, or why none are known."""
+    """Return the layouts that its arguments may have, or why they are unknown."""
     dtypes = [dtype for each in kernels for dtype in each.kernel.dtypes or ()]
     dtype = torch.float32 if torch.float32 in dtypes or not dtypes else dtypes[0]
     accepted = accepted_layouts(specification, dtype)
@@ -203,14 +203,14 @@ def _refused(given: Sequence[Specification], reasons: dict[str, str]) -> errors.
     return errors.ServingError(
         f"{len(reasons)} of {len(given)} operators cannot be served without Python",
         got="\n".join(lines).lstrip(),
-        hint="leave it out, by the names of the others, or give it what it lacks",
+        hint="leave these operators out by naming the others, or add what is missing",
     )
 
 
 def _served(
     specification: Specification, kernels: Sequence[_Linked], accepted: Sequence[str]
 ) -> list[ServedOperator]:
-    """Return an operator as a library has it, and what it is called by where it has hidden results.
+    """Return the entries of an operator in a library; one with hidden results has an entry for them, too.
 
     Args:
         specification: The operator.

@@ -94,8 +94,8 @@ def test_what_nothing_defines_is_told_once_at_the_line_that_names_it() -> None:
         "collect2: error: ld returned 1 exit status\n"
     )
     assert quoted_errors(printed, source).splitlines() == [
-        "kernel.py:13: nothing defines `nowhere`, neither the source nor a library",
+        "kernel.py:13: `nowhere` is defined neither in the source nor in a library",
         "      nowhere(y.data);",
-        "kernel.py:12: nothing defines `other::thing<int>(float*)`, neither the source nor a library",
+        "kernel.py:12: `other::thing<int>(float*)` is defined neither in the source nor in a library",
         "    void f(Contiguous<float> y) {",
     ]

@@ -184,7 +184,7 @@ def test_a_library_is_linked_found_again_and_in_the_key(form: str, tmp_path: Pat
 @pytest.mark.slow
 def test_a_library_of_the_system_is_found_by_its_name() -> None:
     linked = kernel("zlibVersion()[0] - '0'", 'extern "C" const char* zlibVersion();', libraries=["c"])
-    with pytest.raises(errors.CompileError, match="nothing defines `zlibVersion`"):
+    with pytest.raises(errors.CompileError, match="`zlibVersion` is defined neither"):
         linked(torch.zeros(1))
     options = source_of("1", libraries=["m"]).options
     assert "libm." in options.parts(find_toolchain())["libraries"]
@@ -226,7 +226,7 @@ def test_a_kernel_never_gets_another_library_of_the_same_name(tmp_path: Path) ->
     kept = kernel("number()", NUMBER, libraries=[first])
     assert kept(torch.zeros(1)).item() == 3
     refused = kernel("number()", NUMBER, libraries=[second])
-    with pytest.raises(errors.CompileError, match="has loaded another one than that of the") as caught:
+    with pytest.raises(errors.CompileError, match="has loaded a different one here") as caught:
         refused(torch.zeros(1))
     assert (caught.value.expected, caught.value.got) == (str(second), str(first.resolve()))
 

@@ -121,7 +121,7 @@ def test_explain_names_its_line_and_what_it_copies() -> None:
     text = Path(__file__).with_name("cpp_operators.py").read_text().splitlines()
     line = 1 + next(at for at, each in enumerate(text) if each.startswith("void scaled("))
     assert said.forward.endswith(f"cpp_operators.py:{line}")
-    result = "`result`, which the reference does not give contiguous"
+    result = "`result`, which the reference does not return as contiguous"
     assert said.copies == ("`x`, which is not contiguous", result)
     assert "    copies `x`, which is not contiguous" in str(said).splitlines()
     assert scaled.explain(torch.ones(3, 2), 2.0).copies == ()
@@ -136,7 +136,7 @@ def test_what_it_throws_is_an_error_of_python() -> None:
     assert caught.value.message().splitlines() == [
         "cpp_kernels::scaled: the C++ kernel threw: `by` is 7, of all numbers",
         f"  where: {kernel_of(scaled).where}",
-        "  hint: call it with what the kernel takes, or fix the kernel",
+        "  hint: call it with arguments that the kernel takes, or correct the kernel",
     ]
     assert_close(scaled(torch.ones(2), 2.0), torch.full((2,), 2.0))  # and nothing is broken afterwards
 
@@ -357,7 +357,7 @@ def test_explain_names_each_copy_of_a_result(form: str, hidden: bool) -> None:
     )
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     found = operator.explain(x).copies
-    assert found == tuple(f"`{each}`, which the reference does not give {layout}" for each in copied)
+    assert found == tuple(f"`{each}`, which the reference does not return as {layout}" for each in copied)
     operator(x)
     with torch.profiler.profile() as profile:
         y = operator(x)[0] if not hidden else operator(x)

@@ -56,7 +56,7 @@ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
         "            y[i] = x[i] * byy;",
         "                          ^",
         f"  where: {HERE}:{first + 1}",
-        "  hint: fix the first of these; those after it may follow from it",
+        "  hint: fix the first error; the later errors may follow from it",
     ]
 
 
@@ -95,7 +95,7 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
             None,
             "View<const T> x, double by, View<T> result",
             "give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, and "
-            "may fix its number of dimensions",
+            "may state its number of dimensions",
         ),
         (
             "View<const float> x, double by, View<const float> y",
@@ -109,8 +109,8 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
             "(Contiguous<float32, 1>, double, View<float32>)",
             "x",
             "Contiguous<const float, 1> x, double by, View<float> result",
-            "write `Contiguous<const float, 1> x`: the kernel may only read `x`, which the operator does not "
-            "name in `mutates=`",
+            "write `Contiguous<const float, 1> x`: the kernel may only read `x`, since `mutates=` does not "
+            "name it",
         ),
         (
             "View<const float> x, int64_t by, View<float, 2> y",
@@ -161,7 +161,7 @@ def test_parameters_in_another_order() -> None:
         "  expected: (x, y, result)",
         "  got: (Contiguous<const float> y, Contiguous<const float> x, Contiguous<float> out)",
         f"  where: {operator.specification.kernels[0].where}",
-        "  hint: give the kernel its parameters in this order, or names of their own",
+        "  hint: write the kernel's parameters in this order, or give them different names",
     ]
     for names in (("x", "y", "x", "y"), ("b", "a", "b", "a")):
         assert minus.kernel("cpu", cpp=text.format(*names))(torch.ones(1), torch.zeros(1)).item() == 1.0
@@ -223,7 +223,8 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(2))
     assert caught.value.message().splitlines()[:4] == [
-        "cpp_messages::other_result: the C++ kernel does not write the result that the reference gives",
+        "cpp_messages::other_result: the result that the C++ kernel writes differs from the reference's "
+        "result",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
         "  got: View<float64, 3>",
@@ -241,7 +242,7 @@ def test_an_argument_that_c_plus_plus_cannot_take() -> None:
     assert caught.value.message().splitlines()[:5] == [
         "cpp_messages::of_dtype: a C++ kernel cannot take `dtype`",
         "  argument: dtype",
-        "  expected: a tensor, int, float, bool or str, or None for one; a list of any of these but str",
+        "  expected: a tensor, int, float, bool, str or None, or a list of tensors, ints, floats or bools",
         "  got: torch.dtype",
         f"  where: {of_dtype.specification.kernels[0].where}",
     ]
@@ -266,7 +267,9 @@ def test_a_result_that_c_plus_plus_cannot_give() -> None:
         return [each.clone() for each in x]
 
     parts.kernel("cpu", cpp="void parts(View<const float> x, View<float> y) {}")
-    with pytest.raises(errors.KernelSignatureError, match="cannot give a result that may be None, or a list"):
+    with pytest.raises(
+        errors.KernelSignatureError, match="cannot return a list, or a result that may be None"
+    ):
         parts(torch.ones(2))
 
 
@@ -305,8 +308,8 @@ def test_a_file_beside_the_one_that_declares_it() -> None:
     ("words", "got"),
     [
         ({"cpp": "x", "cpp_file": "y"}, "`cpp=` and `cpp_file=`"),
-        ({"entry": "f"}, "`entry=` alone"),
-        ({"strict": True}, "`strict=` alone"),
+        ({"entry": "f"}, "only `entry=`"),
+        ({"strict": True}, "only `strict=`"),
     ],
 )
 def test_one_source(words: dict[str, Any], got: str) -> None:
@@ -533,9 +536,7 @@ void nowhere(float*);
 void unlinked(Contiguous<const float> x, Contiguous<float> y) { nowhere(y.data); }
 """,
     )
-    with pytest.raises(
-        errors.CompileError, match=r"nothing defines `nowhere\(float\*\)`, neither the source"
-    ):
+    with pytest.raises(errors.CompileError, match=r"`nowhere\(float\*\)` is defined neither"):
         unlinked(torch.ones(1))
 
 
@@ -627,4 +628,4 @@ def test_a_full_directory_for_temporary_files_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(dependencies.tempfile, "TemporaryDirectory", full)
     with pytest.raises(errors.CacheError, match="no temporary file can be written") as caught:
         compile_kernel(source, "demo::full", ())
-    assert caught.value.hint == "make room, or set TMPDIR to a directory that can be written"
+    assert caught.value.hint == "free some space, or set TMPDIR to a directory that can be written"

@@ -254,7 +254,7 @@ def test_another_layout_is_rejected_and_the_reference_writes_in_place() -> None:
     (rejected,) = strictly.explain(whole[:, ::2], torch.ones(3, 4)).rejected
     assert rejected.endswith(
         "`x`, which it writes, is not contiguous, "
-        'and it takes contiguous memory alone without `copies="allowed"`'
+        'and it takes only contiguous memory without `copies="allowed"`'
     )
     for count in range(1, 4):
         strictly(whole[:, ::2], torch.ones(4, 3).T)
@@ -520,7 +520,7 @@ def _written_last(y: Tensor, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("mutates", "copies", "words"),
     [
-        (["x"], "always", "`copies=` of a kernel has one value"),
+        (["x"], "always", "`copies=` of a kernel has only one possible value"),
         ([], "allowed", "`copies=` is given for an operator that writes into no argument"),
     ],
 )

@@ -199,11 +199,11 @@ def test_a_compiler_without_sanitizers_is_refused_with_what_to_install(
     with pytest.raises(errors.ToolchainError) as caught:
         sanitizer.preloaded(compiler(tmp_path, text))
     assert caught.value.message().splitlines() == [
-        "the C++ compiler has no sanitizers that a sanitised check can use",
+        "the C++ compiler has no sanitizers for a sanitised check",
         "  expected: g++ 12 or later, with its libraries libasan.so and libubsan.so",
         f"  got: {tmp_path}/compiler: {got}",
-        "  hint: install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora by "
-        "`dnf install gcc-c++ libasan libubsan`; where CXX names clang, name g++ in it",
+        "  hint: install g++ with its sanitizers: on Debian or Ubuntu with `apt-get install g++`, on Fedora "
+        "with `dnf install gcc-c++ libasan libubsan`; if CXX names clang, name g++ instead",
     ]
 
 

@@ -178,7 +178,7 @@ def test_a_scratch_buffer_is_not_zero() -> None:
 
 def test_an_access_beyond_a_scratch_buffer_is_found() -> None:
     total.kernel("cuda", cuda=TOTAL.replace("sums[blockIdx.x]", "sums[blockIdx.x + 1]"), **BUFFERS)
-    with pytest.raises(errors.KernelFaultError, match="behind `sums` \\[2\\]: just behind its last element"):
+    with pytest.raises(errors.KernelFaultError, match="behind `sums` \\[2\\]: just after its last element"):
         opsmith.emulate(total, torch.ones(100))
 
 
@@ -271,7 +271,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
                 "  argument: initial",
                 "  expected: names among `result`",
                 "  got: 'x'",
-                "  hint: leave it out: an argument has its values",
+                "  hint: leave it out: an argument already has values",
             ],
         ),
         (
@@ -327,7 +327,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`scratch=` of a CUDA kernel has a buffer with the name 'result'",
                 "  argument: scratch",
-                "  expected: a name that no argument and no result has",
+                "  expected: a name that differs from all arguments and results",
                 "  got: 'result'",
                 "  hint: choose another name",
             ],
@@ -337,7 +337,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`scratch['s']` of a CUDA kernel does not end with its dtype",
                 "  argument: scratch",
-                "  expected: sizes, and last one of float32, float64, float16, bfloat16, int64, int32, "
+                "  expected: sizes, and then one of float32, float64, float16, bfloat16, int64, int32, "
                 "int16, int8, uint8, bool, or the name of a tensor",
                 "  got: ('x.numel', 4)",
                 '  hint: write for example `scratch={"s": ("x.shape[0]", torch.float32)}`',
@@ -377,14 +377,14 @@ def test_what_a_declaration_refuses(options: dict[str, Any], lines: list[str]) -
             [
                 "`scratch['s']` of a CUDA kernel cannot be computed",
                 "  argument: scratch['s']",
-                "  expected: the name of an argument that has a dtype in each call",
+                "  expected: the name of an argument that is a tensor in each call",
                 "  got: `bias` is None",
             ],
         ),
         (
             {"scratch": {"s": (4, 2, "x")}},
             [
-                "the CUDA kernel takes the scratch buffer `s` as another tensor",
+                "the CUDA kernel's view does not match the scratch buffer `s`",
                 "  argument: s",
                 "  expected: `View` or `Contiguous` of float32, of 2 dimensions",
                 "  got: View<float32, 1>",
@@ -393,7 +393,7 @@ def test_what_a_declaration_refuses(options: dict[str, Any], lines: list[str]) -
         (
             {"scratch": {"s": (4, torch.float64)}},
             [
-                "the CUDA kernel takes the scratch buffer `s` as another tensor",
+                "the CUDA kernel's view does not match the scratch buffer `s`",
                 "  argument: s",
                 "  expected: `View` or `Contiguous` of float64, of 1 dimensions",
                 "  got: View<float32, 1>",
@@ -447,7 +447,7 @@ def test_what_a_call_refuses(options: dict[str, Any], lines: list[str]) -> None:
 def test_a_number_that_the_dtype_does_not_hold(dtype: torch.dtype, value: float) -> None:
     with pytest.raises(errors.LaunchError) as caught:
         initial_number(value, dtype)
-    assert caught.value.expected == f"a number that {str(dtype).removeprefix('torch.')} holds"
+    assert caught.value.expected == f"a number that {str(dtype).removeprefix('torch.')} can represent"
     assert caught.value.got == str(value)
 
 

@@ -327,7 +327,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
         compiler.compile("", options=[])
     assert caught.value.message().splitlines() == [
         "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
-        "  expected: a complete NVRTC, of the same version as the files beside it",
+        "  expected: a complete NVRTC, of the same version as the files in its folder",
         "  got: /here/libnvrtc.so.13",
         "  hint: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
     ]

@@ -156,9 +156,9 @@ def test_a_word_for_it_that_is_none() -> None:
     with pytest.raises(errors.UsageError) as caught:
         added("wrong", deterministic="no")
     assert caught.value.message().splitlines() == [
-        "cuda_determinism::wrong: `deterministic=` of a kernel is True or False",
+        "cuda_determinism::wrong: `deterministic=` of a kernel must be True or False",
         "  argument: deterministic",
-        "  expected: True, or False if it rounds otherwise from run to run",
+        "  expected: True, or False if its rounding differs from run to run",
         "  got: 'no'",
         "  hint: leave it out for a kernel that adds in a fixed order",
     ]

@@ -315,9 +315,7 @@ def test_an_image_that_no_driver_takes_names_the_kernel_and_both_versions(
     assert isinstance(caught.value.__cause__, errors.ToolchainError)
     said = str(caught.value) + str(caught.value.__cause__)
     version = ".".join(map(str, find_nvrtc().version))
-    assert (
-        f"the driver does not take the CUDA kernel `part` that NVRTC has compiled: {LOADING} {text}" in said
-    )
+    assert f"the driver does not accept the CUDA kernel `part` that NVRTC compiled: {LOADING} {text}" in said
     assert f"NVRTC of CUDA {version}, and a driver of CUDA 12.4, for sm_90" in said
     assert "install a newer driver of NVIDIA, or `pip install nvidia-cuda-nvrtc-cu12`" in said
 
@@ -405,7 +403,7 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
             [
                 "`launches=` of a CUDA kernel is not a list of launches",
                 "  argument: launches",
-                "  expected: a list of `opsmith.Launch(...)`, with one at least",
+                "  expected: a list of at least one `opsmith.Launch(...)`",
                 "  got: an empty list",
                 '  hint: write `launches=[opsmith.Launch("first", grid=64), opsmith.Launch("second", '
                 "grid=1)]`",
@@ -415,7 +413,7 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
         (
             [FIRST, Launch("folded(sum, result)", grid=1)],
             [
-                "`launches[1]` of a CUDA kernel does not name a kernel and what it gets",
+                "`launches[1]` of a CUDA kernel does not name a kernel and its parameters",
                 "  argument: launches[1]",
                 "  expected: a kernel, and in parentheses some of `x`, `result`, `sums`, `again`",
                 "  got: `folded(sum, result)`, which names `sum`",
@@ -425,7 +423,7 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
         (
             [Launch("part<float>(x)", grid=1)],
             [
-                "`launches[0]` of a CUDA kernel does not name a kernel and what it gets",
+                "`launches[0]` of a CUDA kernel does not name a kernel and its parameters",
                 "  argument: launches[0]",
                 "  expected: a kernel, and in parentheses some of `x`, `result`, `sums`, `again`",
                 "  got: 'part<float>(x)'",
@@ -436,9 +434,9 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
             [
                 "no launch of the CUDA kernel gets `result`",
                 "  argument: launches",
-                "  expected: `result` among what one of them gets",
+                "  expected: `result` among the names in one of them",
                 "  got: `part(x, sums)`, `folded(sums, again)`",
-                "  hint: name it in parentheses behind the kernel that writes it",
+                "  hint: name it in parentheses after the kernel that writes it",
             ],
         ),
         (
@@ -453,7 +451,7 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
         (
             [Launch("part(x, sums)", grid=1), *TWICE[1:]],
             [
-                "the constants of a CUDA kernel are not the numbers of its template",
+                "the constants of a CUDA kernel do not match the numbers of its template",
                 "  argument: constants",
                 "  expected: a dict with `STEP`",
                 "  got: none",
@@ -475,9 +473,9 @@ def test_options_of_one_launch_beside_several() -> None:
     with pytest.raises(errors.UsageError) as caught:
         declared("beside", TWICE, **SCRATCH, grid=1, block=64, entry="part")
     assert caught.value.message().splitlines() == [
-        "cuda_launches::beside: a CUDA kernel with `launches=` has the options of one launch",
+        "cuda_launches::beside: a CUDA kernel with `launches=` also has the options of a single launch",
         "  argument: launches",
-        "  expected: each in its `opsmith.Launch(...)`",
+        "  expected: these options in each `opsmith.Launch(...)`",
         "  got: `entry=`, `grid=`, `block=`",
         '  hint: write `opsmith.Launch("first(x, result)", grid=64, block=128)`',
     ]
@@ -489,8 +487,9 @@ def test_a_kernel_that_takes_something_else() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         opsmith.emulate(operator, torch.ones(3))
     assert caught.value.message().splitlines()[:3] == [
-        "cuda_launches::other: the parameters of the CUDA kernel are not what the launch "
-        "`folded(sums, again)` gives it",
+        "cuda_launches::other: the parameters of the CUDA kernel are not the tensors and numbers in the "
+        "launch "
+        "`folded(sums, again)`",
         "  expected: (View<T> sums, View<T> again)",
         "  got: (Contiguous<float32>, View<float32>, int)",
     ]
@@ -502,7 +501,7 @@ def test_two_kernels_that_take_a_tensor_in_ways_that_exclude_one_another() -> No
     with pytest.raises(errors.KernelSignatureError) as caught:
         opsmith.emulate(operator, torch.ones(3, dtype=torch.float64))
     assert caught.value.message().splitlines()[:4] == [
-        "cuda_launches::excluding: two launches of the CUDA kernel take `sums` as different tensors",
+        "cuda_launches::excluding: two launches of the CUDA kernel have contradictory views of `sums`",
         "  argument: sums",
         "  expected: `Contiguous<float64, 1>` in each, or `View<...>` in one of them",
         "  got: `Contiguous<float64, 1>` and `Contiguous<const float32, 1>`",

@@ -66,7 +66,7 @@ __global__ void twice(Contiguous<const T> x, double by, Contiguous<T> y) {
         "        \tOPSMITH_EACH(i, y.numel()) y[i] = x[i] * bye;",
         "        \t                                         ^",
         f"  where: {HERE}:{at - 1}",
-        "  hint: fix the first of these; those after it may follow from it",
+        "  hint: fix the first error; the later errors may follow from it",
     ]
 
 
@@ -128,7 +128,7 @@ def test_a_result_of_another_dtype() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
     assert caught.value.message().splitlines()[:4] == [
-        "cuda_messages::dtype: the CUDA kernel does not write the result that the reference gives",
+        "cuda_messages::dtype: the result that the CUDA kernel writes differs from the reference's result",
         "  argument: result",
         "  expected: float32 of 1 dimensions",
         "  got: View<float64, 2>",
@@ -147,7 +147,7 @@ def test_arguments_that_no_kernel_takes() -> None:
     assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::cast: a CUDA kernel cannot take `dtype`",
         "  argument: dtype",
-        "  expected: a tensor, int, float or bool, or None for one; a list of any of these",
+        "  expected: a tensor, int, float, bool or None, or a list of tensors, ints, floats or bools",
         "  got: torch.dtype",
     ]
 
@@ -192,8 +192,8 @@ def test_a_file_that_is_not_there() -> None:
             "a kernel in CUDA C++ is given unknown options",
         ),
         ("cpu", {"cpp": "void twice() {}", "grid": 1}, "a kernel in C++ is given unknown options"),
-        ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel has one source"),
-        ("cuda", {"grid": 1}, "a kernel has one source"),
+        ("cuda", {"cuda": RIGHT, "cuda_file": "a.cu", "grid": 1}, "a kernel must have exactly one source"),
+        ("cuda", {"grid": 1}, "a kernel must have exactly one source"),
     ],
 )
 def test_words_that_do_not_fit(device: str, words: dict[str, Any], problem: str) -> None:
@@ -243,13 +243,13 @@ def test_dtypes_for_what_is_no_template() -> None:
             {"block": lambda x, z: 1},
             ["  expected: a function of some of `x`, `by`, `result`", "  got: a function of `z`"],
         ),
-        ({"grid": (1, 1, 1, 1)}, ["  expected: 1 to 3 numbers", "  got: 4 of them"]),
+        ({"grid": (1, 1, 1, 1)}, ["  expected: 1 to 3 numbers", "  got: 4 numbers"]),
         ({"shared": 1.5}, ["  expected: a whole number, a text, or a function", "  got: 1.5"]),
         (
             {"constants": {"K": 3}},
             [
-                "the constants of a CUDA kernel are not the numbers of its template",
-                "  expected: none: the template has no number",
+                "the constants of a CUDA kernel do not match the numbers of its template",
+                "  expected: no constants: the template has no number",
                 "  got: `K`",
                 "  hint: leave `K` out, or write `template <class T, int K>`",
             ],
@@ -336,8 +336,8 @@ def test_what_the_driver_refuses_is_an_error_of_python(status: int, said: str) -
         f"cuda_messages::refused: the CUDA kernel is not launched: cuLaunchKernel returns {said}",
         "  got: grid (1, 1, 1), block (256, 1, 1), 0 bytes of shared memory, on sm_90",
         f"  where: {HERE}:{at}",
-        "  hint: see what it takes with `opsmith compile`; what a kernel before it did wrong comes up here, "
-        "too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+        "  hint: see its resources with `opsmith compile`; a fault of an earlier kernel may also appear "
+        "here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
     ]
     assert record().depth == 0
 
@@ -353,7 +353,8 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
     with pytest.raises(errors.LaunchError) as caught:
         operator(torch.ones(228))
     assert caught.value.message().splitlines()[:4] == [
-        "cuda_messages::shared: a block of the CUDA kernel needs more shared memory than the GPU has for one",
+        "cuda_messages::shared: a block of the CUDA kernel needs more shared memory than the GPU has for "
+        "one block",
         "  argument: shared",
         f"  expected: at most {227 * 1024} bytes on sm_90, static and dynamic together",
         f"  got: 0 bytes of static and {228 * 1024} of dynamic shared memory",
@@ -428,7 +429,7 @@ def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         x, whole = torch.empty(3, 2, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int64)
     said = operator.explain(x.mT)
     assert said.forward.startswith(f"kernel for cuda, {HERE}:")
-    copied = "`x`, which is not contiguous", "`result`, which the reference does not give contiguous"
+    copied = "`x`, which is not contiguous", "`result`, which the reference does not return as contiguous"
     assert said.copies == copied
     (reason,) = operator.explain(whole).rejected
     assert reason.endswith(": `x` is int64, and it takes float32 or float64")

@@ -149,7 +149,7 @@ def test_what_the_kernel_does_not_take_is_computed_by_what_comes_next() -> None:
 
 def test_a_copy_is_explained() -> None:
     with emulated_cuda() as emulated:
-        copied = "`x`, which is not contiguous", "`result`, which the reference does not give contiguous"
+        copied = "`x`, which is not contiguous", "`result`, which the reference does not return as contiguous"
         assert cubed.explain(numbers(4, 6).mT).copies == copied
         assert_close(cubed(numbers(4, 6).mT), numbers(4, 6).mT ** 3)
     assert emulated.calls == {cubed.name: 1}

@@ -113,12 +113,12 @@ def test_a_system_that_is_not_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     twice.kernel("cuda", cuda=text, entry="twice", grid=1)
     with pytest.raises(errors.ToolchainError) as caught:
         opsmith.emulate(twice, torch.ones(3))
-    assert caught.value.problem == "CUDA kernels are run on the CPU under Linux alone"
+    assert caught.value.problem == "CUDA kernels run on the CPU only under Linux"
     assert caught.value.got == "the platform darwin"
     report = opsmith.check(twice, samples=[(torch.ones(3),)], only=["cuda"], effort="quick")
     (outcome,) = (each for each in report.outcomes if each.property == "cuda")
     assert outcome.status == "skipped", str(report)
-    assert outcome.reason.startswith("CUDA kernels are run on the CPU under Linux alone: the platform darwin")
+    assert outcome.reason.startswith("CUDA kernels run on the CPU only under Linux: the platform darwin")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -59,8 +59,7 @@ def message(name: str) -> list[str]:
                 "the CUDA kernel is faulty: out-of-bounds",
                 "  argument: x",
                 "  got: thread (6, 0, 0) of block (2, 0, 0) reads 4 bytes of memory behind `x` "
-                "[70]: just behind "
-                "its last element",
+                "[70]: just after its last element",
                 "    a.cu:5: y[i] = x[i] + other[i];  // element",
                 "  hint: compare the index with the size before the access",
             ],
@@ -224,9 +223,8 @@ __global__ void KERNEL(Contiguous<const float> x, Contiguous<float> y) {
 """
 PTX = 'asm volatile("bar.sync 0;");'
 WAY_OUT = (
-    "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that "
-    "plain C++ that does "
-    "the same"
+    "put code that only a GPU can run between `#ifdef __CUDA_ARCH__` and `#else`, and after it plain C++ "
+    "that does the same"
 )
 
 
@@ -266,7 +264,7 @@ def test_what_the_cpu_cannot_run_is_named_with_the_way_out(name: str, text: str,
 def test_a_mistake_that_any_compiler_sees_is_not_taken_for_code_of_a_gpu() -> None:
     with pytest.raises(errors.CompileError, match="NVRTC refuses the kernel") as caught:
         opsmith.emulate(declared("semicolon", LINES.replace("BEFORE", "int n = 1")), torch.ones(4))
-    assert caught.value.hint == "fix the first of these; those after it may follow from it"
+    assert caught.value.hint == "fix the first error; the later errors may follow from it"
 
 
 @pytest.mark.parametrize(

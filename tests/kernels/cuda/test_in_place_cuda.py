@@ -131,7 +131,7 @@ def test_another_layout_is_rejected_unless_copies_are_allowed(kernels: dict[str,
     (reason, _) = strictly.explain(whole[:, ::2], y).rejected
     assert reason.endswith(
         "`x`, which it writes, is not contiguous, "
-        'and it takes contiguous memory alone without `copies="allowed"`'
+        'and it takes only contiguous memory without `copies="allowed"`'
     )
     strictly(whole[:, ::2], y)
     assert record().launches == 0

@@ -105,7 +105,7 @@ def test_another_layout_is_rejected_unless_copies_are_allowed() -> None:
     reason = kernel_of(strictly).value_refusal([whole[:, ::2], y])
     assert reason == (
         "`x`, which it writes, is not contiguous, "
-        'and it takes contiguous memory alone without `copies="allowed"`'
+        'and it takes only contiguous memory without `copies="allowed"`'
     )
     assert kernel_of(strictly).value_refusal([whole, y]) is None
     assert kernel_of(copying).value_refusal([whole[:, ::2], y]) is None
@@ -155,7 +155,7 @@ def test_nothing_is_written_where_the_reference_refuses() -> None:
 def test_what_is_written_needs_a_pointer() -> None:
     def no_pointer(y_ptr, x_numel): ...  # type: ignore[no-untyped-def]
 
-    with pytest.raises(errors.KernelSignatureError, match="has no parameter for `x`, and cannot write it"):
+    with pytest.raises(errors.KernelSignatureError, match="has no parameter for `x`, so it cannot write it"):
         declare("no_pointer", "x")(add_into).kernel("cuda", triton=no_pointer, grid=1)
 
 

@@ -158,7 +158,7 @@ def test_tensors_without_data_are_refused() -> None:
     x = FakeTensorMode().from_tensor(torch.ones(4))
     with launches_on_cpu(), pytest.raises(RuntimeError) as caught:
         jitted[(1,)](x, x, 4, BLOCK=4)
-    assert str(caught.value) == "`x` is a tensor without data, as a fake one, and a kernel needs some"
+    assert str(caught.value) == "`x` is a tensor without data, such as a fake, and a kernel needs data"
 
 
 def test_outside_of_a_check_triton_launches_itself() -> None:

@@ -116,7 +116,7 @@ def test_results_have_the_strides_of_the_reference_s_and_copies_are_told() -> No
     assert result.stride() == (x * 2).stride() == (1, 5)
     assert kernel_of(times).copies([x, 2.0]) == (
         "`x`, which is not contiguous",
-        "`result`, which the reference does not give contiguous",
+        "`result`, which the reference does not return as contiguous",
     )
     assert kernel_of(times).copied == {}  # nothing ran on a GPU
 
@@ -248,7 +248,10 @@ def test_what_it_does_not_take_is_refused_with_a_reason() -> None:
     )
     assert kernel.refusal([torch.ones(3)]) == "`x` has 1 dimensions, and it takes 2"
     wide = torch.empty_strided((2, 2), (2**31, 1), device="meta")
-    assert kernel.refusal([wide]) == "`x` reaches over more than 2**31 elements, which it cannot count"
+    assert (
+        kernel.refusal([wide])
+        == "`x` extends over more than 2**31 elements, which the kernel's indices cannot count"
+    )
     assert (
         kernel_of(picked).refusal([torch.ones(2, 2), torch.ones(2, dtype=torch.int32), None, 1, False])
         is None

@@ -208,7 +208,7 @@ def test_an_unknown_architecture_is_refused() -> None:
         assert caught.value.message().splitlines() == [
             "Triton does not compile for this architecture",
             "  argument: architecture",
-            "  expected: one from sm_80 on, as `sm_90`",
+            "  expected: sm_80 or a later architecture, such as `sm_90`",
             f"  got: {name!r}",
             "  hint: name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
         ]
@@ -217,7 +217,9 @@ def test_an_unknown_architecture_is_refused() -> None:
 def test_without_samples_nothing_says_what_to_compile() -> None:
     operator = declared("unsampled", kernel_of(tuned).source.function, constants={"BLOCK": 16, "EVEN": False})
     operator._specification = replace(operator.specification, samples=None)
-    with pytest.raises(errors.MissingSamplesError, match="there are no samples to compile its kernel for"):
+    with pytest.raises(
+        errors.MissingSamplesError, match="there are no samples for which its kernel could be compiled"
+    ):
         list(triton_usage(kernel_of(operator), ["sm_80"]))
 
 
@@ -239,7 +241,7 @@ def test_samples_that_the_kernel_does_not_take_are_refused() -> None:
     with pytest.raises(errors.MissingSamplesError) as caught:
         list(triton_usage(kernel_of(operator), ["sm_80"]))
     assert caught.value.message().splitlines() == [
-        "triton_ahead::untaken: its Triton kernel takes none of the samples, so that nothing is compiled",
+        "triton_ahead::untaken: its Triton kernel takes none of the samples, so nothing is compiled",
         "  got: `x` is complex64, and it takes bfloat16 or float16",
         f"  where: {kernel_of(operator).where}",
         "  hint: yield arguments that the kernel takes from `@operator.samples`; only floating-point tensors "

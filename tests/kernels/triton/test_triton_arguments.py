@@ -103,7 +103,7 @@ def test_a_constant_with_the_name_of_a_tensor_hides_no_tensor(launches: Launches
 @pytest.mark.parametrize(
     ("name", "grid", "problem"),
     [
-        ("none", lambda x, BLOCK: x.numel() // BLOCK, "has no programs, and nothing writes `result`"),
+        ("none", lambda x, BLOCK: x.numel() // BLOCK, "has no programs that could write `result`"),
         ("many", lambda BLOCK: (1, 2048 * BLOCK), "has more programs than a GPU takes"),
         ("half", lambda BLOCK: BLOCK / 2, "is not valid"),
     ],
@@ -222,8 +222,8 @@ def test_a_result_that_indices_of_32_bits_do_not_count(launches: Launches) -> No
     with pytest.raises(errors.KernelRefusedError) as caught:
         kernel(x, x)
     assert caught.value.problem == (
-        "the kernel writes no such result: `result` reaches over more than 2**31 elements, which it cannot "
-        "count"
+        "the kernel cannot write this result: `result` extends over more than 2**31 elements, which the "
+        "kernel's indices cannot count"
     )
     assert launches == ([], [], [])
 

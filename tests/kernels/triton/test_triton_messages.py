@@ -43,8 +43,8 @@ def place() -> str:
         ("on_cpu", {**GIVEN, "device": "cpu"}, "a kernel in Triton is declared for `cpu`"),
         ("entry", {**GIVEN, "entry": "f"}, "a kernel in Triton is given unknown options"),
         ("block", {**GIVEN, "block": 32}, "a kernel in Triton is given unknown options"),
-        ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel has one source"),
-        ("alone", {"grid": 1}, "a kernel has one source"),
+        ("both", {**GIVEN, "cpp": "void both() {}"}, "a kernel must have exactly one source"),
+        ("alone", {"grid": 1}, "a kernel must have exactly one source"),
         (
             "cpp",
             {"cpp": "void cpp() {}", "constants": {}, "device": "cpu"},
@@ -67,7 +67,7 @@ def test_what_is_no_kernel_in_triton(given: Any) -> None:
         declared("none").kernel("cuda", triton=given, grid=1)
     lines = caught.value.message().splitlines()
     assert lines[:2] == [
-        "triton_messages::none: `triton=` is given something that is not a kernel in Triton",
+        "triton_messages::none: the value of `triton=` is not a kernel in Triton",
         "  argument: triton",
     ]
     assert lines[-1] == "  hint: write `op.kernel('cuda', triton=function, grid=...)`"
@@ -105,8 +105,8 @@ def test_a_parameter_that_nothing_fills() -> None:
     assert caught.value.message().splitlines() == [
         "triton_messages::unfilled: the parameter `N` of the Triton kernel is not bound to anything",
         "  argument: N",
-        "  expected: the name of an argument or result (`x`, `by`, `names`, `result`), that of a tensor with "
-        "`_ptr`, `_numel`, `_size_0` or `_stride_0` behind it, or one of `constants=`",
+        "  expected: the name of an argument or result (`x`, `by`, `names`, `result`), the name of a tensor "
+        "with the ending `_ptr`, `_numel`, `_size_0` or `_stride_0`, or a name in `constants=`",
         "  got: `N`",
         f"  where: {place()}",
         "  hint: rename it, or give it: `constants={'N': ...}`",
@@ -131,20 +131,20 @@ def test_parameters_and_words_about_them() -> None:
     def blind(x): ...  # type: ignore[no-untyped-def]
 
     error = refused("blind", blind)
-    assert error.problem == "the Triton kernel has no parameter for `result`, and cannot write it"
+    assert error.problem == "the Triton kernel has no parameter for `result`, so it cannot write it"
     assert (error.expected, error.got) == ("a parameter `result` or `result_ptr`", "(x)")
 
     def some(x, x_size_1, x_stride_1, result): ...  # type: ignore[no-untyped-def]
 
     error = refused("some", some)
-    assert error.problem == "the Triton kernel takes some strides of `x`, and not all"
+    assert error.problem == "the Triton kernel takes some strides of `x`, but not all"
     assert (error.expected, error.got) == ("x_stride_0, x_stride_1", "x_stride_1")
 
     def listing(x, names, result): ...  # type: ignore[no-untyped-def]
 
     error = refused("listing", listing)
     assert error.problem == "a Triton kernel cannot take `names`"
-    assert error.hint == "make numbers of it: `constants={'SOME': lambda names: ...}`"
+    assert error.hint == "convert it to numbers: `constants={'SOME': lambda names: ...}`"
 
     error = refused("layout", plain_kernel, constants={"N": 1}, layouts={"x": "transposed"})
     assert error.problem == "`layouts=` has an entry that is not valid"
@@ -168,7 +168,7 @@ def test_results_that_no_kernel_in_triton_gives() -> None:
 
     with pytest.raises(errors.KernelSignatureError) as caught:
         listed.kernel("cuda", triton=plain_kernel, grid=1)
-    assert caught.value.problem == "a Triton kernel cannot give a result that may be None, or a list"
+    assert caught.value.problem == "a Triton kernel cannot return a list, or a result that may be None"
     assert caught.value.got == "list[Tensor]"
 
 
@@ -192,8 +192,7 @@ def test_a_grid_that_leaves_results_unwritten() -> None:
     with pytest.raises(errors.LaunchError) as caught:
         kernel_of(operator).interpreted(torch.ones(3))
     assert caught.value.message().splitlines() == [
-        "triton_messages::unwritten: the grid of the Triton kernel has no programs, and nothing writes "
-        "`result`",
+        "triton_messages::unwritten: the grid of the Triton kernel has no programs that could write `result`",
         "  argument: result",
         "  expected: a grid with a program for each part of each result",
         "  got: grid (0,), `result` [3]",
@@ -215,7 +214,9 @@ def test_sizes_of_a_result_with_other_dimensions() -> None:
     operator = declared("flat").kernel("cuda", triton=flat, grid=1)
     with pytest.raises(errors.KernelSignatureError) as caught:
         kernel_of(operator).interpreted(torch.ones(3))
-    assert caught.value.problem == "the Triton kernel does not write the result that the reference gives"
+    assert (
+        caught.value.problem == "the result that the Triton kernel writes differs from the reference's result"
+    )
     assert (caught.value.expected, caught.value.got) == ("1 dimensions", "sizes or strides of 2")
 
 
@@ -249,7 +250,7 @@ def test_without_triton_a_strict_kernel_is_an_error() -> None:
         kernel_of(operator).refusal([torch.ones(3), 2.0, None])
     lines = caught.value.message().splitlines()
     assert lines[0] == "Triton is not installed"
-    assert lines[1] == "  expected: the package `triton`, which torch for CUDA brings along"
+    assert lines[1] == "  expected: the package `triton`, which comes with torch for CUDA"
     assert lines[2] == f"  got: none on {sys.platform}"
 
 

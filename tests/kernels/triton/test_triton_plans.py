@@ -340,7 +340,7 @@ def test_a_grid_without_programs(launches: Launches) -> None:
 
     unwritten.kernel("cuda", triton=softmax_source(), grid=0, constants={"BLOCK": 8})
     for _ in range(2):
-        with pytest.raises(errors.LaunchError, match="nothing writes `result`"):
+        with pytest.raises(errors.LaunchError, match="has no programs that could write `result`"):
             on_cpu(unwritten)(torch.ones(3, 5))
 
 
@@ -380,7 +380,7 @@ def test_a_rule_that_reads_more_than_the_signature(
     kernel, x = on_cpu(in_place(f"reads_{name}", **rules)), torch.ones(40)
     for count in (1, 2):
         kernel(x, 1.0)
-        assert kernel.by_triton == f"its grid or a constant asks for `{asked}` of a tensor"
+        assert kernel.by_triton == f"its grid or a constant reads `{asked}` of a tensor"
         assert len(launches.by_triton) == count
     assert launches.by_plan == []
 
@@ -471,7 +471,7 @@ def test_a_tensor_that_is_no_argument(launches: Launches) -> None:
     operator.kernel("cuda", triton=looked_up_kernel, grid=lambda x: x.numel(), constants={"table": table})
     kernel = on_cpu(operator)
     kernel(torch.zeros(40))
-    assert kernel.by_triton == "`table` is a tensor, and no argument or result"
+    assert kernel.by_triton == "`table` is a tensor, but not an argument or a result"
     assert launches.by_triton[0][1][1] is table
 
 

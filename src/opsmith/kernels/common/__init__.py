@@ -1,1 +1,1 @@
-"""Parts that the languages of kernels share."""
+"""Code that all kernel languages share."""

@@ -1,4 +1,4 @@
-"""Kernels built into a package before anybody calls them: what a language gives, for `opsmith build`."""
+"""Interface with which a language builds kernels into a package before their first call (`opsmith build`)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Built:
     """Built kernel, before it is written into a folder.
 
     Attributes:
-        described: Its description for the manifest.
-        content: Content of its file.
+        described: Description of the kernel for the manifest.
+        content: Content of the kernel's file.
         suffix: Suffix of the file's name.
     """
 
@@ -39,11 +39,11 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """Library of opsmith's own that kernels need.
+    """Library of opsmith that kernels need.
 
     Attributes:
-        target: Its target.
-        build: Function that builds it.
+        target: Target of the library.
+        build: Function that builds the library.
     """
 
     target: str
@@ -52,12 +52,12 @@ class SharedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class LinkedKernel:
-    """Kernel that a library without Python can have.
+    """Kernel that a library without Python can contain.
 
     Attributes:
-        arguments: Parameters for the arguments of its operator.
-        build: Compiles it for the library.
-        unsized: Why C++ does not know the sizes of its results; empty if it does.
+        arguments: Parameters for the arguments of the operator.
+        build: Function that compiles the kernel for the library.
+        unsized: Reason why C++ cannot compute the sizes of the results; empty if it can.
     """
 
     arguments: tuple[Parameter, ...]
@@ -68,18 +68,18 @@ class LinkedKernel:
 class Ahead(GuardedPart, ABC):
     """Builds kernels of one language into packages.
 
-    For the CPU, `BuiltKernel.origin_of` of a kernel that runs from a package returns `built into the package
-    for` and the target: `opsmith build --verify` asks if the samples were run by what was built.
+    If a CPU kernel runs from a package, its `BuiltKernel.origin_of` must return `built into the package for`
+    and the target: `opsmith build --verify` reads it to verify that the built kernels ran the samples.
     """
 
     @abstractmethod
     def refuse(self, kernels: Sequence[Any], targets: Sequence[str]) -> None:
-        """Refuse what cannot be built for some targets, before anything is built.
+        """Refuse kernels and targets that cannot be built, before anything is built.
 
         Args:
             kernels: Kernels of the language.
-            targets: Targets: levels of processors, as `x86-64-v3`; architectures of GPUs, as `sm_90`, and
-                `compute_90` for code that later GPUs run.
+            targets: Targets: levels of processors, such as `x86-64-v3`, or architectures of GPUs, such as
+                `sm_90`, and `compute_90` for code that later GPUs can run.
 
         Raises:
             UsageError: If a kernel has options that a package cannot have.
@@ -94,42 +94,42 @@ class Ahead(GuardedPart, ABC):
             kernel: The kernel.
             target: The target.
             root: Folder of the package.
-            folder: Folder in it that the built kernels lie in.
+            folder: Folder in the package for the built kernels.
 
         Raises:
-            CompileError, ToolchainError, MissingSamplesError: If it cannot be built.
-            UsageError: If it depends on this machine.
+            CompileError, ToolchainError, MissingSamplesError: If the kernel cannot be built.
+            UsageError: If the built kernel depends on this machine.
         """
 
     def linked(self, kernel: Any, targets: Sequence[str]) -> LinkedKernel | str:
-        """Return a kernel for a library without Python, or why no library can have it.
+        """Return a kernel for a library without Python, or why no library can contain it.
 
         Args:
             kernel: The kernel.
-            targets: Targets, as of `refuse`; for the CPU one, or `native`.
+            targets: Targets, as in `refuse`; for the CPU, one level or `native`.
 
         Raises:
-            KernelSignatureError: If no kernel of a library takes an argument, or returns a result.
+            KernelSignatureError: If kernels of libraries cannot take an argument or return a result.
         """
         return f"its kernel at {kernel.where} is in {kernel.language}"
 
     def origin(self, kernel: Any) -> str:
-        """Return words for where a kernel comes from on this machine; one in C++ is loaded, or built.
+        """Return the origin of a kernel on this machine, in words; a C++ kernel is loaded or built for this.
 
         Raises:
-            CompileError, KernelSignatureError, ToolchainError: If the reference runs in its place.
+            CompileError, KernelSignatureError, ToolchainError: If the reference runs instead of the kernel.
         """
         return FIRST_CALL
 
     def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
-        """Yield each library of opsmith's own that the kernels need; True if no build is without it."""
+        """Yield each library of opsmith that the kernels need; True if every build must contain it."""
         yield from ()
 
 
 def shipped_headers(kernel: BuiltKernel[Any], package: Path, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a package that a kernel includes, which decide whether it is used once built.
+    """Return a package's headers that a kernel includes; a built kernel is used only if they are unchanged.
 
-    Those of installed packages are, as the compiler's own, part of the machine that builds.
+    Headers of installed packages belong to the building machine, like the compiler's own headers.
 
     Args:
         kernel: The kernel.
@@ -140,11 +140,11 @@ def shipped_headers(kernel: BuiltKernel[Any], package: Path, headers: Mapping[st
         Digest of each header by its path in the package.
 
     Raises:
-        UsageError: If a header lies elsewhere: nobody would see that it was edited.
+        UsageError: If a header is elsewhere, where opsmith could not notice an edit of it.
     """
     found, root = {}, package.resolve()
     for name, digest in headers.items():
-        path = Path(name).parent.resolve() / Path(name).name  # a link in the package is a file in a wheel
+        path = Path(name).parent.resolve() / Path(name).name  # in a wheel, a link is a file
         if path.is_relative_to(root):
             found[path.relative_to(root).as_posix()] = digest
         elif not any(path.is_relative_to(each) for each in _installed()):
@@ -152,14 +152,14 @@ def shipped_headers(kernel: BuiltKernel[Any], package: Path, headers: Mapping[st
                 errors.UsageError,
                 f"a header of its kernel in {kernel.language} lies outside of the package",
                 argument="include_dirs",
-                expected=f"headers in {root}, or installed ones",
+                expected=f"headers in {root}, or installed headers",
                 got=str(path),
-                hint="copy it into the package: an edit of it would go unseen, and users would not have it",
+                hint="copy it into the package, where opsmith notices an edit of it, and users have it",
             )
     return dict(sorted(found.items()))
 
 
 def _installed() -> list[Path]:
-    """Return the folders of what is installed for this Python."""
+    """Return the folders of the packages that are installed for this Python."""
     named = [sysconfig.get_path(name) for name in ("purelib", "platlib", "include", "platinclude")]
     return [Path(each).resolve() for each in (*named, f"{sys.prefix}/include", site.getusersitepackages())]

@@ -11,7 +11,7 @@ from torch import Tensor
 from opsmith.core.specification import Specification
 
 MAX_SIGNATURES = 4096
-"""Limit of cached signatures: a size that changes with each call must not fill the memory."""
+"""Maximum number of cached signatures: a size that changes in each call must not fill the memory."""
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class CallCache(Generic[T]):
 
 
 def call_signature(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return everything about argument values but the data in tensors.
+    """Return all properties of argument values, except the data in tensors.
 
     Example:
         >>> call_signature([torch.ones(2), [1.0]]) == call_signature([torch.zeros(2), [1.0]])
@@ -56,7 +56,7 @@ def call_signature(values: Sequence[Any]) -> tuple[Any, ...]:
 def is_symbolic(signature: Any) -> bool:
     """Return True if a signature contains a symbol of a compiler, whose value differs between runs.
 
-    No other signature is without a hash. To ask for it is quick where lists have hundreds of sizes.
+    All other signatures can be hashed. Hashing is fast even if lists have hundreds of sizes.
     """
     try:
         hash(signature)
@@ -71,5 +71,5 @@ def _signature(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_signature, value))
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return [value]  # torch decides what a number is when it makes a hash of a symbol
+        return [value]  # a hash of the symbol would make torch replace it by a number
     return type(value), value

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from opsmith.build.elf import section
 
 _SIZED = 4
-"""Form of an attribute with a size and content; others have a value of 16 bits in place of the size."""
+"""Format of an attribute with a size and content; other formats have a 16-bit value instead of the size."""
 _MAX_THREADS, _PARAMETER = 5, 0x17
-"""EIATTR_MAX_THREADS and EIATTR_KPARAM_INFO, as `cuobjdump -elf` names them."""
+"""EIATTR_MAX_THREADS and EIATTR_KPARAM_INFO in the output of `cuobjdump -elf`."""
 
 
 def _contents(cubin: bytes, name: str, number: int) -> Iterator[bytes]:
-    """Yield the content of each attribute of a kernel that has this number."""
+    """Yield the content of each attribute with this number of a kernel."""
     attributes, at = section(cubin, f".nv.info.{name}"), 0
     while at < len(attributes):
         form, found, size = struct.unpack_from("<BBH", attributes, at)
@@ -26,7 +26,7 @@ def _contents(cubin: bytes, name: str, number: int) -> Iterator[bytes]:
 
 
 def launch_bound(cubin: bytes, name: str) -> int | None:
-    """Return the most threads of a block that `__launch_bounds__` of a kernel allows; None without it.
+    """Return the maximum threads per block that a kernel's `__launch_bounds__` allows; None without it.
 
     Args:
         cubin: Content of the cubin.
@@ -39,7 +39,7 @@ def launch_bound(cubin: bytes, name: str) -> int | None:
 
 
 def parameter_places(cubin: bytes, name: str) -> list[tuple[int, int]]:
-    """Return offset and size in bytes of each parameter of a kernel, in order; empty if none is described.
+    """Return offset and size in bytes of each parameter of a kernel, in order; empty if the cubin lacks them.
 
     Args:
         cubin: Content of the cubin.
@@ -48,5 +48,5 @@ def parameter_places(cubin: bytes, name: str) -> list[tuple[int, int]]:
     found = {}
     for content in _contents(cubin, name, _PARAMETER):
         _, ordinal, offset, rest = struct.unpack("<IHHI", content)
-        found[ordinal] = offset, rest >> 18  # below are the bank and the alignment
+        found[ordinal] = offset, rest >> 18  # the lower bits are the bank and the alignment
     return [found[ordinal] for ordinal in sorted(found)]

@@ -16,9 +16,9 @@ CPP_TYPES = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-"""dtypes, and their types."""
+"""dtypes, and their types in C++."""
 DEFAULT_DTYPES = (torch.float32, torch.float64)
-"""dtypes of a template that is declared without `dtypes=`."""
+"""dtypes of a template kernel that is declared without `dtypes=`."""
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

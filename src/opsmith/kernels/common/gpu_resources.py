@@ -1,7 +1,7 @@
 """GPU resources that a compiled kernel uses, and the occupancy that they allow.
 
-The sizes of multiprocessors are those of the CUDA C++ programming guide, "Technical Specifications per
-Compute Capability" (CUDA 13.0). The arithmetic is that of NVIDIA's `cuda_occupancy.h`; a test compares them.
+The sizes of multiprocessors come from the CUDA C++ programming guide, "Technical Specifications per Compute
+Capability" (CUDA 13.0). The formulas come from NVIDIA's `cuda_occupancy.h`; a test compares the results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Resources:
     Attributes:
         registers: Registers of each thread.
         spill_stores: Bytes of register spills that each thread writes to memory.
-        spill_loads: Bytes of register spills that it reads back.
-        stack: Bytes of memory of each thread for spills, and for arrays that fit in no register.
+        spill_loads: Bytes of register spills that each thread reads back.
+        stack: Bytes of memory of each thread for spills, and for arrays that do not fit in registers.
         shared: Bytes of static shared memory of each block.
     """
 
@@ -53,7 +53,7 @@ class Resources:
 
 
 def read_resources(log: str, name: str) -> Resources | None:
-    """Read the resources of a kernel from the log of `--ptxas-options=-v`; None if it is not there.
+    """Read the resources of a kernel from the log of `--ptxas-options=-v`; None if the log lacks the kernel.
 
     Example:
         >>> log = "Compiling entry function 'k' for 'sm_90'\\nUsed 40 registers, 512 bytes smem"
@@ -82,10 +82,10 @@ class KernelUsage(Resources):
         kernel: Name of the function.
         instance: dtype and constants, as text; empty if the kernel is not a template.
         architecture: For example `sm_90`.
-        dynamic_shared: Most bytes of dynamic shared memory of a block in the samples' calls.
-        threads: Most threads of a block in the samples' calls; None if no sample runs the instance.
+        dynamic_shared: Maximum bytes of dynamic shared memory per block in the samples' calls.
+        threads: Maximum threads per block in the samples' calls; None if no sample runs the instance.
         occupancy: Fraction of a multiprocessor's warps that are resident; None if it is unknown.
-        faults: Limits of the author that are exceeded.
+        faults: Limits stated by the author that the instance exceeds.
     """
 
     operator: str
@@ -110,8 +110,8 @@ class Multiprocessor:
     """Resources of one multiprocessor.
 
     Attributes:
-        warps: Most resident warps.
-        blocks: Most resident blocks.
+        warps: Maximum number of resident warps.
+        blocks: Maximum number of resident blocks.
         shared: Bytes of shared memory.
         shared_of_block: Bytes of shared memory that one block may use.
         reserved: Bytes of shared memory that the system reserves for each block.
@@ -143,16 +143,16 @@ MULTIPROCESSORS = {
     120: _of(48, 24, 100, 99),
     121: _of(48, 24, 100, 99),
 }
-"""Multiprocessors by compute capability: 90 for 9.0."""
+"""Multiprocessors by compute capability; the key of 9.0 is 90."""
 
 
 def multiprocessor_of(architecture: str) -> Multiprocessor | None:
-    """Return the multiprocessor of an architecture, as `sm_90`; None for an unknown one."""
+    """Return the multiprocessor of an architecture, such as `sm_90`; None for an unknown architecture."""
     return MULTIPROCESSORS.get(int(architecture.removeprefix("sm_").rstrip("af")))
 
 
 def most_threads(registers: int) -> int:
-    """Return the threads of a block at most, in whole warps, that the registers suffice for.
+    """Return the maximum threads per block for which the registers suffice, in whole warps.
 
     Args:
         registers: Registers of a thread.

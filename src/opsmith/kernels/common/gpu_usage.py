@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that need not be there: what a language gives, for their resources."""
+"""Interface with which a language compiles kernels for absent GPUs, to report their resources."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from opsmith.kernels.common.sample_values import SampleValues
 
 
 class GpuUsage(GuardedPart, ABC):
-    """Compiler of one language, for `opsmith compile`, for pages and for the property `resources`.
+    """Compiler of one language for GPUs, used by `opsmith compile`, by pages and by the property `resources`.
 
     Attributes:
-        has_limits: True if authors may state limits of resources: `resources` compares kernels with them.
-        models_access: True if it has an access model.
+        has_limits: True if authors may state limits of resources, which `resources` compares with kernels.
+        models_access: True if the language has a memory access model.
     """
 
     has_limits: ClassVar[bool] = False
@@ -32,16 +32,16 @@ class GpuUsage(GuardedPart, ABC):
         architectures: Sequence[str] = ARCHITECTURES,
         calls: SampleValues | None = None,
     ) -> Iterator[KernelUsage]:
-        """Compile every instance of a kernel that samples need, and yield the resources that it uses.
+        """Compile every instance of a kernel that samples need, and yield the resources of each instance.
 
         Args:
             kernel: The kernel.
             architectures: Architectures to compile for.
-            calls: Returns argument values in a dtype; by default those of the operator's samples.
+            calls: Function that returns argument values in a dtype; by default the values of the samples.
 
         Raises:
             CompileError, ToolchainError: If the compiler refuses the source, or is missing.
-            MissingSamplesError: If the instances depend on samples, and there is none.
+            MissingSamplesError: If the instances depend on samples, and there are no samples.
         """
 
     @abstractmethod
@@ -49,21 +49,21 @@ class GpuUsage(GuardedPart, ABC):
         """Refuse architectures that the compiler does not know, before it compiles anything.
 
         Raises:
-            ToolchainError: If there is one, or the compiler is missing.
+            ToolchainError: If an architecture is unknown, or the compiler is missing.
         """
 
     def versions(self) -> Mapping[str, str]:
-        """Return versions of compilers, for the JSON of `opsmith compile`."""
+        """Return the versions of the compilers, for the JSON of `opsmith compile`."""
         return {}
 
     def accesses(
         self, kernel: Any, calls: SampleValues, dtypes: Sequence[torch.dtype] = ()
     ) -> list[KernelAccess]:
-        """Return the accesses of a kernel to memory, where the language models them.
+        """Return the memory accesses of a kernel, if the language models them.
 
         Raises:
             NotEmulatedError: If the CPU cannot run the kernel.
-            KernelFaultError: If it does what it must not: then the counts say nothing.
-            MissingSamplesError: If it takes none of the calls.
+            KernelFaultError: If the kernel has a fault, which makes the counts meaningless.
+            MissingSamplesError: If the kernel takes none of the calls.
         """
-        raise unusable(self, "models_access", "a method `accesses` beside it", True, (kernel,))
+        raise unusable(self, "models_access", "a class with a method `accesses`", True, (kernel,))

@@ -1,4 +1,4 @@
-"""Accesses of a kernel to memory, by line of its source: the answer of an access model."""
+"""Memory accesses of a kernel by source line: the result of an access model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LineAccess:
-    """Requests of warps that a line makes to one tensor, or to shared memory.
+    """Memory requests of warps from one line to one tensor, or to shared memory.
 
     Attributes:
         where: `file:line`.
@@ -17,10 +17,10 @@ class LineAccess:
         memory: `global` or `shared`.
         tensor: Name of the argument, result or scratch buffer; None for shared memory and variables.
         requests: Number of requests.
-        lanes: Number of lanes that take part in them, in all.
-        unit: What the requests take: `sectors` of global memory, or `wavefronts` of shared memory.
-        taken: Number of these.
-        fewest: The fewest that requests of as many lanes and bytes can take.
+        lanes: Total number of lanes that take part in the requests.
+        unit: Unit of the cost of requests: `sectors` of global memory, or `wavefronts` of shared memory.
+        taken: Number of units that the requests take.
+        fewest: Minimum number of units that requests of as many lanes and bytes can take.
     """
 
     where: str
@@ -36,7 +36,7 @@ class LineAccess:
 
     @property
     def ratio(self) -> float:
-        """Ratio of what the requests take to the fewest possible: 1.0 is the best."""
+        """Ratio of the units that the requests take to the minimum number; 1.0 is the best."""
         return self.taken / self.fewest
 
     @property
@@ -46,7 +46,7 @@ class LineAccess:
 
     @property
     def words(self) -> str:
-        """Use and memory, as `reads x` or `writes shared memory`."""
+        """Use and memory, such as `reads x` or `writes shared memory`."""
         of = "shared memory" if self.memory == "shared" else self.tensor or "a global variable"
         return f"{self.use} {of}" if self.use != "atomics" else f"atomics on {of}"
 
@@ -59,9 +59,9 @@ class KernelAccess:
         operator: Name of the operator.
         where: `file:line` of the kernel.
         kernel: Name of the kernel.
-        dtype: The dtype of its template; empty if it has none.
+        dtype: The dtype of the template's instance; empty if the kernel is not a template.
         calls: Number of calls that were run.
-        lines: Accesses by line, those with the highest ratio first.
+        lines: Accesses by line, the highest ratio first.
     """
 
     operator: str

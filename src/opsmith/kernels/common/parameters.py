@@ -1,4 +1,4 @@
-"""Parameters of kernels in C++ and CUDA C++: checks against the schema, choice by the values of a call."""
+"""Parameters of kernels in C++ and CUDA C++: compare with the schema, and choose by a call's values."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Parameter:
 
     Attributes:
         type: One of `PARAMETER_TYPES`.
-        optional: True if it takes None.
-        written: True if it is a view that the kernel writes: a result, or an argument.
+        optional: True if the parameter takes None.
+        written: True if it is a view that the kernel writes, of a result or of an argument.
         dtype: dtype of a tensor; None for other types.
-        dim: Number of dimensions of a tensor; None for any number, and for other types.
+        dim: Number of dimensions of a tensor; None for any number of dimensions, and for other types.
         layout: One of `LAYOUTS`.
     """
 
@@ -71,7 +71,7 @@ class Parameter:
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[int]) -> Self:
-        """Return the parameter whose fields are numbers, as `Parameter` in both headers has them."""
+        """Return the parameter that these numbers describe, in the format of `Parameter` in both headers."""
         type, optional, written, dtype, dim, layout, *others = numbers
         return cls(
             PARAMETER_TYPES[type],
@@ -95,7 +95,7 @@ class Parameter:
         return (self.type, self.written, self.optional) == (wanted.type, wanted.written, wanted.optional)
 
     def holds(self, dtype: torch.dtype, dim: int) -> bool:
-        """Return True if it takes tensors of this dtype and number of dimensions."""
+        """Return True if the parameter takes tensors of this dtype and number of dimensions."""
         return dtype == self.dtype and self.dim in (None, dim)
 
     def number(self, item: str) -> str:
@@ -125,7 +125,7 @@ def cpp_arguments(kernel: BuiltKernel[Any]) -> tuple[Parameter, ...]:
         type = kind.base.annotation
         unsupported_list = kind.sequence and (type == "str" or kind.item_optional or kind.optional)
         if type not in PARAMETER_TYPES or kind.encoded or unsupported_list:
-            expected = "a tensor, int, float, bool or str, or None for one; a list of any of these but str"
+            expected = "a tensor, int, float, bool, str or None, or a list of tensors, ints, floats or bools"
             raise unsupported_argument(kernel, argument, expected)
         arguments.append(Parameter(type + "[]" * kind.sequence, kind.optional, bool(argument.alias)))
     return tuple(arguments)
@@ -136,7 +136,7 @@ def unsupported_argument(
 ) -> errors.KernelSignatureError:
     """Return the error for an argument that no kernel in a language takes."""
     in_python, kind = _in_python(kernel), argument.kind
-    listed = bool(kind.base.values) and not kind.sequence  # as of an enum
+    listed = bool(kind.base.values) and not kind.sequence  # for example from an enum
     return kernel.error(
         errors.KernelSignatureError,
         f"a {kernel.language} kernel cannot take `{argument.name}`",
@@ -148,18 +148,18 @@ def unsupported_argument(
 
 
 def check_results(kernel: BuiltKernel[Any]) -> None:
-    """Refuse results that no kernel from source returns.
+    """Refuse results that kernels from source cannot return.
 
     Raises:
-        KernelSignatureError: If one may be None, or is a list.
+        KernelSignatureError: If a result may be None, or is a list.
     """
     for result in kernel.operator.specification.schema.results:
         if result.optional or result.sequence:
             raise kernel.error(
                 errors.KernelSignatureError,
-                f"a {kernel.language} kernel cannot give a result that may be None, or a list",
+                f"a {kernel.language} kernel cannot return a list, or a result that may be None",
                 argument=result.name,
-                expected="results that are one tensor each",
+                expected="results that are single tensors",
                 got=result.annotation(),
                 hint=_in_python(kernel),
             )
@@ -180,11 +180,11 @@ def check_parameters(
         candidates: Parameters of each instance of the kernel.
         wanted: Parameters for the arguments and then the results.
         names: Names of arguments and results.
-        declared: The parameters in the text, where they get these in order.
-        given: Words for what the kernel gets.
+        declared: The parameters in the text, if they must have the order of `names`.
+        given: Description of the right parameters, for messages.
 
     Raises:
-        KernelSignatureError: If a candidate has other parameters, or the text has them in another order.
+        KernelSignatureError: If a candidate has different parameters, or the text has a different order.
     """
     if reordered([re.split(r"\W+", each)[-1] for each in declared], names):
         raise kernel.error(
@@ -192,7 +192,7 @@ def check_parameters(
             f"the {kernel.language} kernel {REORDERED}",
             expected=f"({', '.join(names)})",
             got=f"({', '.join(declared)})",
-            hint="give the kernel its parameters in this order, or names of their own",
+            hint="write the kernel's parameters in this order, or give them different names",
         )
     for candidate in candidates:
         pairs = [*zip(candidate, wanted, names, strict=False)]
@@ -207,7 +207,7 @@ def check_parameters(
                 continue
             hint = f"write `{shown[names.index(name)]} {name}`"
             if (taken.type, taken.optional, right.written) == (right.type, right.optional, False):
-                hint += f": the kernel may only read `{name}`, which the operator does not name in `mutates=`"
+                hint += f": the kernel may only read `{name}`, since `mutates=` does not name it"
         expected = ", ".join(map(" ".join, zip(shown, names, strict=True)))
         raise kernel.error(
             errors.KernelSignatureError,
@@ -217,12 +217,12 @@ def check_parameters(
             got=f"({', '.join(map(str, candidate))})",
             hint=hint
             or "give the kernel these parameters in this order; a view may be Contiguous or ChannelsLast, "
-            "and may fix its number of dimensions",
+            "and may state its number of dimensions",
         )
 
 
 def _in_place_of(taken: Parameter, right: Parameter, *, template: bool) -> str:
-    """Return the type to write in place of another one; a view keeps its layout and its dimensions."""
+    """Return the type to write instead of a wrong type; a view keeps its layout and number of dimensions."""
     if taken.dtype is None or right.type not in ("Tensor", "Tensor[]"):
         return str(right)
     text = str(replace(right, dim=taken.dim, layout=taken.layout))
@@ -234,7 +234,7 @@ _NEVER = re.compile(
     r"std::(?:vector|array|string)\b(?!_)|(?!const ).*[^&]&(?!&)"
 )
 _NEVER_IN_CPP = r"int|int32_t|float|long long"
-"""Types of parameters that no kernel takes, and those that one in CUDA C++ takes, as it takes its `T`."""
+"""Types of parameters that no kernel takes; types that only CUDA C++ takes, like the `T` of a template."""
 
 
 def misdeclared(
@@ -244,13 +244,13 @@ def misdeclared(
     wanted: Sequence[Parameter],
     names: Sequence[str],
 ) -> errors.OpsmithError:
-    """Return the error of a compiler; it names a parameter of a type that no kernel takes, if there is one.
+    """Return the error of a compiler; if a parameter has a type that no kernel takes, the error names it.
 
     Args:
         kernel: The kernel.
         error: The error.
         declared: The parameters in the text.
-        wanted: The right ones.
+        wanted: The right parameters.
         names: Names of arguments and results.
     """
     comparable = isinstance(error, errors.CompileError) and len(declared) == len(wanted)
@@ -259,7 +259,7 @@ def misdeclared(
         in_cpp = kernel.language == "C++" and re.match(rf"(?:const )?(?:{never_in_cpp})\b(?! ?<)", text)
         if in_cpp or _NEVER.match(text):
             given = {"operator": error.operator, "got": error.got, "where": error.where, "argument": name}
-            of = re.search(r"(\w+) ?[*>,]", text)  # of a pointer, a vector or a view
+            of = re.search(r"(\w+) ?[*>,]", text)  # element type of a pointer, a vector or a view
             layout = next((each for each, view in _VIEWS.items() if f"{view}<" in text), "contiguous")
             wanted_text = re.sub(r"\bT\b", of[1] if of else "T", str(replace(right, layout=layout)))
             hint = f"write `{wanted_text} {name}` in place of `{text}`"
@@ -281,12 +281,12 @@ def check_written(
 
     Raises:
         KernelSignatureError: If dtype or number of dimensions differ.
-        KernelRefusedError: If it has more elements than the kernel's indices count.
+        KernelRefusedError: If the result has more elements than the kernel's indices can count.
     """
     if not view.holds(result.dtype, len(result.shape)):
         raise kernel.error(
             errors.KernelSignatureError,
-            f"the {kernel.language} kernel does not write the result that the reference gives",
+            f"the result that the {kernel.language} kernel writes differs from the reference's result",
             argument=name,
             expected=f"{dtype_name(result.dtype)} of {len(result.shape)} dimensions",
             got=str(view),
@@ -295,25 +295,25 @@ def check_written(
 
     refused = index_refusal(kernel, values, [(name, result.shape)])
     if refused is not None:
-        raise kernel.error(errors.KernelRefusedError, f"the kernel writes no such result: {refused}")
+        raise kernel.error(errors.KernelRefusedError, f"the kernel cannot write this result: {refused}")
 
 
 def index_refusal(
     kernel: BuiltKernel[Any], values: Sequence[Any], shapes: Sequence[tuple[str, Sequence[int]]] = ()
 ) -> str | None:
-    """Return why a kernel takes no tensors of these shapes, by default of the values; None if it does.
+    """Return why a kernel takes no tensors of these shapes (by default, of the values); None if it does.
 
-    Indices of 32 bits count 2**31 - 1 elements. A compiler is asked for them if a tensor has more.
+    An index of 32 bits can count 2**31 - 1 elements. If a tensor has more, a compiler searches such indices.
     """
     tensors = _named_tensors(kernel.operator.specification.schema.names, values)
     for name, shape in shapes or ((name, tensor.shape) for name, tensor in tensors):
         count = math.prod(shape)
-        if type(count) is not int or count < 2**31:  # a symbol of a compiler, or few
+        if type(count) is not int or count < 2**31:  # a compiler's symbol, or few elements
             continue
         try:
             found = [each for each in kernel.narrow_indices(values) if name in (each.tensors or (name,))]
         except errors.OpsmithError as error:
-            unknown = f"no compiler tells if the kernel's indices have 32 bits: {error.problem}"
+            unknown = f"no compiler can say if the kernel's indices have 32 bits: {error.problem}"
             return f"`{name}` has {count} elements, and {unknown}"
         if found:
             return f"`{name}` has {count} elements, and at {found[0].where} {found[0].reason}"
@@ -333,7 +333,7 @@ def choose_candidate(
         names: Names of the arguments.
         values: Values of the arguments.
         candidates: Parameters of each instance: arguments, and then results.
-        copies_back: True if an argument that is written may be copied into another layout, and back.
+        copies_back: True if a written argument may be copied into a different layout and back.
     """
     mismatches = []
     for number, parameters in enumerate(candidates):
@@ -341,7 +341,7 @@ def choose_candidate(
         if mismatch is None:
             return number
         mismatches.append(mismatch)
-    _, found, _ = max(mismatches)  # of the instance that takes the most arguments
+    _, found, _ = max(mismatches)  # from the instance that takes most of the arguments
     taken = " or ".join(takes for _, value, takes in mismatches if value == found)
     return f"{found}, and it takes {taken}"
 
@@ -363,22 +363,22 @@ def _mismatch(
 
 def layout_refusal(name: str, layout: str) -> tuple[str, str]:
     """Return the found and the accepted layout of an argument that a kernel writes into."""
-    return f"`{name}`, which it writes, is not {layout}", f'{layout} memory alone without `copies="allowed"`'
+    return f"`{name}`, which it writes, is not {layout}", f'only {layout} memory without `copies="allowed"`'
 
 
 def copy_reason(name: str, layout: str, *, written: bool) -> str:
-    """Return a line about an argument that is copied into a layout."""
+    """Return a line for the report about an argument that is copied into a layout."""
     return f"`{name}`, which is not {layout}" + ", and back" * written
 
 
 def needs_copy(value: Any, parameter: Parameter) -> bool:
-    """Return True if a kernel takes an argument in another layout, or without its negative bit."""
+    """Return True if a kernel needs an argument in a different layout, or without its negative bit."""
     tensors = tensors_in([value])
     return any(tensor.is_neg() or not has_layout(tensor, parameter.layout) for tensor in tensors)
 
 
 def copy_of(value: Any, parameter: Parameter) -> Any:
-    """Copy a tensor, or each of a list, into a parameter's layout; a clone resolves the negative bit."""
+    """Copy a tensor, or each tensor of a list, into a parameter's layout, without the negative bit."""
     if not isinstance(value, Tensor):
         return [copy_of(item, parameter) for item in value]
     if parameter.layout == "any":
@@ -389,7 +389,7 @@ def copy_of(value: Any, parameter: Parameter) -> Any:
 def copied_tensors(
     specification: Specification, values: Sequence[Any], taken: Mapping[str, Parameter]
 ) -> tuple[str, ...]:
-    """Return a line about each argument and result that is copied into another layout.
+    """Return a line about each argument and result that is copied into a different layout.
 
     Args:
         specification: The operator.
@@ -412,22 +412,22 @@ def copied_tensors(
 def copied_results(
     results: Sequence[Result], made: Sequence[ResultLayout], layouts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return a line about each result that a kernel writes in a layout which the reference does not give.
+    """Return a line about each result that the kernel writes in a layout other than the reference's.
 
     Args:
         results: The results.
-        made: Their layouts, as the reference gives them.
-        layouts: The layouts in which the kernel writes them.
+        made: The layouts of the reference's results.
+        layouts: The layouts in which the kernel writes the results.
     """
     return tuple(
-        f"`{result.name}`, which the reference does not give {layout}"
+        f"`{result.name}`, which the reference does not return as {layout}"
         for result, given, layout in zip(results, made, layouts, strict=True)
         if layout != "any" and given.allocate("meta", layout).stride() != given.stride
     )
 
 
 def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str | None:
-    """Return why a template for these dtypes takes none of the values; None if one has such a dtype."""
+    """Return why a template for these dtypes takes none of the values; None if a value has such a dtype."""
     found = {name: tensor.dtype for name, tensor in _named_tensors(names, values)}
     if not dtypes or not found or any(dtype in dtypes for dtype in found.values()):
         return None

@@ -1,4 +1,4 @@
-"""Argument values of an operator's samples, for what compiles and runs kernels without calls."""
+"""Argument values of an operator's samples, to compile and run kernels without calls by the user."""
 
 from __future__ import annotations
 

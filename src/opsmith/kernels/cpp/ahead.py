@@ -25,10 +25,10 @@ from opsmith.kernels.runtime.loading import LIBRARY
 
 
 class CppAhead(Ahead):
-    """Builds libraries, which need no compiler where they are used."""
+    """Builds libraries that need no compiler on the machine that uses them."""
 
     def refuse(self, kernels: Sequence[CppKernel], targets: Sequence[str]) -> None:
-        """Refuse flags for other instructions, and levels that the compiler does not know."""
+        """Refuse flags for instructions outside of a level, and levels that the compiler does not know."""
         for kernel in kernels:
             _refuse_instructions(kernel)
         refuse_unknown_levels([level for level in levels() if level in targets])
@@ -59,36 +59,34 @@ class CppAhead(Ahead):
         """Return the kernel as an object to link."""
         arguments, unsized = cpp_arguments(kernel), ""
         if kernel.operator.specification.schema.results and not kernel.computes_sizes:
-            unsized = (
-                "the sizes of its results are known in Python alone: give it `shapes=`, or `sizes` in C++"
-            )
+            unsized = "only Python knows the sizes of its results: give it `shapes=`, or `sizes` in C++"
         return LinkedKernel(arguments, partial(kernel.library_object, targets[0]), unsized)
 
     def origin(self, kernel: CppKernel) -> str:
-        """Load or build the kernel, and return words for where it comes from."""
+        """Load or build the kernel, and return its origin in words."""
         kernel.load()
         return kernel.origin
 
     def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
-        """Yield the library between torch and all kernels: without it there is no compiler either."""
+        """Yield the library between torch and all kernels, which the kernels' compiler can always build."""
         yield RUNTIME, True
 
 
 _INSTRUCTIONS = re.compile(r"-m(?!arch=|tune=|prefer-vector-width=|no-|cmodel=|llvm$).*")
-"""Flags by which a compiler uses more instructions than those of a level."""
+"""Flags with which a compiler uses instructions outside of a level."""
 
 
 def _refuse_instructions(kernel: CppKernel) -> None:
-    """Refuse flags of the author's by which a library needs more than its level.
+    """Refuse flags of the author with which a library would need instructions outside of its level.
 
     Raises:
-        UsageError: If there is one.
+        UsageError: If there is such a flag.
     """
     flag = next((each for each in kernel.source.options.flags if _INSTRUCTIONS.fullmatch(each)), None)
     if flag is not None:
         raise kernel.error(
             errors.UsageError,
-            f"its kernel in C++ has the flag `{flag}`, which not every processor of a level has",
+            f"its kernel in C++ has the flag `{flag}`, which some processors of a level do not support",
             argument="flags",
             expected="the instructions of the levels that `opsmith build` is given",
             got=flag,
@@ -100,7 +98,7 @@ def refuse_unknown_levels(wanted: Sequence[str]) -> None:
     """Refuse levels of processors that the C++ compiler does not know.
 
     Raises:
-        ToolchainError: If there is one, or no compiler.
+        ToolchainError: If there is such a level, or no compiler.
     """
     toolchain = kernel_toolchain()
     with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
@@ -109,20 +107,20 @@ def refuse_unknown_levels(wanted: Sequence[str]) -> None:
             tried = toolchain.run(arguments, Path(scratch))
             if tried.status:
                 raise errors.ToolchainError(
-                    f"the C++ compiler does not know the processors `{level}`",
-                    expected="a compiler that takes `-march=" + level + "`, as g++ 11 or clang 12",
+                    f"the C++ compiler does not know the processor level `{level}`",
+                    expected="a compiler that takes `-march=" + level + "`, such as g++ 11 or clang 12",
                     got=" ".join(tried.printed.split()),
-                    hint="name another compiler in CXX, or levels that this one knows",
+                    hint="name a different compiler in CXX, or levels that this compiler knows",
                 )
 
 
 def shipped_libraries(kernel: CppKernel, package: Path, home: Path) -> dict[str, str]:
-    """Return the libraries of a package that a kernel is linked with, as `shipped_headers` does headers.
+    """Return the libraries of a package that a kernel is linked with; see `shipped_headers` for headers.
 
     Args:
         kernel: The kernel.
         package: Folder of the package.
-        home: Folder of its built kernels.
+        home: Folder of the package's built kernels.
 
     Returns:
         Digest of each library by its path in the package.
@@ -135,14 +133,14 @@ def shipped_libraries(kernel: CppKernel, package: Path, home: Path) -> dict[str,
 
 
 def refuse_folders(kernel: CppKernel, content: bytes) -> None:
-    """Refuse a library that names folders of this machine: a process would load code from there.
+    """Refuse a library that names folders of this machine, from which a process would load code.
 
     Args:
         kernel: The kernel.
         content: Content of its library.
 
     Raises:
-        UsageError: If it does.
+        UsageError: If the library names such a folder.
     """
     folders = [each for text in dynamic_texts(content, RPATH, RUNPATH) for each in text.split(":")]
     named = [each for each in folders if each.partition("/")[0] != "$ORIGIN"]
@@ -152,7 +150,7 @@ def refuse_folders(kernel: CppKernel, content: bytes) -> None:
             errors.UsageError,
             "its built kernel in C++ names a folder of this machine, from which a process would load code",
             argument="flags",
-            expected="libraries in the package, or such as a process finds by itself",
+            expected="libraries in the package, or libraries that a process finds without a path",
             got=", ".join(map(repr, named)),
             hint="leave `-rpath` out of `flags=`, and unset LD_RUN_PATH",
         )

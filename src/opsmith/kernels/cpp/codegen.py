@@ -12,7 +12,7 @@ from opsmith.kernels.common.dtypes import CPP_TYPES
 from opsmith.kernels.cpp.source import CppSource
 
 TABLE, OUT_TABLE = "opsmith_kernel", "opsmith_kernel_out"
-"""Tables that a kernel's library exports: for its operator, and for the out form of that."""
+"""Tables that a kernel's library exports: for the operator, and for the operator's out form."""
 
 _IMPLIED_HEADERS = {
     "cmath": (
@@ -25,11 +25,11 @@ _IMPLIED_HEADERS = {
     ),
     "limits": r"\bnumeric_limits\b",
 }
-"""Headers of C++ that a kernel need not include, and the names in a text for which they are included: <cmath>
-alone takes as long to compile as a small kernel."""
+"""Headers of C++ that a kernel need not include, and the names in a text for which they are included. Without
+such a name they are not included, since compiling <cmath> takes as long as a small kernel."""
 
-# `exit` first runs the destructors of thread-local objects, where Python may wait for locks that a fork left
-# behind: a check that contains crashes is notified before that (trace.cpp).
+# `exit` first runs the destructors of thread-local objects. There Python may wait for locks that threads of
+# the parent held during a fork. So a check that contains crashes is notified before that (trace.cpp).
 _FILE = """\
 {implied}#include <dlfcn.h>
 #include "opsmith.h"
@@ -59,11 +59,11 @@ def kernel_code(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...
 
     Args:
         source: The author's text.
-        operator: Name of the operator: two operators with the same text have two libraries.
-        dtypes: The dtypes that a template is instantiated for, in order; ignored for a function.
+        operator: Name of the operator, since two operators with the same text have two libraries.
+        dtypes: The dtypes for which a template is instantiated, in order; ignored for a function.
     """
     types = [CPP_TYPES[dtype] for dtype in dtypes] if source.template else [""]
-    into = replace(source, sizes=None)  # the sizes of results that are given are known
+    into = replace(source, sizes=None)  # the sizes of given results are known
     tables = {
         TABLE: [_candidate(source, type) for type in types],
         OUT_TABLE: [_candidate(into, type) for type in types],
@@ -82,7 +82,7 @@ def kernel_code(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...
 
 
 def implied_headers(text: str) -> list[str]:
-    """Return the headers of C++ that a kernel need not include, of those that its text may need.
+    """Return the headers of C++ that a text may need and that a kernel need not include.
 
     Example:
         >>> implied_headers("y(0) = std::exp(x(0));")

@@ -39,17 +39,17 @@ HERE = Path(__file__).parent
 HEADER = HERE / "opsmith.h"
 OBJECT, WARNINGS = "kernel.o", "warnings.txt"
 STUB = "libtorch_cpu.so"
-"""Empty library with the name of torch's own. Linking against the real one takes a third of a second."""
+"""Empty library with the name of torch's library, since linking against torch's takes a third of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Manner:
-    """Manner in which kernels are built in a context.
+    """Settings with which kernels are built in a context.
 
     Attributes:
-        first: Flags that the author's may override.
-        last: Flags that override the author's.
-        home: Folder of a package that they will lie in; None for this machine alone.
+        first: Flags that the author's flags may override.
+        last: Flags that override the author's flags.
+        home: Folder in a package for the built kernels; None if they are only for this machine.
     """
 
     first: Sequence[str] = FLAGS
@@ -58,12 +58,12 @@ class _Manner:
 
     @property
     def beginning(self) -> str:
-        """Beginning of paths that is not in what is built for a package: up to the package's folder."""
+        """Prefix of paths, up to the package's folder, that kernels built for a package must not contain."""
         return "" if self.home is None else os.path.join(self.home.parent.parent, "")
 
     @property
     def path_flags(self) -> tuple[str, ...]:
-        """Flags by which it is not."""
+        """Flags that remove this prefix."""
         return (f"-ffile-prefix-map={self.beginning}=",) if self.beginning else ()
 
 
@@ -83,7 +83,7 @@ def builds_as_usual() -> bool:
 
 
 def kernel_flags(source: CppSource) -> list[str]:
-    """Return the compiler's flags for a kernel in this context, its author's among them."""
+    """Return the compiler's flags for a kernel in this context, including its author's flags."""
     manner = _manner.get()
     own = [*include_flags(source), *source.options.compiling]
     return [*manner.first, *own, *manner.last, *manner.path_flags]
@@ -94,10 +94,10 @@ def building_with(flags: Sequence[str], last: Sequence[str] = (), home: Path | N
     """Context manager in which kernels are built with these flags instead of `FLAGS`.
 
     Args:
-        flags: Flags that the author's may override.
-        last: Flags that override the author's.
-        home: Folder in a package that they will lie in, without a trace of where that is; None for this
-            machine alone.
+        flags: Flags that the author's flags may override.
+        last: Flags that override the author's flags.
+        home: Folder in a package for the built kernels, whose path they do not contain; None if they are
+            only for this machine.
     """
     before = _manner.set(_Manner(flags, last, home))
     try:
@@ -112,10 +112,10 @@ def compile_kernel(source: CppSource, operator: str, dtypes: tuple[torch.dtype, 
     Args:
         source: The author's source.
         operator: Name of the operator.
-        dtypes: The dtypes that a template is instantiated for.
+        dtypes: The dtypes for which a template is instantiated.
 
     Returns:
-        Entry whose directory holds `LIBRARY`.
+        Entry whose directory contains `LIBRARY`.
 
     Raises:
         CompileError: If the compiler refuses the source, with its errors at the author's lines.
@@ -127,10 +127,10 @@ def compile_kernel(source: CppSource, operator: str, dtypes: tuple[torch.dtype, 
 def compile_with_headers(
     source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[CacheEntry, Mapping[str, str]]:
-    """Compile a kernel as `compile_kernel`.
+    """Compile a kernel as `compile_kernel` does, and return the digests of its headers, too.
 
     Returns:
-        The entry, and the digest of each header that is not the system's, by its absolute path.
+        The entry, and the digest of each header that does not belong to the system, by its absolute path.
 
     Raises:
         CompileError: Also if the headers change each time that they are read.
@@ -153,7 +153,7 @@ def compile_with_headers(
 
 
 def index_warnings(source: CppSource, operator: str, dtypes: tuple[torch.dtype, ...]) -> str:
-    """Return what the compiler prints of a kernel if indices of 32 bits are errors; see `compile_kernel`."""
+    """Return the compiler's output for a kernel if indices of 32 bits are errors; see `compile_kernel`."""
     compiler = _kernel_compiler(source, operator, dtypes)
     entry = compiler.obtain("cpp indices in 32 bits", KernelCompiler.build_warnings)
     return (entry.directory / WARNINGS).read_text(encoding="utf-8", errors="surrogateescape")
@@ -200,15 +200,15 @@ class KernelCompiler:
     def obtain_with_dependencies(
         self, kind: str, build: Callable[[KernelCompiler, Path], None]
     ) -> tuple[CacheEntry, Dependencies | None]:
-        """Return the entry of the kernel: from the cache, or built now; and what its text depends on.
+        """Return the entry of the kernel, from the cache or built now, and the dependencies of its text.
 
         Args:
             kind: Kind of the entry.
-            build: Builds it in a directory that holds the preprocessed text.
+            build: Function that builds it in a directory that contains the preprocessed text.
 
         Raises:
-            CompileError: If the compiler refuses the source, with its errors at the author's lines, or what
-                the author's options name does not exist.
+            CompileError: If the compiler refuses the source, with its errors at the author's lines, or a file
+                that the author's options name does not exist.
         """
 
         def fill(directory: Path) -> None:
@@ -224,7 +224,7 @@ class KernelCompiler:
         """Run the compiler on the preprocessed text.
 
         Raises:
-            CompileError: If it refuses the source.
+            CompileError: If the compiler refuses the source.
         """
         done = self.toolchain.run([*self.flags, PREPROCESSED, *arguments], directory)
         if done.status:
@@ -233,7 +233,7 @@ class KernelCompiler:
             raise self._refused(self._messages() or done.printed, headers)
 
     def build_library(self, directory: Path) -> None:
-        """Build `LIBRARY` from the preprocessed text; the linker does not see what is for the compiler alone.
+        """Build `LIBRARY` from the preprocessed text; the linker does not get the compiler's own flags.
 
         Raises:
             CompileError: If the compiler or the linker refuses the source.
@@ -250,12 +250,12 @@ class KernelCompiler:
         (directory / OBJECT).unlink()
 
     def build_warnings(self, directory: Path) -> None:
-        """Write what the compiler prints of the author's text if indices of 32 bits are errors."""
+        """Write the compiler's output for the author's text if indices of 32 bits are errors."""
         own = [each for each in self.flags if each != "-w"]
         wanted = ["-DOPSMITH_INDEX_TYPES", "-Werror=deprecated-declarations", "-ftabstop=1", "-fsyntax-only"]
         (directory / HEADER.name).write_bytes(HEADER.read_bytes())
         done = self.toolchain.run([*own, *wanted, SOURCE], directory)
-        if done.status and "[-W" not in done.printed:  # an error that is no warning
+        if done.status and "[-W" not in done.printed:  # a real error, not a warning
             raise self._refused(done.printed, own_headers(self.source))
         (directory / WARNINGS).write_text(done.printed, encoding="utf-8", errors="surrogateescape")
 
@@ -269,13 +269,13 @@ class KernelCompiler:
             raise errors.CacheError(
                 "a kernel cannot be built, as no temporary file can be written",
                 operator=self.operator,
-                expected="room in the directory for temporary files",
+                expected="free space in the directory for temporary files",
                 got=str(error),
-                hint="make room, or set TMPDIR to a directory that can be written",
+                hint="free some space, or set TMPDIR to a directory that can be written",
             ) from error
 
     def _messages(self) -> str:
-        """Compile the author's text for the errors alone: macros move the columns of a preprocessed text."""
+        """Compile the author's text only for its errors: the columns in a preprocessed text differ."""
         with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
             directory = Path(scratch)
             (directory / SOURCE).write_text(self.text, encoding="utf-8")
@@ -289,24 +289,24 @@ class KernelCompiler:
 
 
 def include_flags(source: CppSource) -> list[str]:
-    """Return the flags for headers that a kernel includes between quotes."""
+    """Return the flags for headers that a kernel includes with quotes."""
     if source.folder is None or not has_includes(source.text):
         return []
-    return ["-iquote", source.folder, "-iquote", "."]  # the second for headers that include opsmith.h
+    return ["-iquote", source.folder, "-iquote", "."]  # "." for headers that include opsmith.h
 
 
 def kernel_toolchain() -> Toolchain:
-    """Return the compiler that kernels are built with.
+    """Return the compiler that builds kernels.
 
     Raises:
-        ToolchainError: If there is none, or kernels are not built on this system.
+        ToolchainError: If there is no compiler, or kernels are not built on this system.
     """
     if sys.platform != "linux":
         raise errors.ToolchainError(
             f"C++ kernels are not built on {sys.platform} yet",
             expected="Linux",
             got=sys.platform,
-            hint="leave the kernel there, and the reference computes the operator; or give one in Python",
+            hint="keep the kernel, and the reference computes the operator here; or add a kernel in Python",
         )
     return find_toolchain()
 

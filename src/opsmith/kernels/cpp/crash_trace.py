@@ -20,13 +20,13 @@ from opsmith.kernels.runtime.loading import LIBRARY
 
 TRACE = Path(__file__).with_name("trace.cpp")
 BEGINNING = "C++ frame: "
-"""Prefix of the lines for frames."""
+"""Prefix of the output lines that describe frames."""
 
 _FRAME = re.compile(rf"^{re.escape(BEGINNING)}(?P<library>/.*) (?P<address>0x[0-9a-f]+)$", re.MULTILINE)
 
 
 def traced_sources(kernels: Iterable[Kernel]) -> tuple[CppSource, ...]:
-    """Return the sources of those kernels that run in this process and whose crash has a line."""
+    """Return the sources of the kernels that run in this process and whose crashes have a source line."""
     return tuple(each.given.source for each in kernels if isinstance(each.given, CppKernel))
 
 
@@ -48,7 +48,7 @@ def tracer() -> Path | None:
     parts = {"kind": "trace", "text": text, **build_parts(toolchain, flags)}
     try:
         return cache_on_disk().obtain(parts, build).directory / LIBRARY
-    except errors.ToolchainError:  # as with a C library without `backtrace`
+    except errors.ToolchainError:  # for example a C library without `backtrace`
         return None
 
 
@@ -86,7 +86,8 @@ def lines_in(printed: str) -> list[Line]:
 def location_in(printed: str, sources: Sequence[CppSource]) -> tuple[str, str] | None:
     """Return `file:line` of the innermost frame in a kernel, and the text of that line.
 
-    If the line is unknown, it is that of the kernel's function, without text. None if no frame is in one.
+    If the line is unknown, return the location of the kernel's function, without text. None if no frame is in
+    a kernel.
 
     Args:
         printed: Output of the process.
@@ -104,7 +105,7 @@ def location_in(printed: str, sources: Sequence[CppSource]) -> tuple[str, str] |
 
 
 def _in_kernels(printed: str) -> list[tuple[Path, int]]:
-    """Return libraries and addresses of the frames in kernels. A return address is behind its call."""
+    """Return libraries and addresses of the frames in kernels; each address is moved back into its call."""
     frames = [(Path(match["library"]), int(match["address"], 16) - 1) for match in _FRAME.finditer(printed)]
     return [(library, address) for library, address in frames if library.name == LIBRARY]
 

@@ -1,4 +1,4 @@
-"""Errors of C++ compilers and their linker at the author's lines, and the messages that quote them."""
+"""Errors of C++ compilers and linkers at the author's lines, and the messages that quote these errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from opsmith.build.source_text import includes_of
 from opsmith.kernels.cpp.source import CppSource
 
 MAX_ERRORS = 3
-"""Errors that a message quotes: later ones mostly follow from these."""
+"""Number of errors that a message quotes: later errors usually follow from the first errors."""
 MAX_LINES, MAX_LENGTH = 20, 500
-"""Lines that a message quotes of other output, and characters of a line."""
+"""Number of lines that a message quotes from other output, and of characters in a line."""
 
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:) [`']?(?P<name>[^'`\n]+?)'?$", re.MULTILINE)
 _BY_MACRO = "note: in expansion of macro "
@@ -31,14 +31,14 @@ def compile_error(
         source: The author's source.
         operator: Name of the operator.
         quoted: See `quoted_errors`.
-        hint: Advice; by default to begin with the first error.
+        hint: Advice; by default, to fix the first error first.
     """
     return errors.CompileError(
         f"{compiler} refuses the kernel",
         operator=operator,
         got="\n".join(f"    {line}" for line in quoted.splitlines()).lstrip(),
         where=source.given or source.where,
-        hint=hint or "fix the first of these; those after it may follow from it",
+        hint=hint or "fix the first error; the later errors may follow from it",
     )
 
 
@@ -53,15 +53,15 @@ def changing_headers(source: CppSource, operator: str, attempts: int) -> errors.
     return errors.CompileError(
         "the headers of the kernel change while it is compiled",
         operator=operator,
-        got=f"another text in each of {attempts} attempts",
+        got=f"a different text in each of {attempts} attempts",
         where=source.where,
-        hint="let nothing write the headers during a build",
+        hint="do not write to the headers during a build",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """Error of a compiler, at a line of the author's.
+    """Error of a compiler, at one of the author's lines.
 
     Attributes:
         text: Text of the error.
@@ -76,7 +76,7 @@ class Diagnostic:
     header: str | None = None
 
     def quoted(self, source: CppSource) -> str:
-        """Return location and text, the line of source, and a mark below the column."""
+        """Return location and text, the source line, and a mark below the column."""
         column = "" if self.column is None else f":{self.column}"
         lines = [f"{self.header or source.path}:{self.line}{column}: {self.text}"]
         quoted = source.quoted(self.line) if self.header is None else quoted_from(self.header, self.line)
@@ -89,16 +89,16 @@ class Diagnostic:
 
 
 def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = frozenset()) -> list[Diagnostic]:
-    """Return the errors that a compiler printed, each location once.
+    """Return the errors that a compiler printed, one for each location.
 
-    An error in another file, or in generated code, is reported at the author's line that led there, as the
-    one that uses a macro, or else at the kernel. An unclosed brace causes errors in all generated code behind
-    it, so it is reported first.
+    An error in another file, or in generated code, is reported at the author's line that led there, such as
+    the use of a macro. If there is no such line, it is reported at the kernel. An unclosed brace causes
+    errors in all later generated code, so it is reported first.
     """
     found: list[Diagnostic] = []
     brace_missing = False
     last: tuple[int, int | None] | None = None
-    elsewhere: Diagnostic | None = None  # an error in another file, until it is known if a macro led there
+    elsewhere: Diagnostic | None = None  # an error in another file, to which a macro may have led
     for line in printed.splitlines():
         match = _LINE.match(line)
         if match is None:
@@ -131,7 +131,7 @@ def diagnostics(printed: str, source: CppSource, headers: frozenset[str] = froze
 
 @dataclass(frozen=True, slots=True)
 class NarrowIndex:
-    """An index that has 32 bits: the reason, `file:line`, and names of the tensor; no names for any."""
+    """An index of 32 bits: the reason, `file:line`, and the tensor's names (empty for an unknown tensor)."""
 
     reason: str
     where: str
@@ -141,11 +141,11 @@ class NarrowIndex:
 def narrow_indices(
     found: Iterable[Diagnostic], functions: Sequence[tuple[CppSource, Sequence[str]]]
 ) -> list[NarrowIndex]:
-    """Return the indices of 32 bits among a compiler's messages, but for constants.
+    """Return the indices of 32 bits in a compiler's messages, except constant indices.
 
     Args:
-        found: Its messages.
-        functions: The functions that are called or launched, each with the names of what it gets.
+        found: The messages of the compiler.
+        functions: The functions that are called or launched, each with the names of the tensors it gets.
     """
     source, indices = functions[0][0], []
     passed = [
@@ -153,7 +153,7 @@ def narrow_indices(
         for function, names in functions
         for parameter, name in zip(function.declared_parameters(), names, strict=False)
     ]
-    hint = "declare its numbers as `int64_t`, or write `int64_t(i) * n` where it multiplies"
+    hint = "declare its numbers as `int64_t`, or multiply as in `int64_t(i) * n`"
     for each in found:
         line = source.quoted(each.line) if each.header is None else quoted_from(each.header, each.line)
         base, index = _index_at(line, (each.column or 0) - 1)
@@ -162,13 +162,13 @@ def narrow_indices(
             given = [(entry, name) for parameter, entry, name in passed if parameter == base]
             named_so = re.findall(rf"(?:\w\s+|[>&]\s*){base}\s*[,)]", source.text)
             alone = each.header is None and len(named_so) <= len({entry for entry, _ in given})
-            tensors = frozenset(name for _, name in given if alone)  # and not of another function
+            tensors = frozenset(name for _, name in given if alone)  # only if no other function uses the name
             indices.append(NarrowIndex(reason, f"{each.header or source.path}:{each.line}", tensors))
     return indices
 
 
 def _index_at(line: str, at: int) -> tuple[str, str]:
-    """Return the name before the brackets one of which stands at a place, and these; empty if none does."""
+    """Return the brackets with a bracket at this place, and the name before them; empty if there are none."""
     opened: list[int] = []
     for place, letter in enumerate(line):
         if letter in "([":
@@ -179,7 +179,7 @@ def _index_at(line: str, at: int) -> tuple[str, str]:
 
 
 def add_diagnostic(found: list[Diagnostic], new: Diagnostic) -> None:
-    """Append an error, unless there is one at its location: every dtype of a template repeats it."""
+    """Append an error unless its location has one already: every dtype of a template repeats the error."""
     if (new.line, new.column, new.header) not in {(each.line, each.column, each.header) for each in found}:
         found.append(new)
 
@@ -190,7 +190,7 @@ def own_headers(source: CppSource) -> frozenset[str]:
 
 
 def quoted_from(header: str, line: int) -> str:
-    """Return a line of a header as it is now, without its end."""
+    """Return the current text of a header's line, without the newline."""
     linecache.checkcache(header)
     return linecache.getline(header, line).rstrip("\r\n")
 
@@ -199,7 +199,7 @@ def quoted_errors(printed: str, source: CppSource, headers: frozenset[str] = fro
     """Return the first errors that a C++ compiler or its linker printed, each with location and line.
 
     Args:
-        printed: Its output.
+        printed: Output of the compiler or linker.
         source: The author's source.
         headers: The author's headers, by the names that compilers print.
     """
@@ -221,7 +221,7 @@ def _cut(line: str) -> str:
 
 
 def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
-    """Return the linker's undefined names, each once, at the last line of the text that contains it."""
+    """Return an error for each undefined name of the linker, at the last line of the text with this name."""
     found = []
     for name in dict.fromkeys(match["name"] for match in _UNDEFINED.finditer(printed)):
         word = re.split(r"[(<]", name.rpartition("::")[2] or name)[0]
@@ -230,6 +230,6 @@ def _undefined(printed: str, source: CppSource) -> list[Diagnostic]:
             for number, line in enumerate(source.text.split("\n"), source.line)
             if re.search(rf"\b{re.escape(word)}\b", line)
         ]
-        text = f"nothing defines `{name}`, neither the source nor a library"
+        text = f"`{name}` is defined neither in the source nor in a library"
         found.append(Diagnostic(text, [source.at, *lines][-1], None))
     return found

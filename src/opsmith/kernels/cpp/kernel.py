@@ -1,4 +1,4 @@
-"""Kernel in C++: compiled or loaded when it is first needed, with the calls that it takes."""
+"""Kernel in C++: compile or load it when it is first needed, and decide which calls it takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opsmith.kernels.common.dtypes import DEFAULT_DTYPES
 from opsmith.kernels.cpp.source import CppSource
 from opsmith.kernels.runtime.planned_kernel import PlannedKernel
 
-# A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
+# A declaration does not need the other modules: functions import them, in the first call or build.
 if TYPE_CHECKING:
     from opsmith.build.cache import CacheEntry
     from opsmith.build.packaged import Found
@@ -31,20 +31,20 @@ class CppKernel(PlannedKernel[CppSource]):
 
     Args:
         operator: The operator that the kernel computes.
-        read: Reads the source; again after `reload`.
-        dtypes: The dtypes that a template is instantiated for; None for the default ones.
-        strict: True if a missing compiler, or a call that the kernel does not take, is an error. Otherwise
-            the reference runs.
+        read: Function that reads the source, now and after each `reload`.
+        dtypes: The dtypes for which a template is instantiated; None for the default dtypes.
+        strict: True if a missing compiler, or a call that the kernel does not take, raises an error. If
+            False, the reference runs.
         copies_back: See `BuiltKernel`.
-        out_of: The kernel whose library it shares, if it is that of an operator's out form.
+        out_of: For the kernel of an out form, the kernel whose library it shares; else None.
 
     Attributes:
-        origin: Words for where the library came from; empty before it is loaded.
+        origin: Origin of the library in words; empty before it is loaded.
     """
 
     key, language = "cpp", "C++"
     device = "cpu"
-    pure = True  # it gets const views of what the operator only reads, and memory of its own for the results
+    pure = True  # it gets const views of tensors that the operator only reads, and new memory for the results
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class CppKernel(PlannedKernel[CppSource]):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...] | None:
-        """The dtypes that a template is instantiated for; None for a function, whose views have dtypes."""
+        """The dtypes for which a template is instantiated; None for a function, whose views have dtypes."""
         return tuple(self._dtypes or DEFAULT_DTYPES) if self.source.template else None
 
     @property
     def takes_any_layout(self) -> bool:
-        """True if it takes what it writes in place in any layout."""
+        """True if it takes arguments that it writes into in any layout."""
         count = len(self.operator.specification.schema.arguments)
         library: CppLibrary = self._load().library
         arguments = [each for candidate in library.candidates for each in candidate[:count]]
@@ -94,7 +94,7 @@ class CppKernel(PlannedKernel[CppSource]):
         """Compile the kernel as an object for a library without Python.
 
         Args:
-            processor: `native`, or one that `-march=` takes.
+            processor: `native`, or a value of `-march=`.
 
         Raises:
             CompileError: If the compiler refuses the source.
@@ -105,7 +105,7 @@ class CppKernel(PlannedKernel[CppSource]):
         return kernel_object(self.source, self.operator.name, self.dtypes or (), processor)
 
     def into_results(self, operator: Operator[..., Any]) -> CppKernel:
-        """Return the kernel for the out form, whose sizes are those of the tensors that it writes."""
+        """Return the kernel for the out form, which gets the result sizes from the tensors that it writes."""
 
         def read() -> CppSource:
             return replace(self._read(), sizes=None)
@@ -130,12 +130,12 @@ class CppKernel(PlannedKernel[CppSource]):
         except errors.ToolchainError as error:
             return missing_reason(self, error)
         if not tensors_in(list(values)):
-            return "the arguments contain no tensor, and torch chooses a kernel by the device of one"
+            return "the arguments contain no tensor, and torch chooses a kernel by the device of a tensor"
         choice = self._choose(loaded.library, values)
         return choice if isinstance(choice, str) else None
 
     def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
-        """Return its indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile_kernel`."""
+        """Return the kernel's indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile_kernel`."""
         from opsmith.kernels.cpp.compiler import index_warnings
         from opsmith.kernels.cpp.diagnostics import diagnostics, narrow_indices, own_headers
 
@@ -146,7 +146,7 @@ class CppKernel(PlannedKernel[CppSource]):
         return narrow_indices(found, [(self.source, names)])
 
     def require(self) -> None:
-        """Make it an error that the kernel can neither be loaded nor built, from now on, and load it.
+        """Load the kernel, and from now on raise an error if it can neither be loaded nor built.
 
         Raises:
             KernelRefusedError: If it can neither be loaded nor built.
@@ -161,11 +161,11 @@ class CppKernel(PlannedKernel[CppSource]):
             missing_reason(self, error)
 
     def load(self) -> None:
-        """Load the kernel: built in its package, from the cache, or compiled now.
+        """Load the kernel from its package or from the cache, or compile it now.
 
         Raises:
             CompileError, KernelSignatureError: If the source is wrong.
-            ToolchainError: If it can neither be loaded nor built.
+            ToolchainError: If the kernel can neither be loaded nor built.
         """
         self._load()
 
@@ -190,13 +190,13 @@ class CppKernel(PlannedKernel[CppSource]):
         return compile_with_headers(self.source, self.operator.name, self.dtypes or ())
 
     def origin_of(self, values: Sequence[Any]) -> str:
-        """Return words for where the library came from, whatever the call."""
+        """Return the origin of the library in words; it is the same for every call."""
         return self.origin
 
     def compile_ahead(self) -> None:
-        """Compile the library without loading it, unless the package of the kernel has one that fits.
+        """Compile the library without loading it, unless the package of the kernel has a fitting library.
 
-        The first call gets the error of a compiler that refuses the source or is missing.
+        If the compiler refuses the source or is missing, the first call raises the error.
         """
         whole = self._out_of or self
         found = whole.built_in_package()
@@ -212,7 +212,7 @@ class CppKernel(PlannedKernel[CppSource]):
 
             refused = with_reason(error, found.reason)
         except errors.CacheError:
-            return  # the first call meets it again
+            return  # the first call raises it again
         else:
             return
         with self._lock:
@@ -220,7 +220,7 @@ class CppKernel(PlannedKernel[CppSource]):
                 self._refused = refused
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments and results that the kernel copies into another layout."""
+        """Return the arguments and results that the kernel copies into a different layout."""
         from opsmith.kernels.common.parameters import copied_tensors
 
         library: CppLibrary = self._load().library
@@ -256,16 +256,16 @@ class CppKernel(PlannedKernel[CppSource]):
             loaded = self._dispatched((self._out_of or self).package, described)
             loaded.library = library
             self.origin = library.file.origin
-            if self.origin == COMPILED_NOW:  # there is a compiler, and a cache
+            if self.origin == COMPILED_NOW:  # so a compiler and a cache exist
                 OWN_BUILD.begin((self._out_of or self).package)
             return loaded
         except (errors.CompileError, errors.KernelSignatureError, errors.ToolchainError) as error:
-            # Until `reload`: a call looks at no file.
+            # This stays until `reload`: calls do not look at files.
             self._refused = misdeclared(self, error, declared, wanted, names)
             raise self._refused from error.__cause__
 
     def _library(self) -> CppLibrary:
-        """Load the library: built in the package of the kernel, from the cache, or compiled now."""
+        """Load the library from the kernel's package or from the cache, or compile it now."""
         from opsmith.core.missing_kernels import with_reason
         from opsmith.kernels.cpp.codegen import OUT_TABLE, TABLE
         from opsmith.kernels.cpp.library import CppLibrary
@@ -285,7 +285,7 @@ class CppKernel(PlannedKernel[CppSource]):
             raise with_reason(error, found.reason) from None
 
     def built_in_package(self) -> Found:
-        """Search the package of the kernel for libraries; a sanitised build, for example, is another."""
+        """Search the kernel's package for its libraries; special builds, such as sanitised, use none."""
         from opsmith.build.packaged import Found, search
         from opsmith.kernels.cpp.compiler import builds_as_usual
         from opsmith.kernels.cpp.library import VERSION
@@ -300,15 +300,15 @@ class CppKernel(PlannedKernel[CppSource]):
             raise self.error(
                 errors.KernelSignatureError,
                 "`sizes` of the C++ kernel does not return the sizes of the operator's results",
-                expected=f"{count} of Shape, from a function of all arguments",
+                expected=f"{count} values of type Shape, from a function of all arguments",
                 got=f"{library.sized}",
-                hint="give `sizes` the kernel's parameters without those of the results"
+                hint="give `sizes` the kernel's parameters, without the parameters of results"
                 if count
                 else "leave `sizes` out: the operator returns nothing",
             )
 
     def _numbers_read(self) -> Collection[str]:
-        # A plan holds that `out` has the sizes of the results, which may depend on any number.
+        # In a plan, `out` must have the sizes of the results, which may depend on any number.
         return () if self._out_of is None else self.operator.specification.schema.names
 
     def _choose(self, library: CppLibrary, values: Sequence[Any]) -> int | str:
@@ -333,5 +333,5 @@ class CppKernel(PlannedKernel[CppSource]):
             errors.KernelError,
             f"the C++ kernel threw: {text or 'an exception without a message'}",
             where=self.source.given or self.where,
-            hint="call it with what the kernel takes, or fix the kernel",
+            hint="call it with arguments that the kernel takes, or correct the kernel",
         )

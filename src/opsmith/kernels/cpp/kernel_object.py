@@ -1,4 +1,4 @@
-"""Object of a C++ kernel that can be linked into a library, through the cache."""
+"""Object file of a C++ kernel that can be linked into a library, from the cache or compiled now."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from opsmith.kernels.runtime.linked_library import LINKING, OBJECT, KernelObject
 KIND = "kernel object"
 
 THIS_PROCESSOR = tuple(flag for flag in FLAGS if not flag.startswith(("-Wl", "-g", "-shared", "-l")))
-"""Flags without debug information, so that the library contains no paths of this machine."""
+"""Flags that omit debug information, so that the library contains no paths of this machine."""
 
 
 def flags_for(processor: str) -> tuple[str, ...]:
-    """Return the flags for a processor, `native` or one that `-march=` takes."""
+    """Return the flags for a processor: `native` or a value of `-march=`."""
     return tuple(f"-march={processor}" if flag == "-march=native" else flag for flag in THIS_PROCESSOR)
 
 
@@ -35,7 +35,7 @@ def kernel_object(
     Args:
         source: The author's source.
         operator: Name of the operator.
-        dtypes: The dtypes that a template is instantiated for.
+        dtypes: The dtypes for which a template is instantiated.
         processor: See `flags_for`.
 
     Raises:
@@ -45,7 +45,7 @@ def kernel_object(
     toolchain = kernel_toolchain()
     flags = [*flags_for(processor), *include_flags(source), *source.options.compiling, *_path_flags(source)]
     if "clang" not in toolchain.identity:
-        flags.append("-fno-gnu-unique")  # else equal names are merged across a process
+        flags.append("-fno-gnu-unique")  # otherwise a process merges equal names of different libraries
     text = kernel_code(source, operator, dtypes)
     compiler = KernelCompiler(toolchain, source, operator, text, flags)
     table = f"{TABLE}_{key_of(compiler.parts(KIND))}"
@@ -62,7 +62,7 @@ def kernel_object(
 
 
 def _path_flags(source: CppSource) -> list[str]:
-    """Return the flags that shorten `__FILE__`, as in `assert`, to the name of a file."""
+    """Return the flags that shorten `__FILE__`, which `assert` uses, to the name of a file."""
     folders = {str(Path(source.path).parent), source.folder or ""}
     return [f"-fmacro-prefix-map={each}/=" for each in sorted(folders) if Path(each).is_absolute()]
 
@@ -78,8 +78,8 @@ def _make_local(directory: Path, table: str) -> None:
         raise errors.ToolchainError(
             "a kernel cannot be linked without `objcopy`, which comes with GNU's linker",
             expected="`objcopy` in PATH",
-            got="none of that name",
-            hint="install it, on Debian or Ubuntu by `apt-get install binutils`",
+            got="no program with this name",
+            hint="install it; on Debian or Ubuntu with `apt-get install binutils`",
         )
     command = [program, f"--redefine-sym={TABLE}={table}", f"--keep-global-symbol={table}", "alone.o", OBJECT]
     try:
@@ -92,8 +92,8 @@ def _make_local(directory: Path, table: str) -> None:
 
 def _objcopy_error(got: str) -> errors.ToolchainError:
     return errors.ToolchainError(
-        "`objcopy` does not make a kernel's symbols local",
+        "`objcopy` failed to make a kernel's symbols local",
         expected="GNU binutils 2.29 or later",
         got=got,
-        hint="install them, on Debian or Ubuntu by `apt-get install binutils`",
+        hint="install them; on Debian or Ubuntu with `apt-get install binutils`",
     )

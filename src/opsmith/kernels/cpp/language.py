@@ -1,4 +1,4 @@
-"""C++ as a language of kernels: what `op.kernel("cpu", cpp=...)` takes."""
+"""C++ as a kernel language: the options of `op.kernel("cpu", cpp=...)`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CppLanguage(Language):
     @property
     def ahead(self) -> CppAhead:
         """Builds libraries."""
-        from opsmith.kernels.cpp.ahead import CppAhead  # a declaration needs none
+        from opsmith.kernels.cpp.ahead import CppAhead  # a declaration does not need it
 
         return CppAhead()
 

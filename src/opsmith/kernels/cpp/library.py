@@ -43,15 +43,15 @@ class CppLibrary:
 
     Attributes:
         file: The file.
-        exported: Table of what it exports.
+        exported: The exported table.
         candidates: Parameters of each instance of the kernel.
         instances: Address of each instance.
-        computes_sizes: True if it computes the sizes of the results.
+        computes_sizes: True if the library computes the sizes of the results.
         sized: Number of results whose sizes the author's `sizes` returns; None if there is no such function.
     """
 
     def __init__(self, file: LibraryFile, table: str = TABLE) -> None:
-        # It is never unloaded: a call in another thread may be in its code.
+        # The library is never unloaded: another thread may run its code.
         self.file = file
         self.exported = _Exported.in_dll(ctypes.CDLL(file.path), table)
         first = self.exported.candidates[0]

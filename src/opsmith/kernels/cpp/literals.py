@@ -23,7 +23,7 @@ def flag(value: bool) -> str:
 
 
 def text(value: str) -> str:
-    """Return a string in C++, in which octal escapes have three digits."""
+    """Return a string literal in C++, with octal escapes of three digits."""
     plain = (
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}" for byte in value.encode()
     )

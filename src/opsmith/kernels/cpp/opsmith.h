@@ -7,7 +7,7 @@
 //   }
 //
 // A function's parameters are the operator's arguments, in their order, and then its results. The type of a
-// parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
+// parameter states the accepted dtype, number of dimensions (any if no number is given) and layout.
 // A view without `const` is written: a result, or an argument that the operator writes into.
 #pragma once
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace opsmith {
 
-// ---- Numbers of 16 bits: stored as such, computed in float.
+// ---- Numbers that are stored in 16 bits and computed in float.
 
 struct BFloat16 {
   uint16_t bits;
@@ -32,7 +32,7 @@ struct BFloat16 {
   BFloat16(float value) {
     uint32_t wide;
     std::memcpy(&wide, &value, 4);
-    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would make infinity of some
+    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would turn some nan into infinity
     bits = is_nan ? uint16_t((wide >> 16) | 0x40) : uint16_t((wide + 0x7fffu + ((wide >> 16) & 1)) >> 16);
   }
   operator float() const {
@@ -154,7 +154,7 @@ struct View {
 #endif
 };
 
-// A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
+// A tensor whose elements are contiguous in memory, in row-major order. `x[i]` is element i in this order.
 template <class T, int N = any_dim>
 struct Contiguous : View<T, N> {
   T& operator[](int64_t at) const { return this->data[at]; }
@@ -164,7 +164,7 @@ struct Contiguous : View<T, N> {
 #endif
 };
 
-// A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.
+// A tensor of 4 or 5 dimensions whose channels (dimension 1) are contiguous in memory: `torch.channels_last`.
 template <class T, int N = 4>
 struct ChannelsLast : View<T, N> {
   static_assert(N == 4 || N == 5, "channels-last tensors have 4 or 5 dimensions");
@@ -248,7 +248,7 @@ template <class T, ParameterType type> struct ListTraits {
   static constexpr Parameter parameter{type, 0, 0, -1, -1, 0};
   static List<T> get(const Value& value) { return {static_cast<const T*>(value.list.data), value.list.size}; }
 };
-// A view has the members of RawTensor, so that a list of the one is a list of the other.
+// A view has the members of RawTensor, so that a list of RawTensor can be read as a list of views.
 template <template <class, int> class V, class T, int N> struct ParameterTraits<List<V<T, N>>> {
   static_assert(sizeof(V<T, N>) == sizeof(RawTensor), "a view has the members of RawTensor");
   static constexpr Parameter parameter = [] {
@@ -277,7 +277,7 @@ template <class P> struct ParameterTraits<std::optional<P>> {
 
 // ---- Sizes of results: a function `sizes` of the operator's arguments returns one Shape for each result.
 
-constexpr int64_t most_dims = 64;  // as torch has it
+constexpr int64_t most_dims = 64;  // the same limit as in torch
 
 struct Shape {
   int64_t dim = 0;
@@ -297,17 +297,17 @@ struct Shape {
   }
 };
 
-enum SizesStatus : int32_t { KNOWN, UNKNOWN, THREW };  // outcome of computing sizes; UNKNOWN: none for these arguments
+enum SizesStatus : int32_t { KNOWN, UNKNOWN, THREW };  // of computing sizes; UNKNOWN: not computable for these arguments
 
-// ---- One function, and the table of all.
+// ---- One function, and the table of all functions.
 
 struct Candidate {
   const Parameter* parameters;
   int32_t count;
-  int32_t sized;  // results whose sizes the author's `sizes` returns; -1: there is no such function
-  // Runs the kernel. Returns whether it threw, with the text in `error`.
+  int32_t sized;  // number of results whose sizes the author's `sizes` returns; -1: there is no such function
+  // Runs the kernel. Returns true if it threw; then the text is in `error`.
   bool (*run)(const Value* values, char* error, size_t room);
-  // Computes the sizes of all results; null where the author's text does not.
+  // Computes the sizes of all results; null if the author's text does not compute them.
   SizesStatus (*sizes)(const Value* values, Shape* shapes, char* error, size_t room);
 };
 

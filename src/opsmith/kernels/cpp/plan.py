@@ -1,4 +1,4 @@
-"""Plan of a C++ kernel's call: the instance, the copies of arguments into other layouts, the results."""
+"""Plan of a C++ kernel's call: its instance, its results, and arguments copied into other layouts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def plan_call(
     Args:
         kernel: The kernel.
         values: Argument values.
-        instance: Address of the instance that takes them.
+        instance: Address of the kernel's instance for these values.
         parameters: Parameters of the instance.
         sizes: True if the instance computes the sizes of its results.
 
     Raises:
         ShapeError: If the tensors, or the results of the reference, do not have the declared shapes.
-        KernelSignatureError: If the instance writes results of another dtype or number of dimensions.
+        KernelSignatureError: If the instance writes results of a wrong dtype or number of dimensions.
     """
     specification = kernel.operator.specification
     refuse_shapes(specification, list(values))

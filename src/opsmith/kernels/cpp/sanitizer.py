@@ -24,17 +24,17 @@ from opsmith.kernels.cpp.source import CppSource
 from opsmith.kernels.runtime.loading import LIBRARY
 
 Fill = Literal["pattern", "zero"]
-"""Initial content of variables: a kernel whose results depend on it is wrong."""
+"""Initial content of variables. A kernel is wrong if its results depend on this content."""
 
 _BASE_FLAGS = [flag for flag in FLAGS if not flag.startswith(("-O", "-g"))]
 _COMPARABLE = ("-Og", "-ffp-contract=off")
-"""Flags of both builds: their results are compared bit by bit."""
+"""Flags of both builds, whose results are compared bit by bit."""
 _SANITIZING = (
     "-g",
     "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
     "-fsanitize-recover=address,undefined",
-    "-fno-sanitize=nonnull-attribute",  # `memcpy` of no bytes from a null pointer
+    "-fno-sanitize=nonnull-attribute",  # allows `memcpy` of 0 bytes from a null pointer
     "-fno-sanitize=object-size",  # AddressSanitizer detects the same accesses
     # These reduce the compile time of many unrolled loops to a third.
     "-fno-var-tracking",
@@ -69,8 +69,8 @@ def sanitized(fill: Fill) -> Iterator[None]:
     """Context manager in which kernels are built for a check under sanitizers.
 
     Args:
-        fill: Initial content of variables. The build with zeros has no sanitizers, which take most of the
-            compile time: it makes the same calls as the other one, and only its results are used.
+        fill: Initial content of variables. The build with zeros makes the same calls as the other build, and
+            only its results are used. It has no sanitizers, which take most of the compile time.
     """
     sanitizing = _SANITIZING if fill == "pattern" else ()
     with building_with(_BASE_FLAGS, (*_COMPARABLE, *sanitizing, f"-ftrivial-auto-var-init={fill}")):
@@ -79,9 +79,9 @@ def sanitized(fill: Fill) -> Iterator[None]:
 
 @cache
 def preloaded(toolchain: Toolchain) -> tuple[Path, ...]:
-    """Return the libraries that a process must preload: AddressSanitizer's, and that of C++.
+    """Return the libraries that a process must preload: AddressSanitizer's and the standard library of C++.
 
-    AddressSanitizer needs the second to intercept exceptions.
+    AddressSanitizer needs the standard library to intercept exceptions.
 
     Raises:
         ToolchainError: If the compiler lacks a library of its sanitizers.
@@ -94,17 +94,17 @@ def preloaded(toolchain: Toolchain) -> tuple[Path, ...]:
         program = " ".join(toolchain.command)
         got = f"without {' and '.join(missing)}" if missing else tried.printed.strip()
         raise errors.ToolchainError(
-            "the C++ compiler has no sanitizers that a sanitised check can use",
+            "the C++ compiler has no sanitizers for a sanitised check",
             expected="g++ 12 or later, with its libraries libasan.so and libubsan.so",
             got=f"{program}: {got}",
-            hint="install g++ with its sanitizers, on Debian or Ubuntu by `apt-get install g++`, on Fedora "
-            "by `dnf install gcc-c++ libasan libubsan`; where CXX names clang, name g++ in it",
+            hint="install g++ with its sanitizers: on Debian or Ubuntu with `apt-get install g++`, on Fedora "
+            "with `dnf install gcc-c++ libasan libubsan`; if CXX names clang, name g++ instead",
         )
     return tuple(path for path in (found[0], found[2]) if path is not None)
 
 
 def _library(toolchain: Toolchain, name: str, folder: Path) -> Path | None:
-    """Return the path of a library, also if a linker script stands in for it, as on Fedora."""
+    """Return the path of a library, also if it is replaced by a linker script, as on Fedora."""
     path = Path(toolchain.run([f"-print-file-name={name}"], folder).printed.strip())
     if not path.is_absolute() or not path.exists():
         return None
@@ -122,13 +122,13 @@ class SanitizerReport:
     Attributes:
         kind: AddressSanitizer's name of the error; `undefined` for UndefinedBehaviorSanitizer.
         text: Text of the error, in one line.
-        lines: Lines of source of the stack, the innermost first.
+        lines: Source lines of the stack, the innermost first.
         access: `READ` or `WRITE`; empty if it is unknown.
         size: Bytes that were read or written; 0 if it is unknown.
         address: Address of the access; None if it is unknown.
-        region: Nearest region of memory: its start, the bytes between, its size, and the side: `after`,
-            `before` or `inside`.
-        variable: Nearest variable, on the stack or global; empty for none.
+        region: Nearest memory region: its start, its distance in bytes, its size, and the side of it on which
+            the access is: `after`, `before` or `inside`.
+        variable: Nearest variable, on the stack or global; empty if there is none.
     """
 
     kind: str
@@ -145,7 +145,7 @@ def reports(text: str) -> list[SanitizerReport]:
     """Return the reports of the sanitizers that have a kernel in their stack.
 
     Args:
-        text: Output of the sanitizers, with frames as `(library+offset)`.
+        text: Output of the sanitizers, with frames in the form `(library+offset)`.
     """
     begins = sorted(match.start() for match in (*_BEGIN.finditer(text), *_UNDEFINED.finditer(text)))
     pieces = [text[start:end] for start, end in pairwise((*begins, len(text)))]
@@ -192,7 +192,7 @@ def _report(piece: str) -> SanitizerReport | None:
 
 
 def _lines(frames: Sequence[tuple[str, int]], *, top: bool) -> list[Line]:
-    """Return the lines of frames. The addresses of all but the top one are behind their calls."""
+    """Return the lines of frames. Except in the top frame, the address is after the call."""
     by_library: Mapping[str, list[int]] = {library: [] for library, _ in frames}
     for at, (library, offset) in enumerate(frames):
         by_library[library].append(offset if top and at == 0 else offset - 1)
@@ -212,7 +212,7 @@ def unset_lines(
     Args:
         source: The kernel.
         operator: Name of the operator.
-        dtypes: The dtypes that a template is instantiated for; None for the default ones.
+        dtypes: The dtypes for which a template is instantiated; None for the default dtypes.
 
     Raises:
         ToolchainError: See `compile_kernel`.

@@ -1,4 +1,4 @@
-"""Source of a C++ kernel: its text, its location, and the function that is the kernel."""
+"""Source of a C++ kernel: its text, its location, and the kernel's function."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class CppSource:
 
     Attributes:
         text: Text of the author.
-        entry: Name of the function that is the kernel.
+        entry: Name of the kernel's function.
         template: True if the function is a template over the dtype.
         path: File of the text; `<cpp of demo::linear>` if it is unknown.
-        line: Line of the file on which the text begins, from 1.
-        at: Line of the file on which the function is named.
+        line: First line of the text in the file, from 1.
+        at: Line of the file with the function's name.
         sizes: Kind of the function `sizes`, which computes the results' sizes; None if there is none.
-        folder: Folder of headers that it includes between quotes; None if it is unknown.
+        folder: Folder of headers that it includes with quotes; None if it is unknown.
         options: Options for the compiler and the linker.
-        given: `file:line` of the call that gives a text which no file has; None for others.
+        given: If no file contains the text, `file:line` of the call that passes it; else None.
     """
 
     text: str
@@ -59,7 +59,7 @@ class CppSource:
     given: str | None = None
 
     def placed(self, place: str | None) -> Self:
-        """Return the source, with the place of its declaration if no file has its text."""
+        """Return the source, with the place of its declaration if no file contains its text."""
         return self if place is None or not self.path.startswith("<") else replace(self, given=place)
 
     @property
@@ -73,10 +73,10 @@ class CppSource:
         return self.template
 
     def authored(self, package: Path | None) -> dict[str, Any]:
-        """Return what the author wrote, by name, without the place of the files.
+        """Return the parts that the author wrote, by name, without the location of files.
 
         Args:
-            package: Folder of the package, whose headers count wherever in it they are.
+            package: Folder of the package; all headers in it belong to the author.
         """
         inside = [
             each
@@ -104,7 +104,7 @@ class CppSource:
 
     def quoted(self, line: int) -> str:
         """Return a line of the file; empty for a line outside of the text."""
-        lines = self.text.split("\n")  # a form feed ends no line
+        lines = self.text.split("\n")  # unlike `splitlines`, keep form feeds
         at = line - self.line
         return lines[at] if 0 <= at < len(lines) else ""
 
@@ -123,13 +123,13 @@ def cpp_source(
     Args:
         operator: Name of the operator, `namespace::name`.
         cpp: Text of the source.
-        cpp_file: File of the source; a relative path is beside the file that declares the kernel.
-        entry: Name of the function; by default that of the operator, without its namespace.
+        cpp_file: File of the source; a relative path starts at the folder of the declaring file.
+        entry: Name of the function; by default the operator's name without its namespace.
         declared: File that declares the kernel.
         options: Options for the compiler and the linker.
 
     Raises:
-        KernelSourceError: If there is no such file, or no such function in it.
+        KernelSourceError: If there is no such file, or it has no such function.
     """
     found = find_function(CPP, operator, text=cpp, file=cpp_file, entry=entry, declared=declared)
     template = found.match["template"] is not None
@@ -164,7 +164,7 @@ def no_template(source: CppSource, language: str, returns: str) -> errors.Kernel
     Args:
         source: The source.
         language: Name of the language.
-        returns: What such a function returns, with its specifiers.
+        returns: Return type of such a function, with its specifiers.
     """
     return errors.KernelDtypeError(
         f"dtypes are given for a {language} function that is not a template over a type",

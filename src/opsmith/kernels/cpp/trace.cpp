@@ -73,12 +73,12 @@ void handle(int number, siginfo_t* info, void* context) {
   }
 }
 
-// Ends the process at once: exit handlers may wait for threads that a fork has left behind.
+// Ends the process at once: exit handlers may wait for threads that do not exist after a fork.
 void leave(int status, void*) {
   write_text("C++ frame: exit\n");
   write_frames();
   for (FILE* stream : {stdout, stderr}) {
-    if (ftrylockfile(stream) != 0) continue;  // a thread that the fork has left behind holds it
+    if (ftrylockfile(stream) != 0) continue;  // held by a thread that does not exist after the fork
     fflush_unlocked(stream);
     funlockfile(stream);
   }
@@ -86,7 +86,7 @@ void leave(int status, void*) {
 }
 }  // namespace
 
-// Called by kernels instead of `exit`, before anything of the process is torn down.
+// Called by kernels instead of `exit`, before any part of the process is torn down.
 extern "C" __attribute__((visibility("default"))) void opsmith_leave(int status) { leave(status, nullptr); }
 
 // Writes the stack trace to a file when `exit` is called.
@@ -97,7 +97,7 @@ extern "C" __attribute__((visibility("default"))) void opsmith_trace_exit(int fi
   on_exit(leave, nullptr);  // for libraries that a kernel calls
 }
 
-// Writes the stack trace to a file on each of `signals` too; the previous handlers run afterwards.
+// Also writes the stack trace to a file on each of `signals`; the previous handlers run afterwards.
 extern "C" __attribute__((visibility("default"))) void opsmith_trace(int file) {
   opsmith_trace_exit(file);
   for (int number : signals) {

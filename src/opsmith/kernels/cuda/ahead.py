@@ -37,18 +37,18 @@ from opsmith.kernels.cuda.usage import needed_instances
 from opsmith.kernels.runtime.ahead import RUNTIME
 
 PTX, CUBIN = "compute_", "sm_"
-"""Beginnings of targets: code for later GPUs, and for one kind."""
+"""Prefixes of targets: code for all later GPUs, and code for one architecture."""
 
 
 class CudaAhead(Ahead):
-    """Builds images, which need no NVRTC where they are used."""
+    """Builds images that need no NVRTC on the machine that uses them."""
 
     def refuse(self, kernels: Sequence[CudaKernel], targets: Sequence[str]) -> None:
         """Refuse architectures that NVRTC does not know."""
         refuse_unknown_architectures([each for each in targets if each.startswith(CUBIN)])
 
     def build(self, kernel: CudaKernel, target: str, root: Path, folder: Path) -> Built:
-        """Build every instance that samples need, for one architecture, into one file."""
+        """Build all instances that samples need, for one architecture, into one file."""
         architecture = target.replace(PTX, CUBIN)
         instances = _instances(kernel, architecture)
         content, described = bytearray(MAGIC), {}
@@ -73,15 +73,15 @@ class CudaAhead(Ahead):
         return Built(file, bytes(content), "images")
 
     def linked(self, kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:
-        """Return the kernel with its rules as programs, if C++ knows all that Python knows of a launch."""
+        """Return the kernel with its rules as programs, if C++ can compute every part of its launches."""
         return linked_cuda(kernel, targets)
 
     def shared(self) -> Iterator[tuple[SharedLibrary, bool]]:
-        """Yield the library between torch and all kernels: images are built without a compiler, too."""
+        """Yield the library between torch and all kernels; it is optional: images need no C++ compiler."""
         yield RUNTIME, False
 
     def origin(self, kernel: CudaKernel) -> str:
-        """Return what a package has for the GPU that is here, or for any, else what NVRTC does."""
+        """Return the package's targets for this machine's GPU (for any GPU without one), or `FIRST_CALL`."""
         available = torch.cuda.is_available()
         gpu = "sm_{}{}".format(*torch.cuda.get_device_capability()) if available else ""
         packaged = kernel.packaged(gpu)
@@ -95,7 +95,7 @@ class CudaAhead(Ahead):
 
 
 def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
-    """Return the instances of samples: those that they need, and those that are considered for them."""
+    """Return the instances that samples need, and the other instances that are considered for samples."""
     calls = partial(sample_values, kernel.operator)
     found = dict.fromkeys(needed_instances(kernel, architecture, calls))
     for dtype in kernel.dtypes:
@@ -107,7 +107,7 @@ def _instances(kernel: CudaKernel, architecture: str) -> list[Instance]:
 def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:
     """Return the headers of a package that a kernel in CUDA C++ may include; see `shipped_headers`.
 
-    NVRTC does not say which headers it reads, so that their names must be written out.
+    NVRTC does not report which headers it reads, so their names must be written out.
 
     Raises:
         UsageError: Also if a macro makes the name of a header.
@@ -120,6 +120,6 @@ def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:
             "its kernel in CUDA includes a header whose name a macro makes",
             expected="the name of each header in its directive, or in the definition of a macro",
             got=f"#include {computed[0]}",
-            hint='write the name out: one `#include "..."` for each case',
+            hint='write each name out: one `#include "..."` for each case',
         )
     return shipped_headers(kernel, package, header_digests(source.text, source.folder))

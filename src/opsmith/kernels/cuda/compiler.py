@@ -41,13 +41,13 @@ from opsmith.kernels.cuda.standard_library import missing_hint
 
 HEADER = Path(__file__).parent / "opsmith_cuda.h"
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-DOPSMITH_INDEX_TYPES")
-"""Options of NVRTC. By the second, functions without an execution space run on the GPU. See the header."""
+"""Options of NVRTC. With the second, functions without an execution space run on the GPU. See the header."""
 VERBOSE = "--ptxas-options=-v"
 SOURCE, CUBIN, REPORT, PTX = "kernel.cu", "kernel.cubin", "kernel.json", "kernel.ptx"
 ATTEMPTS = 5
-"""Most compilations of one kernel while its headers change."""
+"""Maximum number of compilations of one kernel while its headers change."""
 MARGIN = 2
-"""Spaces that NVRTC prints before a quoted line of the source."""
+"""Number of spaces that NVRTC prints before a quoted source line."""
 
 _FILE = """\
 #include "opsmith_cuda.h"
@@ -66,9 +66,9 @@ class Instance:
     """Kernel of a source, with arguments of its template.
 
     Attributes:
-        dtype: The dtype; None if the template is not over one.
+        dtype: The dtype; None if the template has no dtype.
         constants: Numbers, by name.
-        entry: Name of the kernel, where it is one of several; empty for the source's own.
+        entry: Name of the kernel if the source has several; empty for the source's default kernel.
     """
 
     dtype: torch.dtype | None = None
@@ -76,7 +76,7 @@ class Instance:
     entry: str = ""
 
     def __str__(self) -> str:
-        """Return the instance as reports show it.
+        """Return the instance in the form that reports use.
 
         Example:
             >>> str(Instance(torch.float32, (("K", 7), ("TILED", True))))
@@ -96,8 +96,8 @@ class Cubin:
         name: Name of the kernel in it.
         resources: Resources that the kernel uses.
         architecture: For example `sm_90`.
-        max_threads: Most threads of a block, by `__launch_bounds__`; None without it.
-        origin: Words for where it came from.
+        max_threads: Maximum threads per block, by `__launch_bounds__`; None without it.
+        origin: Origin of the cubin in words.
         log: Output of NVRTC.
     """
 
@@ -117,7 +117,7 @@ def header() -> str:
 
 
 def name_expression(source: CudaSource, instance: Instance) -> str:
-    """Return NVRTC's name expression of an instance, as `scaled<float, 7>`."""
+    """Return NVRTC's name expression of an instance, such as `scaled<float, 7>`."""
     source = source.kernel(instance.entry)
     constants: Mapping[str, int] = dict(instance.constants)
     arguments = []
@@ -128,7 +128,7 @@ def name_expression(source: CudaSource, instance: Instance) -> str:
             value = constants[parameter.name]
             arguments.append(f"{value}".lower() if isinstance(value, bool) else f"({value})")
         else:
-            break  # it has a default, as have all parameters behind it
+            break  # this parameter and all later ones have defaults
     return f"{source.entry}<{', '.join(arguments)}>" if source.template else source.entry
 
 
@@ -137,7 +137,7 @@ def instance_code(source: CudaSource, operator: str) -> str:
 
     Args:
         source: The author's source.
-        operator: Name of the operator: two operators with the same text have two entries in the cache.
+        operator: Name of the operator, since two operators with the same text have two cache entries.
     """
     text = _FILE.format(line=source.line, path=cpp_path(source), text=source.text)
     return f"{text}// {operator}\n"
@@ -224,16 +224,16 @@ def compile_instance(
 
 
 def compile_to_ptx(source: CudaSource, operator: str, instance: Instance, architecture: str) -> bytes:
-    """Compile an instance to PTX, which drivers of later GPUs compile to the end, or find it in the cache.
+    """Compile an instance to PTX, or find it in the cache. Drivers of later GPUs compile PTX to machine code.
 
     Args:
         source: The author's source.
         operator: Name of the operator.
         instance: The instance.
-        architecture: The oldest GPU that it is for, for example `sm_90`.
+        architecture: The oldest GPU that can run it, for example `sm_90`.
 
     Returns:
-        Text of the PTX, which ends in a zero byte, as the driver takes it.
+        Text of the PTX, which ends with a zero byte, as the driver expects.
 
     Raises:
         CompileError, ToolchainError: See `compile_instance`.
@@ -255,7 +255,7 @@ def refuse_unknown_architectures(wanted: Sequence[str]) -> None:
     """Refuse architectures that NVRTC does not know.
 
     Raises:
-        ToolchainError: If there is one, or no NVRTC.
+        ToolchainError: If an architecture is unknown, or there is no NVRTC.
     """
     nvrtc = find_nvrtc()
     for each in wanted:
@@ -272,20 +272,20 @@ def _unknown(architecture: str, nvrtc: Nvrtc) -> errors.ToolchainError:
         f"NVRTC does not compile for `{architecture}`",
         expected=f"one of {', '.join(_known(nvrtc))}",
         got=f"NVRTC of CUDA {'.'.join(map(str, nvrtc.version))}",
-        hint="name one of these, or install an NVRTC that supports it: `pip install -U nvidia-cuda-nvrtc`",
+        hint="name one of these, or install a newer NVRTC: `pip install -U nvidia-cuda-nvrtc`",
     )
 
 
 def nearest_architecture(architecture: str, nvrtc: Nvrtc | None = None) -> str:
-    """Return the architecture to compile for: the same, or the newest one whose code runs on it.
+    """Return the architecture to compile for: the given one, or the newest whose code runs on it.
 
     Raises:
-        ToolchainError: If there is none, or no NVRTC.
+        ToolchainError: If there is no such architecture, or no NVRTC.
     """
     nvrtc = nvrtc or find_nvrtc()
-    if architecture.rstrip("af") in _known(nvrtc):  # suffixed code runs on that GPU or its family alone
+    if architecture.rstrip("af") in _known(nvrtc):  # code with a suffix runs only on that GPU or its family
         return architecture
-    # CUDA programming guide, binary compatibility: within a major version, from each minor one to later ones.
+    # Within a major version, code runs on the same and later minor versions ("Binary Compatibility").
     wanted = int(architecture.removeprefix("sm_").rstrip("af"))
     older = [each for each in nvrtc.architectures if each // 10 == wanted // 10 and each < wanted]
     if older:
@@ -319,10 +319,10 @@ class _ChangedError(Exception):
 
 
 def obtain_with_headers(parts: Mapping[str, str], source: CudaSource, build: Build) -> CacheEntry:
-    """Return the entry of a kernel with its headers, which a compiler reads from their files.
+    """Return the entry of a kernel with its headers, which the compiler reads from files.
 
     Raises:
-        CompileError: If a header changes each time.
+        CompileError: If a header changes during each attempt.
     """
     for _ in range(ATTEMPTS):
         headers = include_parts(source.text, source.folder)
@@ -351,10 +351,10 @@ def _parts(kind: str, operator: str, text: str, options: Sequence[str]) -> dict[
 
 
 def diagnostics(log: str, source: CudaSource) -> list[Diagnostic]:
-    """Return the errors that NVRTC printed, each location once.
+    """Return the errors that NVRTC printed, one for each location.
 
-    An error in another file, or in generated code, is reported at the author's line that led there, or else
-    at the kernel.
+    An error in another file, or in generated code, is reported at the author's line that led there. If there
+    is no such line, it is reported at the kernel.
     """
     found: list[Diagnostic] = []
     own = own_headers(source)
@@ -373,7 +373,7 @@ def diagnostics(log: str, source: CudaSource) -> list[Diagnostic]:
 
 
 def _details(lines: list[str]) -> list[str]:
-    """Return the lines up to the next error."""
+    """Return the lines before the next error."""
     ends = (number for number, line in enumerate(lines) if _LINE.match(line))
     return lines[: next(ends, len(lines))]
 
@@ -386,7 +386,7 @@ def _column(details: list[str]) -> int | None:
 
 
 def _instantiating_line(details: list[str], source: CudaSource) -> int:
-    """Return the author's line in the trace of an instantiation, or the kernel's."""
+    """Return the author's line in the trace of an instantiation, or else the kernel's line."""
     for line in details:
         match = _INSTANTIATION.search(line)
         if match is not None and (match["file"] or "").strip('"') == source.path:

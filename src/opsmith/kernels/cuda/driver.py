@@ -1,4 +1,4 @@
-"""The driver as kernels in CUDA C++ see it: all kernels that are launched on GPUs share it."""
+"""The CUDA driver for kernels in CUDA C++, which all kernels on GPUs share."""
 
 from opsmith.kernels.runtime.driver import Driver, DriverError, TorchCuda
 

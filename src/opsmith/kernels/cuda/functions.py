@@ -1,4 +1,4 @@
-"""Functions of a CUDA kernel on GPUs: instances are loaded once, for the launches of plans."""
+"""Functions of a CUDA kernel on GPUs: each instance is loaded once, and plans launch it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadedFunction:
-    """Instance that is loaded on a GPU, with the dynamic shared memory that its launches may use."""
+    """Loaded instance on a GPU, with the dynamic shared memory that its launches may use."""
 
     handle: int
     cubin: Cubin
@@ -42,10 +42,10 @@ class LoadedFunction:
 
 
 def _taken(driver: Driver, cubin: Cubin) -> LoadedFunction | DriverError:
-    """Load a cubin into the current context, or return the refusal of a driver that does not take it.
+    """Load a cubin into the current context, or return the error if the driver does not accept the cubin.
 
     Raises:
-        DriverError: If the driver fails otherwise, as without memory.
+        DriverError: If the driver fails for a different reason, such as a lack of memory.
     """
     try:
         return LoadedFunction.of(driver.load(cubin.image, cubin.name), cubin)
@@ -62,7 +62,7 @@ class GpuFunctions:
         kernel: The kernel.
 
     Attributes:
-        loaded: What is loaded, by instance and index of the GPU. It stays loaded: a launch may be pending.
+        loaded: Loaded functions, by instance and index of the GPU. They stay loaded: a launch may be pending.
     """
 
     def __init__(self, kernel: CudaKernel) -> None:
@@ -99,7 +99,7 @@ class GpuFunctions:
         return Plan(work, copies_in(values, dict(call.copied)), tuple(results), device, recipe)
 
     def _most(self, call: CudaPlan, device: torch.device) -> list[tuple[int, int]]:
-        """Return the most threads, and bytes of dynamic shared memory, that each launch may have now."""
+        """Return the maximum threads, and bytes of dynamic shared memory, that each launch may use now."""
         most = []
         for each in call.launches:
             function = self.loaded[each.instance, device.index or 0]
@@ -115,7 +115,7 @@ class GpuFunctions:
         planned = call.launches[0]
         try:
             with driver.on_device(index) as context:
-                for planned in call.launches:  # which an error names
+                for planned in call.launches:  # the error below names `planned`
                     function = self._function(planned.instance, planned.geometry, index)
                     launches.append(self._launch(planned, function, index))
         except DriverError as error:
@@ -140,7 +140,7 @@ class GpuFunctions:
         )
 
     def _words(self, planned: PlannedLaunch, index: int) -> tuple[str, str]:
-        """Return words for the error of a launch: which kernel is not launched, and how it was to be."""
+        """Return texts for a launch's error: the kernel that did not launch, and the requested launch."""
         geometry, entry = planned.geometry, planned.instance.entry
         named = f" `{entry}`" if entry else ""
         return (
@@ -159,7 +159,7 @@ class GpuFunctions:
                         errors.KernelError,
                         "the CUDA kernel cannot be loaded while a CUDA graph is captured",
                         got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
-                        hint="call the operator once with such arguments before the capture",
+                        hint="call the operator once with arguments of this kind before the capture",
                     )
                 function = self.loaded[instance, index] = self._loaded(instance, index)
             if not function.limits.allow(geometry):
@@ -171,11 +171,11 @@ class GpuFunctions:
             return function
 
     def _loaded(self, instance: Instance, index: int) -> LoadedFunction:
-        """Load an instance: built in the package of the kernel, from the cache, or compiled now.
+        """Load an instance from the kernel's package or from the cache, or compile it now.
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-            DriverError: If the driver fails, other than by refusing an image.
+            DriverError: If the driver fails for a reason other than the image.
         """
         kernel, machine = self._kernel, self._kernel.machine
         driver, architecture = machine.driver(), machine.architecture(index)
@@ -184,7 +184,7 @@ class GpuFunctions:
             found = _taken(driver, image.cubin)
             if isinstance(found, LoadedFunction):
                 return found
-            packaged.drop(path, f"the driver does not load it: {found}")  # it is older than what built it
+            packaged.drop(path, f"the driver does not load it: {found}")  # too old a driver
             kernel.choose_anew()
         try:
             return self._compiled_and_loaded(instance, index)
@@ -194,10 +194,10 @@ class GpuFunctions:
             raise missing from None
 
     def _compiled_and_loaded(self, instance: Instance, index: int) -> LoadedFunction:
-        """Compile an instance and load it; by an older NVRTC if the driver does not take its image.
+        """Compile an instance and load it; if the driver does not accept its image, try older NVRTC versions.
 
         Raises:
-            ToolchainError: Also if the driver takes no image of any NVRTC.
+            ToolchainError: Also if the driver accepts the image of no NVRTC.
         """
         kernel, machine = self._kernel, self._kernel.machine
         driver, architecture = machine.driver(), machine.architecture(index)
@@ -214,7 +214,7 @@ class GpuFunctions:
         named = f" `{instance.entry}`" if instance.entry else ""
         major = own.partition(".")[0] if own else str(newest[0] - 1)
         raise errors.ToolchainError(
-            f"the driver does not take the CUDA kernel{named} that NVRTC has compiled: {found}",
+            f"the driver does not accept the CUDA kernel{named} that NVRTC compiled: {found}",
             operator=kernel.operator.name,
             expected=f"a driver of CUDA {version} or later, or an NVRTC that is not newer than the driver",
             got=f"NVRTC of CUDA {version}, and a driver of CUDA {own or 'unknown'}, for {architecture}",

@@ -1,4 +1,4 @@
-"""CUDA kernels of operators: the choice of instances for a call, and its plan."""
+"""CUDA kernels of operators: choose the instances for a call, and plan the call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opsmith.kernels.cuda.rules import KernelRules, passed_arguments
 from opsmith.kernels.cuda.source import CudaSource
 from opsmith.kernels.runtime.planned_kernel import LaunchedKernel
 
-# A declaration needs none of the rest, which most processes never use: it is imported by what uses it.
+# A declaration does not need the other modules, and few processes use them: functions import them.
 if TYPE_CHECKING:
     from opsmith.kernels.cuda.compiler import Cubin, Instance
     from opsmith.kernels.cuda.functions import GpuFunctions
@@ -35,11 +35,11 @@ class CudaKernel(LaunchedKernel[CudaSource]):
 
     Args:
         operator: The operator that the kernel computes.
-        read: Reads the source; again after `reload`.
-        dtypes: The dtypes that a template is instantiated for; None for the default ones.
+        read: Function that reads the source, now and after each `reload`.
+        dtypes: The dtypes for which a template is instantiated; None for the default dtypes.
         rules: Rules for the launches.
-        strict: True if a missing NVRTC, or a call that the kernel does not take, is an error. Otherwise the
-            reference runs.
+        strict: True if a missing NVRTC, or a call that the kernel does not take, raises an error. If False,
+            the reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
     """
@@ -80,7 +80,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
 
     @property
     def functions(self) -> GpuFunctions:
-        """Its functions that are loaded on GPUs."""
+        """Functions of the kernel that are loaded on GPUs."""
         functions = self._functions
         if functions is None:
             from opsmith.kernels.cuda.functions import GpuFunctions
@@ -91,7 +91,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtypes that its templates are instantiated for; empty if none is a template over the dtype."""
+        """The dtypes for which its templates are instantiated; empty if no template is over the dtype."""
         sources = [self.source.kernel(launch.entry) for launch in self.rules.launches]
         return tuple(self._dtypes or DEFAULT_DTYPES) if any(each.over_dtype for each in sources) else ()
 
@@ -113,7 +113,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         specification = self.operator.specification
         values = with_defaults(specification, values)
         signature = call_signature(values)
-        if is_symbolic(signature):  # each run of the compiled code decides again
+        if is_symbolic(signature):  # each run of the compiled code makes a new choice
             return dtype_refusal(specification.schema.names, values, self.dtypes)
         try:
             choice = self._cached_choice(specification, values, signature)
@@ -123,12 +123,12 @@ class CudaKernel(LaunchedKernel[CudaSource]):
             return choice
         try:
             self._load()
-        except errors.ToolchainError as error:  # of the runtime
+        except errors.ToolchainError as error:  # an error of the runtime
             return missing_reason(self, error)
         return None
 
     def origin_of(self, values: Sequence[Any]) -> str:
-        """Return words for where the instances of a call came from, in the order of its launches."""
+        """Return the origins of a call's instances in words, in the order of its launches."""
         specification = self.operator.specification
         values = with_defaults(specification, values)
         choice = self._cached_choice(specification, values, call_signature(values))
@@ -150,7 +150,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         return next((image.cubin.origin for _, image in images), "")
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments and results that the kernel copies into another layout."""
+        """Return the arguments and results that the kernel copies into a different layout."""
         values = with_defaults(self.operator.specification, values)
         choice = self._cached_choice(self.operator.specification, values, call_signature(values))
         return () if isinstance(choice, str) else self.copied_tensors(choice, values)
@@ -166,7 +166,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
-            KernelSignatureError: If the parameters are not the operator's arguments and results.
+            KernelSignatureError: If the parameters do not match the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
         from opsmith.kernels.common.parameters import index_refusal
@@ -177,7 +177,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         return index_refusal(self, values) or self.choose_among(variants, described, values)
 
     def narrow_indices(self, values: Sequence[Any]) -> list[Any]:
-        """Return its indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile`."""
+        """Return the kernel's indices of 32 bits; see `BuiltKernel.narrow_indices` and `compile`."""
         from opsmith.kernels.common.gpu_resources import ARCHITECTURES
         from opsmith.kernels.cpp.diagnostics import narrow_indices
         from opsmith.kernels.cuda.compiler import diagnostics
@@ -189,7 +189,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         return narrow_indices(diagnostics(log, self.source), launched)
 
     def variants(self, values: Sequence[Any]) -> list[tuple[Instance, ...]]:
-        """Return the instances that may take these argument values: for each dtype, those of the launches.
+        """Return the instances that may take these argument values: for each dtype, one for each launch.
 
         Raises:
             LaunchError: If a constant cannot be computed.
@@ -204,7 +204,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
     def variant(
         self, dtype: torch.dtype | None, constants: Sequence[tuple[tuple[str, int], ...]]
     ) -> tuple[Instance, ...]:
-        """Return the instance of each launch for a dtype, and for the constants of each."""
+        """Return the instance of each launch, for a dtype and for the constants of each launch."""
         from opsmith.kernels.cuda.compiler import Instance
 
         return tuple(
@@ -226,7 +226,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
             values: Argument values.
 
         Raises:
-            KernelSignatureError: If two launches take one tensor in ways that exclude one another.
+            KernelSignatureError: If two launches have contradictory parameters for one tensor.
         """
         from opsmith.kernels.cuda.parameters import choose_cuda_candidate, merged_parameters
         from opsmith.kernels.cuda.plan import CudaChoice, without_data
@@ -245,7 +245,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         )
 
     def compile(self, instance: Instance, architecture: str, nvrtc: Nvrtc | None = None) -> Cubin:
-        """Compile an instance for an architecture, by an NVRTC; by `find_nvrtc()` without one.
+        """Compile an instance for an architecture, with the given NVRTC or else with `find_nvrtc()`.
 
         Raises:
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
@@ -276,16 +276,16 @@ class CudaKernel(LaunchedKernel[CudaSource]):
             return choice
         try:
             return self.functions.plan(self.plan(choice, values), values)
-        except errors.ToolchainError as error:  # built kernels that the driver does not load
+        except errors.ToolchainError as error:  # the driver does not load the built kernels
             from opsmith.core.missing_kernels import missing_reason
 
             return missing_reason(self, error)
 
     def choose_anew(self, missing: errors.ToolchainError | None = None) -> None:
-        """Forget the choices for calls: what they were made by is there no more.
+        """Forget the choices for calls, after a compiler or built kernels became unusable.
 
         Args:
-            missing: Error of a compiler that is missing; None if it was built kernels that do not load.
+            missing: Error of a missing compiler; None if built kernels do not load.
         """
         self._missing = missing or self._missing
         self._described.clear()
@@ -296,10 +296,10 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         return *super().sources(), self.rules
 
     def packaged(self, architecture: str = "") -> PackagedImages:
-        """Return what the package of the kernel has for a GPU, looked up once until `reload`.
+        """Return the images for a GPU in the kernel's package, which are read once until `reload`.
 
         Args:
-            architecture: Architecture of the GPU; empty for any.
+            architecture: Architecture of the GPU; empty for any GPU.
         """
         from opsmith.build.packaged import search
         from opsmith.kernels.cuda.packaged import PackagedImages, gpu_misfit, gpu_rank
@@ -321,10 +321,10 @@ class CudaKernel(LaunchedKernel[CudaSource]):
     def candidates(
         self, instances: Sequence[Instance], architecture: str
     ) -> tuple[tuple[CudaParameter, ...], ...]:
-        """Return the parameters of each instance, which are what the launches give it.
+        """Return the parameters of each instance, after comparing them with the launches.
 
         Raises:
-            KernelSignatureError: If they are not.
+            KernelSignatureError: If they do not match the launches.
             CompileError, ToolchainError: If NVRTC refuses the source, or is missing.
         """
         from opsmith.kernels.cuda.compiler import name_expression
@@ -344,7 +344,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
                     self._missing = error
                     raise
                 except (errors.CompileError, errors.KernelSignatureError) as error:
-                    self._wrong[key] = self.explained(error)  # until `reload`: a call looks at no file
+                    self._wrong[key] = self.explained(error)  # kept until `reload`
                     raise self._wrong[key] from error.__cause__
                 self._described[key] = found
             return self._described[key]
@@ -352,12 +352,12 @@ class CudaKernel(LaunchedKernel[CudaSource]):
     def _describe(
         self, instances: Sequence[Instance], architecture: str, packaged: PackagedImages
     ) -> tuple[tuple[CudaParameter, ...], ...]:
-        """Return the parameters of each instance, by NVRTC.
+        """Return the parameters of each instance, which NVRTC reports.
 
         Args:
             instances: The instances.
-            architecture: As `sm_90`.
-            packaged: What the package has for this GPU, for the error.
+            architecture: For example `sm_90`.
+            packaged: The package's images for this GPU, for the error.
         """
         from opsmith.core.missing_kernels import with_reason
         from opsmith.kernels.cuda.compiler import describe_instances
@@ -369,11 +369,11 @@ class CudaKernel(LaunchedKernel[CudaSource]):
         except errors.ToolchainError as error:
             reasons = [packaged.found.reason]
             if packaged.targets:
-                reasons.append(f"what its package has built is not for {', '.join(map(str, instances))}")
+                reasons.append(f"its package has no built kernels for {', '.join(map(str, instances))}")
             raise with_reason(error, "; ".join(filter(None, reasons))) from None
 
     def check_parameters(self, described: Mapping[Instance, Sequence[CudaParameter]]) -> None:
-        """Check the parameters of instances against what the launches give them.
+        """Compare the parameters of instances with the values that launches pass to them.
 
         Raises:
             KernelSignatureError: If they differ.
@@ -387,7 +387,7 @@ class CudaKernel(LaunchedKernel[CudaSource]):
                     check_cuda_parameters(self, parameters, rules.passed, rules.call if several else None)
 
     def explained(self, error: errors.OpsmithError) -> errors.OpsmithError:
-        """Return the error of a compiler, which names a parameter that no kernel takes, if there is one."""
+        """Return a compiler's error; if a parameter has a type that no kernel takes, the error names it."""
         from opsmith.kernels.common.parameters import misdeclared
         from opsmith.kernels.cuda.parameters import wanted_parameters
 
@@ -414,6 +414,6 @@ def cuda_kernels(specification: Specification) -> list[CudaKernel]:
 
 
 def with_defaults(specification: Specification, values: Sequence[Any]) -> list[Any]:
-    """Return the value of every argument: torch leaves out defaults at the end."""
+    """Return the value of every argument, since torch omits default values at the end."""
     rest = specification.schema.arguments[len(values) :]
     return [*values, *(argument.default for argument in rest)]

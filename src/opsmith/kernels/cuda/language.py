@@ -1,4 +1,4 @@
-"""CUDA C++ as a language of kernels: what `op.kernel("cuda", cuda=...)` takes."""
+"""CUDA C++ as a kernel language: the options of `op.kernel("cuda", cuda=...)`."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class CudaLanguage(Language):
     @property
     def on_cpu(self) -> type[Emulated]:
         """The emulation."""
-        from opsmith.kernels.cuda.emulation.on_cpu import Emulated  # a declaration needs none
+        from opsmith.kernels.cuda.emulation.on_cpu import Emulated  # a declaration does not need it
 
         return Emulated
 
     @property
     def gpu_usage(self) -> CudaUsage:
-        """NVRTC, and the emulation for accesses to memory."""
+        """NVRTC, and the emulation, which counts memory accesses."""
         from opsmith.kernels.cuda.usage import CudaUsage
 
         return CudaUsage()
@@ -61,7 +61,7 @@ class CudaLanguage(Language):
 
     def kernel(self, declaration: Declaration) -> CudaKernel:
         """Make a kernel; its source is read now, and at each `reload`."""
-        from opsmith.kernels.cuda.kernel import CudaKernel  # what checks a package has no kernel in it
+        from opsmith.kernels.cuda.kernel import CudaKernel  # `opsmith doctor` needs no kernel
         from opsmith.kernels.cuda.rules import kernel_rules
         from opsmith.kernels.cuda.source import cuda_source
 
@@ -114,13 +114,13 @@ LANGUAGE = CudaLanguage()
 
 
 def _check_several(options: Mapping[str, Any]) -> None:
-    """Refuse options of one launch beside several."""
+    """Refuse options of a single launch in addition to `launches=`."""
     named = [name for name in ("entry", *LAUNCH_OPTIONS) if name in options]
     if "launches" in options and named:
         raise errors.UsageError(
-            "a CUDA kernel with `launches=` has the options of one launch",
+            "a CUDA kernel with `launches=` also has the options of a single launch",
             argument="launches",
-            expected="each in its `opsmith.Launch(...)`",
+            expected="these options in each `opsmith.Launch(...)`",
             got=", ".join(f"`{name}=`" for name in named),
             hint='write `opsmith.Launch("first(x, result)", grid=64, block=128)`',
         )
@@ -130,7 +130,7 @@ def _check_constants(source: CudaSource, constants: Mapping[str, Any]) -> None:
     """Compare the declared constants with the numbers of the template.
 
     Raises:
-        LaunchError: If one is missing, or the template has no such number.
+        LaunchError: If a constant is missing, or the template has no such number.
     """
     needed = [each.name for each in source.parameters if not each.is_type and not each.default]
     missing = [name for name in needed if name not in constants]
@@ -138,9 +138,9 @@ def _check_constants(source: CudaSource, constants: Mapping[str, Any]) -> None:
     if missing or unknown:
         listed = ", ".join(f"`{name}`" for name in source.constants)
         raise errors.LaunchError(
-            "the constants of a CUDA kernel are not the numbers of its template",
+            "the constants of a CUDA kernel do not match the numbers of its template",
             argument="constants",
-            expected=f"a dict with {listed}" if listed else "none: the template has no number",
+            expected=f"a dict with {listed}" if listed else "no constants: the template has no number",
             got=", ".join(f"`{name}`" for name in constants) or "none",
             where=source.where,
             hint=f"write `constants={{{missing[0]!r}: 'x.shape[0]'}}`"

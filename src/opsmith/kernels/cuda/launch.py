@@ -1,4 +1,4 @@
-"""Launches of a CUDA kernel as its author declares them: grid, block, shared memory, constants."""
+"""Launches of a CUDA kernel that its author declares: grid, block, shared memory, constants."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ class LaunchRule:
 
     @property
     def names(self) -> set[str]:
-        """Names of the arguments and results that the value depends on."""
+        """Names of the arguments and results on which the value depends."""
         expressions = [each for each in self.parts if isinstance(each, Expression)]
         return {*self.parameters, *(name for each in expressions for name in each.names)}
 
     def value(self, values: Mapping[str, Any]) -> tuple[int, ...]:
-        """Compute the value for a call: whole numbers.
+        """Compute the value for a call, in whole numbers.
 
         Raises:
-            LaunchError: If the value is something else.
+            LaunchError: If the value is not in whole numbers.
         """
         return tuple(map(self._integer, self.found(values)))
 
     def found(self, values: Mapping[str, Any]) -> list[Any]:
-        """Compute the value for a call: what the expressions or the function give.
+        """Compute the value for a call: the results of the expressions or of the function.
 
         Raises:
             LaunchError: If an expression has no value.
@@ -110,7 +110,7 @@ class LaunchRule:
         return found
 
     def _integer(self, value: Any) -> int:
-        from fractions import Fraction  # slow to import
+        from fractions import Fraction  # this import is slow
 
         if isinstance(value, Fraction) and value.denominator == 1:
             return int(value)
@@ -131,7 +131,7 @@ class LaunchRule:
             expected=expected,
             got=got,
             where=next((where(each) for each in self.parts if callable(each)), None),
-            hint="correct the expression, or give a function of arguments and results instead",
+            hint="correct the expression, or use a function of arguments and results instead",
         )
 
 
@@ -140,8 +140,8 @@ class LaunchRules:
     """Rules for all parts of one launch.
 
     Args:
-        entry: Name of the kernel, where it is one of several; empty for the source's own.
-        passed: Names of the arguments, results and scratch buffers that it gets, in order.
+        entry: Name of the kernel if the source has several; empty for the source's default kernel.
+        passed: Names of the arguments, results and scratch buffers that are passed to it, in order.
         grid: Number of blocks.
         block: Number of threads of a block.
         shared: Bytes of dynamic shared memory.
@@ -157,14 +157,14 @@ class LaunchRules:
 
     @property
     def call(self) -> str:
-        """The kernel with what it gets, as `fold(partial, result)`."""
+        """The kernel with the names that are passed to it, such as `fold(partial, result)`."""
         return f"{self.entry}({', '.join(self.passed)})"
 
     def constants_of(self, values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         """Compute the numbers of the template for a call.
 
         Raises:
-            LaunchError: If one cannot be computed.
+            LaunchError: If a number cannot be computed.
         """
         return tuple((name, rule.value(values)[0]) for name, rule in self.constants.items())
 
@@ -181,7 +181,7 @@ class LaunchRules:
             values: Arguments, results and scratch buffers by name, as tensors without data.
 
         Raises:
-            LaunchError: If it has no block, or exceeds a GPU's limits.
+            LaunchError: If the launch has no block, or exceeds a GPU's limits.
         """
         grid = self._within(self.grid, MOST_GRID, 1, values)
         block = self._within(self.block, MOST_BLOCK, 1, values)
@@ -207,14 +207,14 @@ def launch_rules(
     """Read one launch that an author declares.
 
     Args:
-        launch: The launch; its kernel may be empty for the source's own.
+        launch: The launch; its kernel may be empty for the source's default kernel.
         operator: Name of the operator.
         arguments: Names of the arguments.
         passed: Names of the arguments that a kernel takes, of the results and of the scratch buffers.
-        number: Position of the launch among several; None for the only one.
+        number: Position of the launch in `launches=`; None without `launches=`.
 
     Raises:
-        LaunchError: If a part is not an expression, or names something else.
+        LaunchError: If a part is not an expression, or uses an unknown name.
     """
     entry, chosen = "", tuple(passed)
     before = "" if number is None else f"launches[{number}]."
@@ -235,13 +235,13 @@ def launch_rules(
 
 
 def _kernel_call(text: Any, passed: Sequence[str], number: int) -> tuple[str, tuple[str, ...]]:
-    """Return the kernel that a launch names, and the names of what it gets."""
+    """Return the kernel that a launch names, and the names that are passed to the kernel."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\)\s*)?", text if isinstance(text, str) else "")
     named = [] if match is None or match[2] is None else [each.strip() for each in match[2].split(",")]
     unknown = [name for name in named if name not in passed]
     if match is None or unknown:
         raise errors.LaunchError(
-            f"`launches[{number}]` of a CUDA kernel does not name a kernel and what it gets",
+            f"`launches[{number}]` of a CUDA kernel does not name a kernel and its parameters",
             argument=f"launches[{number}]",
             expected=f"a kernel, and in parentheses some of {', '.join(f'`{each}`' for each in passed)}",
             got=repr(text) if match is None else f"`{text}`, which names `{unknown[0]}`",
@@ -266,12 +266,12 @@ def launch_rule(
         declared: The author's value in `op.kernel(...)`.
         operator: Name of the operator.
         names: Arguments and results that it may name.
-        most: Maximal count of numbers.
-        least: Minimal count of numbers.
-        convert: Converts a number, or raises `TypeError` for what is none.
+        most: Maximum count of numbers.
+        least: Minimum count of numbers.
+        convert: Function that converts a number, or raises `TypeError` for other values.
 
     Raises:
-        LaunchError: If it is not an expression, or names something else.
+        LaunchError: If it is not an expression, or uses an unknown name.
     """
 
     def error(got: str, expected: str = LAUNCH.description) -> errors.LaunchError:
@@ -282,7 +282,7 @@ def launch_rule(
             expected=expected,
             got=got,
             where=where(declared) if callable(declared) else None,
-            hint="write for example `ceil(result.numel / 256)`, or give a function of arguments and results",
+            hint="write for example `ceil(result.numel / 256)`, or use a function of arguments and results",
         )
 
     listed = ", ".join(f"`{each}`" for each in names)
@@ -311,7 +311,7 @@ def launch_rule(
         if unknown:
             raise error(f"`{part}`, which names `{unknown[0]}`", f"names among {listed}")
     if not least <= len(parts) <= most:
-        raise error(f"{len(parts)} of them", f"{least} to {most} numbers")
+        raise error(f"{len(parts)} numbers", f"{least} to {most} numbers")
     return LaunchRule(name, tuple(parts), (), operator)
 
 
@@ -329,7 +329,7 @@ def _outside_limits(
         got=f"{' x '.join(map(str, found))}, for {shapes}",
         hint="compute the grid from the results, which a kernel must fill completely"
         if rule.name.endswith("grid")
-        else "take fewer, and let each do more",
+        else "take a smaller number, and let each thread or block do more",
     )
 
 

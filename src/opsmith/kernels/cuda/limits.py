@@ -1,4 +1,4 @@
-"""Limits of a launch, by the compiled kernel and the GPU: threads, registers, shared memory of a block."""
+"""Limits of a launch, set by the compiled kernel and the GPU: threads, registers, shared memory per block."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class LaunchLimits:
     """Limits of the launches of a compiled kernel.
 
     Attributes:
-        bounds: Most threads of a block by `__launch_bounds__`; None without it.
-        threads: Most threads of a block, by the bounds and by registers.
+        bounds: Maximum threads per block by `__launch_bounds__`; None without it.
+        threads: Maximum threads per block, by the bounds and by registers.
         registers: Registers of a thread.
         static: Bytes of static shared memory of a block.
-        shared: Bytes of shared memory of a block at most, static and dynamic; None if they are unknown.
-        architecture: Architecture of the GPU, as `sm_90`.
+        shared: Maximum bytes of shared memory per block, static and dynamic; None if it is unknown.
+        architecture: Architecture of the GPU, such as `sm_90`.
     """
 
     bounds: int | None
@@ -42,13 +42,13 @@ class LaunchLimits:
         return cls(bounds, threads, registers, cubin.resources.shared, shared, architecture)
 
     def allow(self, geometry: Geometry) -> bool:
-        """Return True if a launch keeps to the limits."""
+        """Return True if a launch is within the limits."""
         return geometry.threads <= self.threads and (
             self.shared is None or self.static + geometry.shared <= self.shared
         )
 
     def refused(self, kernel: BuiltKernel[Any], geometry: Geometry) -> errors.OpsmithError:
-        """Return the error for a launch that does not keep to the limits."""
+        """Return the error for a launch that exceeds the limits."""
         threads = f"{geometry.threads} threads, {' x '.join(map(str, geometry.block))}"
         if self.bounds is not None and geometry.threads > self.bounds:
             return kernel.error(
@@ -67,12 +67,12 @@ class LaunchLimits:
                 expected=f"at most {self.threads} threads of {self.registers} registers each, which are "
                 f"{REGISTERS} together",
                 got=threads,
-                hint=f"write `__launch_bounds__({geometry.threads})`, so that each thread takes fewer, or a "
-                "smaller `block=`",
+                hint=f"write `__launch_bounds__({geometry.threads})`, so that each thread takes fewer, "
+                "or a smaller `block=`",
             )
         return kernel.error(
             errors.LaunchError,
-            "a block of the CUDA kernel needs more shared memory than the GPU has for one",
+            "a block of the CUDA kernel needs more shared memory than the GPU has for one block",
             argument="shared",
             expected=f"at most {self.shared} bytes on {self.architecture}, static and dynamic together",
             got=f"{self.static} bytes of static and {geometry.shared} of dynamic shared memory",

@@ -1,4 +1,4 @@
-"""Kernel in CUDA C++ in a library without Python: its rules, instances and images as constants."""
+"""CUDA C++ kernel for a library without Python, with its rules, instances and images as constants."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ PTX = "compute_"
 
 
 def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | str:
-    """Return a kernel for a library without Python, or why no library can have it.
+    """Return a kernel for a library without Python, or why no library can contain it.
 
     Args:
         kernel: The kernel.
-        targets: Architectures to compile for, and last `compute_90` for later GPUs.
+        targets: Architectures to compile for, and finally `compute_90` for later GPUs.
 
     Raises:
-        KernelSignatureError: If no kernel takes an argument.
+        KernelSignatureError: If kernels cannot take an argument.
     """
     specification = kernel.operator.specification
     schema = specification.schema
     if schema.results and sizing_of(specification.shapes, schema) is None:
-        return "the sizes of its results on a GPU are known in Python alone: give it `shapes=`"
+        return "only Python knows the sizes of its results on a GPU: give it `shapes=`"
     arguments = cpp_arguments(kernel)
     try:
         rules = _encoded_rules(kernel, arguments)
@@ -51,10 +51,10 @@ def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | st
 
 
 def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[int]:
-    """Return the rules of a kernel as numbers, as far as `LaunchedKernel` in launched_kernel.h reads them.
+    """Return the rules of a kernel as the numbers that `LaunchedKernel` in launched_kernel.h reads.
 
     Raises:
-        NotEncodedError: If Python alone computes one.
+        NotEncodedError: If only Python can compute a rule.
     """
     schema, rules = kernel.operator.specification.schema, kernel.rules
     types = {name: each.type for name, each in zip(schema.names, arguments, strict=True)}
@@ -84,7 +84,7 @@ def _encoded_rules(kernel: CudaKernel, arguments: Sequence[Parameter]) -> list[i
 
 
 def _dtype(buffer: ScratchRule, places: Mapping[str, int]) -> tuple[int, int]:
-    """Return the number of a buffer's dtype, or the place of the value that has it."""
+    """Return the number of a buffer's dtype, or the place of the value that has this dtype."""
     if isinstance(buffer.dtype, str):
         return -1, places[buffer.dtype]
     return NUMBERED["ScalarType"].index(buffer.dtype), -1
@@ -100,7 +100,7 @@ def _built(
         KernelSignatureError, LaunchError, MissingSamplesError, SampleError: See `needed_instances`.
     """
     architecture = targets[0]
-    # This plans each sample, too: what a call would find wrong with the kernel is an error now.
+    # This also plans each sample, so that faults which a call would find raise an error now.
     needed_instances(kernel, architecture, partial(sample_values, kernel.operator))
     variants = variants_of(kernel)
     instances = list(dict.fromkeys(each for variant in variants for each in variant))
@@ -144,7 +144,7 @@ def variants_of(kernel: CudaKernel) -> list[tuple[Instance, ...]]:
 def _images(
     kernel: CudaKernel, targets: Sequence[str], instance: Instance
 ) -> tuple[str, list[tuple[str, bytes, int]]]:
-    """Return the name of an instance in its images, and target, content and static shared memory of each."""
+    """Return an instance's name in its images, and the target, content and static shared memory of each."""
     images: list[tuple[str, bytes, int]] = []
     here = [each for each in targets if not each.startswith(PTX)]
     for target in (*here[::-1], *(each for each in targets if each.startswith(PTX))):
@@ -158,8 +158,8 @@ def _images(
 
 
 def _encoded(parameters: Sequence[Parameter]) -> list[int]:
-    """Return parameters as numbers, with the fields that `DeviceParameter` in launched_kernel.h has."""
-    unused = (0, 0, 0, 1)  # no launch gets it
+    """Return parameters as numbers, with the fields of `DeviceParameter` in launched_kernel.h."""
+    unused = (0, 0, 0, 1)  # for a parameter that no launch gets
     return counted_all(
         [*each.numbers(), *(() if isinstance(each, CudaParameter) else unused)] for each in parameters
     )

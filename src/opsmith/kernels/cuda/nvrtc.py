@@ -1,4 +1,4 @@
-"""NVRTC, NVIDIA's compiler of CUDA C++ as a library: search, functions, and the search for CUDA's headers."""
+"""NVRTC, the library that compiles CUDA C++: search for it and for CUDA's headers, and call its functions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from opsmith.build.toolchain import file_identity
 from opsmith.extras import install
 
 LIBRARY = re.compile(r"libnvrtc(?:-[0-9a-f]+)?\.so[.\d]*|nvrtc64_[\d_]+\.dll")
-"""File names of NVRTC. It loads its built-in functions from files beside it."""
+"""File names of NVRTC. It loads its built-in functions from files in the same folder."""
 FIRST_WITHOUT_SUFFIX = 13
 """First version of CUDA whose Python packages have no version in their names."""
 NEWEST, OLDEST = 13, 12
-"""Versions of CUDA whose NVRTC is searched by name alone."""
+"""Newest and oldest version of CUDA whose NVRTC is searched by its bare name."""
 CCCL = "cuda/std/limits"
-"""Header of CCCL, NVIDIA's standard library of C++, which a package of its own brings."""
+"""Header of CCCL, NVIDIA's standard library of C++, which is in a separate package."""
 CRT = "crt/host_defines.h"
-"""Header that those of types include in code for the CPU."""
+"""Header that CUDA's headers of types include in code for the CPU."""
 COMPILATION = 6
 """The status of a source that NVRTC refuses."""
 
@@ -48,7 +48,7 @@ class NvrtcFile:
 
 @functools.cache
 def nvrtc_files() -> tuple[NvrtcFile, ...]:
-    """Return candidates for NVRTC, in the order to try: torch's version of CUDA first, then the newest."""
+    """Return candidates for NVRTC, in the order to try: torch's version of CUDA, then from new to old."""
     found = [path for folder in _folders("lib", "lib64", "bin") for path in _libraries(folder)]
     own = (torch.version.cuda or "").partition(".")[0]
     found.sort(key=lambda path: (str(_major(path)) != own, -_major(path)))
@@ -60,20 +60,20 @@ def nvrtc_files() -> tuple[NvrtcFile, ...]:
 
 
 def builtins_beside(file: NvrtcFile) -> list[Path]:
-    """Return the files of built-in functions beside an NVRTC; empty for a name."""
+    """Return the files of built-in functions in the folder of an NVRTC; empty for a bare name."""
     folder = Path(file.path).parent
     return sorted(folder.glob("libnvrtc-builtins.so*")) if folder.is_absolute() else []
 
 
 @functools.cache
 def include_directories() -> tuple[Path, ...]:
-    """Return the folders of CUDA's headers, with that of CCCL; empty if they are not installed."""
+    """Return the folders of CUDA's headers, including CCCL; empty if they are not installed."""
     folders = [each for each in _folders("include") if each.is_dir()]
     with_types = [each for each in folders if (each / "cuda_fp16.h").is_file()]
     if not with_types:
         return ()
     own = with_types[0]
-    # Python packages of CUDA 13 have what a compiler for the CPU needs in one of their own, often left out.
+    # For CUDA 13, headers that a CPU compiler needs are in a separate Python package, which is often missing.
     alike = (each for each in folders if _cuda_version(each) in (None, _cuda_version(own)))
     crt = [each for each in (own, *alike) if (each / CRT).is_file()][:1]
     beside = (each for folder in (own, *folders) for each in (folder / "cccl", folder))
@@ -87,7 +87,7 @@ def has_cccl() -> bool:
 
 
 def cccl_package() -> str:
-    """Return the Python package that brings CCCL for this version of CUDA; for the newest without NVRTC."""
+    """Return the Python package with CCCL for NVRTC's version of CUDA (without NVRTC, for the newest)."""
     try:
         major, _ = find_nvrtc().version
     except errors.ToolchainError:
@@ -111,7 +111,7 @@ def headers_version() -> str:
 
 
 def _cuda_version(folder: Path) -> str | None:
-    """The version of CUDA of a folder of headers, as 13000; None where it has no `cuda.h` that says so."""
+    """The CUDA version of a folder of headers, such as 13000; None if no `cuda.h` in it states a version."""
     header = folder / "cuda.h"
     text = header.read_text(errors="replace") if header.is_file() else ""
     found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
@@ -145,7 +145,7 @@ def _folders(*names: str) -> Iterator[Path]:
 def _libraries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    inside = [*folder.iterdir(), *(folder / "x86_64").glob("*")]  # their folder on Windows since CUDA 13
+    inside = [*folder.iterdir(), *(folder / "x86_64").glob("*")]  # the folder on Windows since CUDA 13
     return sorted(path for path in inside if LIBRARY.fullmatch(path.name))
 
 
@@ -180,8 +180,8 @@ class Nvrtc:
 
     Attributes:
         file: The file.
-        version: Version of CUDA, as (13, 0).
-        architectures: Compute capabilities that it compiles for, as 80 for sm_80.
+        version: Version of CUDA, such as (13, 0).
+        architectures: Compute capabilities for which it compiles, such as 80 for sm_80.
     """
 
     def __init__(self, library: Any, file: NvrtcFile) -> None:
@@ -211,11 +211,11 @@ class Nvrtc:
             text: Text of the source.
             options: Options of NVRTC.
             headers: Text of headers that it may include, by name.
-            names: Name expressions of functions to instantiate, as `scaled<float>`.
-            ptx: Return PTX instead of a cubin.
+            names: Name expressions of functions to instantiate, such as `scaled<float>`.
+            ptx: True to return PTX instead of a cubin.
 
         Raises:
-            ToolchainError: If NVRTC fails, other than by refusing the source.
+            ToolchainError: If NVRTC fails for a reason other than the source.
         """
         headers = headers or {}
         program = ctypes.c_void_p()
@@ -258,7 +258,7 @@ class Nvrtc:
         text = self._library.nvrtcGetErrorString(status).decode()
         return errors.ToolchainError(
             f"NVRTC fails: nvrtc{name} returns {text}",
-            expected="a complete NVRTC, of the same version as the files beside it",
+            expected="a complete NVRTC, of the same version as the files in its folder",
             got=" ".join(filter(None, [self.file.path, log.strip()])),
             hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
         )
@@ -269,7 +269,7 @@ def _strings(texts: Sequence[str]) -> Any:
 
 
 def find_nvrtc() -> Nvrtc:
-    """Load the first NVRTC of this machine that loads.
+    """Load NVRTC: the first file of this machine that can be loaded.
 
     Raises:
         ToolchainError: If there is none.
@@ -278,7 +278,7 @@ def find_nvrtc() -> Nvrtc:
 
 
 def older_nvrtcs(version: tuple[int, int]) -> Iterator[Nvrtc]:
-    """Yield other versions of NVRTC than `find_nvrtc()`, older ones alone, in the order to try."""
+    """Yield the versions of NVRTC that are older than `find_nvrtc()`, in the order to try."""
     for file in nvrtc_files():
         with suppress(errors.ToolchainError):
             found = _loaded((file,))
@@ -301,9 +301,9 @@ def _loaded(files: Sequence[NvrtcFile]) -> Nvrtc:
     failures = []
     for file in files:
         try:
-            for builtins in builtins_beside(file):  # some versions of NVRTC search them by name alone
+            for builtins in builtins_beside(file):  # some versions of NVRTC search them by their bare names
                 ctypes.CDLL(str(builtins))
             return Nvrtc(ctypes.CDLL(file.path), file)
-        except (OSError, AttributeError) as error:  # the latter if it is too old
+        except (OSError, AttributeError) as error:  # AttributeError if it is too old
             failures.append(str(error))
     raise no_nvrtc(failures[0] if failures else "none is found")

@@ -1,5 +1,5 @@
-// Types of a CUDA kernel's parameters: views of tensors, lists and numbers, all passed by value. Nothing of
-// torch, and no header of CUDA: NVRTC compiles it, and a compiler of the CPU behind emulation/device.h.
+// Types of a CUDA kernel's parameters: views of tensors, lists and numbers, all passed by value. This file uses
+// neither torch nor CUDA's headers. NVRTC compiles it, and so does a CPU compiler, after emulation/device.h.
 //
 //   #include "opsmith_cuda.h"   (done for you)
 //   template <class T>
@@ -8,10 +8,10 @@
 //   }
 //
 // A function's parameters are the operator's arguments, in their order, and then its results. The type of a
-// parameter says what the kernel takes: dtype, number of dimensions (any, where none is given) and layout.
+// parameter states the accepted dtype, number of dimensions (any if no number is given) and layout.
 #pragma once
 
-#ifdef __CUDACC_RTC__  // which has no headers of C
+#ifdef __CUDACC_RTC__  // NVRTC has no headers of C
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -30,7 +30,7 @@ typedef unsigned long long uint64_t;
 
 namespace opsmith {
 
-// ---- Numbers of 16 bits: stored as such, computed in float.
+// ---- Numbers that are stored in 16 bits and computed in float.
 
 struct BFloat16 {
   uint16_t bits;
@@ -40,7 +40,7 @@ struct BFloat16 {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
 #else
     uint32_t wide = __float_as_uint(value);
-    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would make infinity of some
+    bool is_nan = (wide & 0x7fffffffu) > 0x7f800000u;  // rounding would turn some nan into infinity
     bits = is_nan ? uint16_t(0x7fff) : uint16_t((wide + 0x7fffu + ((wide >> 16) & 1)) >> 16);
 #endif
   }
@@ -81,8 +81,8 @@ template <> struct dtype_of<BFloat16> { static constexpr int value = 15; };
 // ---- Views.
 
 constexpr int any_dim = -1;
-constexpr int version = 1;  // of `Parameter`, and of what parameters hold: built kernels are used by it
-constexpr int max_dim = 8;  // of a view that has any number of dimensions
+constexpr int version = 1;  // of `Parameter` and of the layout of parameters; checked for built kernels
+constexpr int max_dim = 8;  // of a view without a fixed number of dimensions
 
 // A tensor with any strides. `x(i, j)` is an element; `x.data` is a plain pointer.
 template <class T, int N = any_dim>
@@ -111,7 +111,7 @@ struct View {
 #endif
 };
 
-// A tensor whose elements lie one after the other, the last dimension fastest. `x[i]` is the i-th of them all.
+// A tensor whose elements are contiguous in memory, in row-major order. `x[i]` is element i in this order.
 template <class T, int N = any_dim>
 struct Contiguous : View<T, N> {
   __device__ __forceinline__ T& operator[](int64_t at) const { return this->data[at]; }
@@ -121,13 +121,13 @@ struct Contiguous : View<T, N> {
 #endif
 };
 
-// A tensor of 4 or 5 dimensions whose channels, dimension 1, lie one after the other: `torch.channels_last`.
+// A tensor of 4 or 5 dimensions whose channels (dimension 1) are contiguous in memory: `torch.channels_last`.
 template <class T, int N = 4>
 struct ChannelsLast : View<T, N> {
   static_assert(N == 4 || N == 5, "channels-last tensors have 4 or 5 dimensions");
 };
 
-// Up to N values. The kernel does not take longer lists.
+// List of at most N values. The kernel does not take longer lists.
 template <class T, int N = 8>
 struct List {
   int64_t size;
@@ -147,7 +147,7 @@ struct Optional {
   __device__ const T* operator->() const { return &value; }
 };
 
-// ---- Dynamic shared memory, as much as `shared=` says.
+// ---- Dynamic shared memory, of the size in `shared=`.
 
 template <class T>
 __device__ T* shared_memory() {
@@ -228,7 +228,7 @@ template <class... P> struct Table<void (*)(P...)> {
       : count(sizeof...(P)), parameters{ParameterTraits<typename by_value<P>::type>::parameter..., Parameter{}} {}
 };
 
-// Number of this thread among all threads of the launch, and how many there are.
+// Number of this thread among all threads of the launch, and the number of all threads.
 inline int64_t threads_of_block() { return int64_t(blockDim.x) * blockDim.y * blockDim.z; }
 inline int64_t threads_of_launch() { return threads_of_block() * gridDim.x * gridDim.y * gridDim.z; }
 inline int64_t thread_of_launch() {
@@ -246,7 +246,7 @@ using opsmith::List;
 using opsmith::Optional;
 using opsmith::View;
 
-// Loop over all numbers below `count`, shared among all threads of the launch, for any grid and block.
+// Loop over all numbers below `count`, distributed over all threads of the launch, for any grid and block.
 #define OPSMITH_EACH(index, count)                                                                     \
   for (int64_t index = opsmith::thread_of_launch(), index##_end = (count),                             \
                index##_step = opsmith::threads_of_launch();                                            \

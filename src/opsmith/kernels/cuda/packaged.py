@@ -1,4 +1,4 @@
-"""Built CUDA kernels of a package: the images that fit a GPU, and what is known of each instance."""
+"""Built CUDA kernels of a package: the images that fit a GPU, and the parameters of each instance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opsmith.kernels.cuda.compiler import Cubin
 from opsmith.kernels.cuda.parameters import CudaParameter
 
 MAGIC = b"opsmith's images of CUDA kernels\n"
-"""First bytes of a file of images: tools for libraries must not take the first cubin in it for one."""
+"""First bytes of a file of images, so that tools do not mistake the file for a library or a cubin."""
 _TARGET = re.compile(r"(?P<form>sm|compute)_(?P<number>\d+)(?P<suffix>[af]?)")
 
 
@@ -25,7 +25,7 @@ class BuiltImage:
     """Image of an instance in a file.
 
     Attributes:
-        cubin: The cubin, or the PTX in its place.
+        cubin: The cubin, or PTX instead of a cubin.
         parameters: Parameters of the instance.
     """
 
@@ -33,7 +33,7 @@ class BuiltImage:
     parameters: tuple[CudaParameter, ...]
 
     def describe(self, at: int) -> dict[str, Any]:
-        """Return all but the content in JSON's types.
+        """Return all fields except the content, as values of JSON types.
 
         Args:
             at: Offset of the content in the file.
@@ -52,7 +52,7 @@ class BuiltImage:
         """Return an image from its form in JSON, and the content of the file.
 
         Raises:
-            ValueError, KeyError, TypeError: If it has another form.
+            ValueError, KeyError, TypeError: If the form is wrong.
         """
         image = content[held["at"] : held["at"] + held["bytes"]]
         resources = Resources(**held["resources"])
@@ -76,7 +76,7 @@ class PackagedImages:
 
     Args:
         found: Files that fit, the best first.
-        architecture: Architecture of the GPU; empty for any.
+        architecture: Architecture of the GPU; empty for any GPU.
     """
 
     found: Found
@@ -113,12 +113,12 @@ class PackagedImages:
                 yield path, images[name]
 
     def described(self, names: Sequence[str]) -> tuple[tuple[CudaParameter, ...], ...] | None:
-        """Return the parameters of each instance; None if an instance is not there."""
+        """Return the parameters of each instance; None if an instance is missing."""
         first = [next((image for _, image in self.images(name)), None) for name in names]
         return tuple(each.parameters for each in first if each is not None) if all(first) else None
 
     def drop(self, path: Path, reason: str) -> None:
-        """Use a file no more, and warn of it."""
+        """Stop using a file, and warn about it."""
         self._files = [each for each in self._files if each[1] != path]
         self.found.reject(path, reason)
 
@@ -126,13 +126,13 @@ class PackagedImages:
 def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
     """Return why a GPU cannot run a file; None if it can.
 
-    A cubin runs on GPUs of the same major version and the same or a later minor one; with the suffix `a` on
-    that GPU alone, with `f` on its family. PTX runs on later GPUs, too (CUDA programming guide, "Binary
-    Compatibility", "PTX Compatibility").
+    A cubin runs on GPUs of the same major version and of the same or a later minor version. With the suffix
+    `a` it runs only on that GPU, and with `f` on the GPU's family. PTX runs on later GPUs, too (CUDA
+    programming guide, "Binary Compatibility", "PTX Compatibility").
 
     Args:
         built: The file.
-        architecture: Architecture of the GPU, as `sm_90`; empty for any.
+        architecture: Architecture of the GPU, such as `sm_90`; empty for any GPU.
 
     Example:
         >>> file = BuiltFile(operator="", language="CUDA", digest="", abi=1, target="sm_80")
@@ -153,7 +153,7 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
 
 
 def gpu_rank(built: BuiltFile) -> tuple[bool, int]:
-    """Return the place of a file among those that fit a GPU: cubins before PTX, later targets first."""
+    """Return the sort key of a file that fits a GPU: cubins before PTX, later targets first."""
     match = _TARGET.fullmatch(built.target)
     assert match is not None
     return match["form"] == "compute", -int(match["number"])

@@ -26,14 +26,14 @@ from opsmith.kernels.common.parameters import (
 from opsmith.kernels.cuda.rules import MAX_DIM
 
 TABLE = "opsmith_table_"
-"""Name of the tables in the generated file, up to their numbers."""
+"""Name of the tables in the generated file, without their numbers."""
 
 FIELDS = 10
-"""Numbers of a parameter in a table."""
+"""Count of numbers for one parameter in a table."""
 VERSION = 1
-"""Version of the tables and of how parameters lie in memory; a test compares it with the header's."""
+"""Version of the tables and of the memory layout of parameters; a test compares it with the header's."""
 _BYTES = {"Tensor": 0, "int": 8, "float": 8, "bool": 1}
-"""Types of arguments that a kernel takes, with the bytes of a number."""
+"""Types of arguments that a kernel takes, each with the bytes of a number."""
 _FORMATS = {"int": {4: "i", 8: "q"}, "float": {4: "f", 8: "d"}, "bool": {1: "?"}}
 
 
@@ -57,12 +57,12 @@ class CudaParameter(Parameter):
 
     @property
     def max_dim(self) -> int:
-        """Largest number of dimensions of a tensor."""
+        """Maximum number of dimensions of a tensor."""
         return MAX_DIM if self.dim is None else self.dim
 
     @property
     def view_size(self) -> int:
-        """Bytes of one view: pointer, number of elements, number of dimensions, sizes and strides."""
+        """Bytes of one view: its pointer, number of elements, number of dimensions, sizes and strides."""
         return 24 + 16 * max(self.max_dim, 1)
 
     @property
@@ -71,7 +71,7 @@ class CudaParameter(Parameter):
         return _FORMATS[self.type.removesuffix("[]")][self.item]
 
     def holds(self, dtype: torch.dtype, dim: int) -> bool:
-        """Return True if it takes tensors of this dtype and number of dimensions."""
+        """Return True if the parameter takes tensors of this dtype and number of dimensions."""
         return Parameter.holds(self, dtype, dim) and dim <= self.max_dim
 
     def numbers(self) -> list[int]:
@@ -79,7 +79,7 @@ class CudaParameter(Parameter):
         return [*Parameter.numbers(self), self.capacity_items, self.item, self.size, self.alignment]
 
     def number(self, item: str) -> str:
-        """Return the C++ type of a number; those of 4 bytes have the names of the types."""
+        """Return the C++ type of a number; for 4 bytes it is `int` or `float`."""
         return item if self.item == 4 else Parameter.number(self, item)
 
     def capacity(self) -> str:
@@ -117,13 +117,13 @@ def decode_table(table: Sequence[int]) -> tuple[CudaParameter, ...]:
 def check_cuda_parameters(
     kernel: BuiltKernel[Any], parameters: Sequence[CudaParameter], passed: Sequence[str], call: str | None
 ) -> None:
-    """Check the parameters of an instance against what it gets: arguments, results and scratch buffers.
+    """Compare the parameters of an instance with the arguments, results and scratch buffers that it gets.
 
     Args:
         kernel: The kernel.
         parameters: Parameters of the instance.
-        passed: Names of what it gets, in order.
-        call: The launch, if it is one of several; it may then read what it could write.
+        passed: Names of the arguments, results and scratch buffers, in order.
+        call: The launch, if there are several; it may declare tensors read-only that it could write.
 
     Raises:
         KernelSignatureError: If they differ, or CUDA kernels do not support an argument or result.
@@ -139,13 +139,13 @@ def check_cuda_parameters(
     results = {each.name for each in schema.results}
     has_scratch = not {*passed} <= {*schema.names, *results}
     given = "the operator's arguments and results" + " and the scratch buffers" * has_scratch
-    given = given if call is None else f"what the launch `{call}` gives it"
-    declared = kernel.source.declared_parameters() if call is None else ()  # a launch names what it gives
+    given = given if call is None else f"the tensors and numbers in the launch `{call}`"
+    declared = kernel.source.declared_parameters() if call is None else ()  # a launch names its values itself
     check_parameters(kernel, [parameters], wanted, passed, declared, given)
 
 
 def wanted_parameters(kernel: BuiltKernel[Any], passed: Sequence[str]) -> list[CudaParameter]:
-    """Return the parameters that a launch needs for what it gets: arguments, results and scratch buffers."""
+    """Return the parameters that a launch needs for its arguments, results and scratch buffers."""
     schema = kernel.operator.specification.schema
     arguments = {each.name: _wanted(kernel, each) for each in schema.arguments if each.name in passed}
     return [arguments.get(name, CudaParameter("Tensor", written=True)) for name in passed]
@@ -154,14 +154,14 @@ def wanted_parameters(kernel: BuiltKernel[Any], passed: Sequence[str]) -> list[C
 def merged_parameters(
     kernel: BuiltKernel[Any], launches: Iterable[tuple[Sequence[str], Sequence[CudaParameter]]]
 ) -> dict[str, CudaParameter]:
-    """Return the parameter that takes no more than each launch does, for each name.
+    """Return for each name a parameter that takes only tensors which every launch takes.
 
     Args:
         kernel: The kernel.
-        launches: Names of what each gets, and its parameters.
+        launches: For each launch, the names that are passed and its parameters.
 
     Raises:
-        KernelSignatureError: If two launches take one tensor in ways that exclude one another.
+        KernelSignatureError: If two launches have contradictory parameters for one tensor.
     """
     found: dict[str, CudaParameter] = {}
     for passed, parameters in launches:
@@ -179,7 +179,7 @@ def _merged(kernel: BuiltKernel[Any], name: str, one: CudaParameter, other: Cuda
     if one.dtype != other.dtype or len(layouts) > 1 or len(dims) > 1:
         raise kernel.error(
             errors.KernelSignatureError,
-            f"two launches of the CUDA kernel take `{name}` as different tensors",
+            f"two launches of the CUDA kernel have contradictory views of `{name}`",
             argument=name,
             expected=f"`{one}` in each, or `View<...>` in one of them",
             got=f"`{one}` and `{other}`",
@@ -199,7 +199,7 @@ def _wanted(kernel: BuiltKernel[Any], argument: Argument) -> CudaParameter:
     kind = argument.kind
     type = kind.base.annotation
     if type not in _BYTES or kind.encoded or (kind.sequence and (kind.item_optional or kind.optional)):
-        expected = "a tensor, int, float or bool, or None for one; a list of any of these"
+        expected = "a tensor, int, float, bool or None, or a list of tensors, ints, floats or bools"
         raise unsupported_argument(kernel, argument, expected)
     return CudaParameter(type + "[]" * kind.sequence, kind.optional, bool(argument.alias), item=_BYTES[type])
 
@@ -215,9 +215,9 @@ def choose_cuda_candidate(
 
     Args:
         names: Names of the passed arguments.
-        values: Their values.
+        values: Values of the passed arguments.
         candidates: Parameters of each instance: arguments, and then results.
-        copies_back: True if an argument that is written may be copied into another layout, and back.
+        copies_back: True if a written argument may be copied into a different layout and back.
     """
     choice = choose_candidate(names, values, candidates, copies_back=copies_back)
     if isinstance(choice, str):
@@ -244,7 +244,7 @@ def _capacity_refusal(name: str, value: Any, parameter: CudaParameter) -> str | 
 
 @dataclass(frozen=True, slots=True)
 class PackedParameters:
-    """Parameters of a launch as they lie in memory, without the addresses of tensors.
+    """Parameters of a launch in their memory layout, without the addresses of tensors.
 
     Attributes:
         image: Bytes of all parameters.
@@ -269,7 +269,7 @@ class PackedParameters:
 
 
 def pack_parameters(parameters: Sequence[CudaParameter], values: Sequence[Any]) -> PackedParameters:
-    """Pack the values of a launch as the structures of opsmith_cuda.h.
+    """Pack the values of a launch into the structures of opsmith_cuda.h.
 
     Args:
         parameters: The kernel's parameters.
@@ -288,17 +288,17 @@ def pack_parameters(parameters: Sequence[CudaParameter], values: Sequence[Any]) 
         assert len(packed) == parameter.size, (str(parameter), len(packed), parameter.size)
         addresses += [len(image) + offset for offset in inside]
         image += packed
-    image.extend(bytes(8))  # never empty, so that it has an address
+    image.extend(bytes(8))  # so that it is not empty and has an address
     return PackedParameters(bytes(image), tuple(offsets), tuple(addresses))
 
 
 def number_places(parameter: CudaParameter, offset: int, value: Any) -> Iterator[tuple[int, int]]:
-    """Yield the offset of each number of floating point of a value, and its index in a list, else -1.
+    """Yield the offset of each floating-point number of a value, and its index in a list (without one, -1).
 
     Args:
         parameter: The parameter.
-        offset: Its offset.
-        value: The value that it gets.
+        offset: Offset of the parameter.
+        value: Value of the parameter.
 
     Example:
         >>> [*number_places(CudaParameter("float[]", capacity_items=3, item=4, size=24), 16, [0.5, 1.0])]
@@ -311,7 +311,7 @@ def number_places(parameter: CudaParameter, offset: int, value: Any) -> Iterator
 
 
 def _pack_optional(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
-    """Pack a parameter; also return the offsets of addresses in it."""
+    """Pack a parameter, and return also the offsets of addresses in it."""
     if not parameter.optional:
         return _pack(parameter, value)
     if value is None:
@@ -338,7 +338,7 @@ def _pack(parameter: CudaParameter, value: Any) -> tuple[bytes, list[int]]:
 
 def _pack_number(parameter: CudaParameter, number: Any) -> bytes:
     if parameter.item_format == "f":
-        number = ctypes.c_float(number).value  # rounded as C does it: `struct` refuses large numbers
+        number = ctypes.c_float(number).value  # rounded as in C, since `struct` refuses large numbers
     return struct.pack(f"<{parameter.item_format}", number)
 
 

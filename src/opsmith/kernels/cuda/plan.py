@@ -31,9 +31,9 @@ class CudaChoice:
 
     Attributes:
         instances: Instance of each launch.
-        parameters: Parameters of each.
-        taken: For each argument, result and scratch buffer that a launch gets, the parameter that takes no
-            more than each launch does.
+        parameters: Parameters of each instance.
+        taken: For each argument, result and scratch buffer of the launches, a parameter that takes only
+            tensors which every launch takes.
     """
 
     instances: tuple[Instance, ...]
@@ -49,9 +49,9 @@ class PlannedLaunch:
         instance: Instance of the kernel.
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters, without addresses.
-        tensors: Indices of the tensors that are passed, among all of the call.
-        views: Parameter of each.
-        numbers: Numbers of floating point that a call gives: see `runtime.plan.Launch`.
+        tensors: Indices of the passed tensors among all tensors of the call.
+        views: Parameter of each passed tensor.
+        numbers: Floating-point numbers that may differ between calls: see `runtime.plan.Launch`.
     """
 
     instance: Instance
@@ -67,10 +67,10 @@ class PlannedBuffer:
     """Result or scratch buffer of a call.
 
     Attributes:
-        name: Its name.
-        layout: Its layout.
+        name: Name of the buffer.
+        layout: Layout of the reference's result, or of the scratch buffer.
         written: Name of the layout in which the kernel writes it.
-        initial: Number that fills it before the launches; None if nothing does.
+        initial: Number that fills it before the launches; None if it is not filled.
     """
 
     name: str
@@ -85,7 +85,7 @@ class PlannedBuffer:
         return tuple(self.layout.stride) if any_layout else strides_in(self.layout.shape, self.written)
 
     def allocate(self, device: torch.device | str) -> Tensor:
-        """Allocate it in the layout in which the kernel writes it, and fill it."""
+        """Allocate the buffer in the layout in which the kernel writes it, and fill it."""
         made = self.layout.allocate(device, self.written)
         return made if self.initial is None else made.fill_(self.initial)
 
@@ -95,10 +95,10 @@ class CudaPlan:
     """Plan for the calls of one signature.
 
     Attributes:
-        copied: Indices of the arguments that are copied into another layout, with their parameters.
+        copied: Indices of the arguments that are copied into a different layout, with their parameters.
         results: The results.
         scratch: The scratch buffers.
-        launches: The launches, in order; none if there is nothing to write.
+        launches: The launches, in order; empty if there is nothing to write.
         passed: Indices of the arguments that are passed to a kernel.
     """
 
@@ -110,7 +110,7 @@ class CudaPlan:
 
 
 def without_data(schema: Schema, values: Sequence[Any]) -> list[Any]:
-    """Return argument values as a reference gets them, with `meta` tensors in place of tensors."""
+    """Return the argument values of a reference, with `meta` tensors instead of tensors."""
     pairs = zip(schema.arguments, values, strict=True)
     return map_tensors(on_meta, [argument.kind.restore(value) for argument, value in pairs])
 
@@ -122,14 +122,14 @@ def plan_call(
 
     Args:
         kernel: The kernel.
-        rules: Its rules.
+        rules: Rules of the kernel.
         choice: Instances that take the call.
         values: Argument values.
 
     Raises:
         LaunchError: If a launch, an initial value or a scratch buffer cannot be computed, or a GPU cannot do
             the launch.
-        KernelSignatureError: If the kernel does not write the results of the reference.
+        KernelSignatureError: If the kernel's results differ from the reference's in dtype or dimensions.
         MissingFakeError: If the layouts of the results depend on data.
         ShapeError: If the results of the reference do not have the declared shapes.
     """
@@ -191,7 +191,7 @@ def plan_call(
 
 
 def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, view: CudaParameter) -> None:
-    """Refuse a parameter that is not a scratch buffer's.
+    """Refuse a parameter that does not match its scratch buffer.
 
     Raises:
         KernelSignatureError: If dtype, number of dimensions or layout differ.
@@ -199,7 +199,7 @@ def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, vi
     if not view.holds(layout.dtype, len(layout.shape)) or view.layout == "channels-last":
         raise kernel.error(
             errors.KernelSignatureError,
-            f"the CUDA kernel takes the scratch buffer `{name}` as another tensor",
+            f"the CUDA kernel's view does not match the scratch buffer `{name}`",
             argument=name,
             expected=f"`View` or `Contiguous` of {dtype_name(layout.dtype)}, of {len(layout.shape)} "
             "dimensions",

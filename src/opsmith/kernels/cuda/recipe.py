@@ -1,4 +1,4 @@
-"""Recipe of a CUDA kernel's calls: scratch buffers and launches as programs of whole numbers."""
+"""Recipe of a CUDA kernel's calls: programs that compute its scratch buffers and launches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RulePrograms:
     """Programs of a kernel's rules.
 
     Args:
-        types: Type of each argument by its name, one of `PARAMETER_TYPES`.
+        types: Type of each argument by its name; see `PARAMETER_TYPES`.
         made: Names of the results and the scratch buffers.
     """
 
@@ -40,7 +40,7 @@ class RulePrograms:
         """Return a program for each part of a rule.
 
         Raises:
-            NotEncodedError: If Python alone computes one.
+            NotEncodedError: If only Python can compute a part.
         """
         try:
             return tuple(map(self._program, rule.parts))
@@ -58,11 +58,11 @@ class RulePrograms:
 
         Args:
             rules: Rules of the launch.
-            constants: Numbers of the template, by name, that the launch is for.
-            most: Most threads of a block, and most bytes of dynamic shared memory.
+            constants: Numbers of the launched template, by name.
+            most: Maximum threads per block, and maximum bytes of dynamic shared memory.
 
         Raises:
-            NotEncodedError: If Python alone computes one.
+            NotEncodedError: If only Python can compute a part.
         """
         return SizedLaunch(
             tuple((number, self.programs(rules.constants[name])[0]) for name, number in constants),
@@ -82,7 +82,7 @@ class RulePrograms:
         if isinstance(part, int):
             return constant(part)
         raise NotEncodedError(
-            "is a function in Python: write it as an expression, as `ceil(result.numel / 256)`"
+            "is a function in Python: write it as an expression, such as `ceil(result.numel / 256)`"
         )
 
 
@@ -92,13 +92,13 @@ def launch_recipe(
     values: Sequence[Any],
     most: Sequence[tuple[int, int]],
 ) -> Recipe | None:
-    """Return the recipe for calls of the kind of one; None if Python plans them.
+    """Return the recipe for all calls of the same kind as one call; None if Python must plan them.
 
     Args:
         kernel: The kernel.
         call: Plan of the call.
-        values: Its argument values.
-        most: For each launch, the most threads of a block and bytes of dynamic shared memory.
+        values: Argument values of the call.
+        most: For each launch, the maximum threads per block and bytes of dynamic shared memory.
     """
     rules, specification = kernel.rules, kernel.operator.specification
     schema = specification.schema

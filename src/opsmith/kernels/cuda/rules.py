@@ -1,4 +1,4 @@
-"""Rules of a CUDA kernel as its author declares them: launches, scratch buffers, initial values, limits."""
+"""Rules of a CUDA kernel that its author declares: launches, scratch buffers, initial values, limits."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_DIM = 8
 
 @dataclass(frozen=True, slots=True)
 class ScratchRule:
-    """Rule for a buffer that a kernel gets beside its results.
+    """Rule for a buffer that a kernel gets in addition to its results.
 
     Args:
         name: Name of the buffer.
-        sizes: Rule for its sizes.
-        dtype: Its dtype, or the name of the argument or result that has it.
+        sizes: Rule for the sizes of the buffer.
+        dtype: The dtype, or the name of an argument or result with the same dtype.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ScratchRule:
             values: Arguments and results by name, as tensors without data.
 
         Raises:
-            LaunchError: If a size cannot be computed, or the dtype is that of None.
+            LaunchError: If a size cannot be computed, or the argument with the dtype is None.
         """
         from opsmith.torch_library.result_layouts import ResultLayout
 
@@ -58,21 +58,21 @@ class ScratchRule:
             tensors = tensors_in([values[dtype]])
             if not tensors:
                 got = f"`{dtype}` is {values[dtype]!r}"
-                raise self.sizes.error(got, "the name of an argument that has a dtype in each call")
+                raise self.sizes.error(got, "the name of an argument that is a tensor in each call")
             dtype = tensors[0].dtype
         return ResultLayout.of(torch.empty(sizes, dtype=dtype, device="meta"))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRules:
-    """Rules for all that a kernel does in a call.
+    """Rules for the whole work of a kernel in a call.
 
     Args:
-        launches: Its launches, in order.
-        scratch: Its scratch buffers, in order.
+        launches: Launches of the kernel, in order.
+        scratch: Scratch buffers of the kernel, in order.
         initial: Value that fills a result or a scratch buffer before the launches, by name.
-        max_spills: Bytes of register spills at most; None for no limit.
-        max_registers: Registers of a thread at most; None for no limit.
+        max_spills: Maximum bytes of register spills; None for no limit.
+        max_registers: Maximum registers per thread; None for no limit.
     """
 
     launches: tuple[LaunchRules, ...]
@@ -83,7 +83,7 @@ class KernelRules:
 
     @property
     def names(self) -> set[str]:
-        """Names of the arguments and results that the rules depend on."""
+        """Names of the arguments and results on which the rules depend."""
         return {name for rule in self._every for name in rule.names}
 
     @property
@@ -99,14 +99,14 @@ class KernelRules:
         return rules
 
     def initial_number(self, name: str, values: Mapping[str, Any]) -> float | None:
-        """Return the number that fills a result or a scratch buffer; None if nothing does.
+        """Return the number that fills a result or a scratch buffer; None if it is not filled.
 
         Args:
             name: Name of the result or scratch buffer.
             values: Arguments, results and scratch buffers by name, as tensors without data.
 
         Raises:
-            LaunchError: If it is not a number, or the dtype cannot hold it.
+            LaunchError: If it is not a number, or the dtype cannot represent it.
         """
         rule = self.initial.get(name)
         if rule is None:
@@ -118,24 +118,24 @@ class KernelRules:
             got = ", ".join(map(repr, found))
             raise rule.error(got, "one number") from None
         if not _holds(dtype, number):
-            raise rule.error(f"{number}", f"a number that {dtype_name(dtype)} holds")
+            raise rule.error(f"{number}", f"a number that {dtype_name(dtype)} can represent")
         return number
 
     def geometries(
         self, values: Mapping[str, Any], results: Sequence[str], written: Sequence[str] = ()
     ) -> tuple[Geometry | None, ...]:
-        """Compute each launch of a call; None for one that is left out.
+        """Compute each launch of a call; None for a launch that is left out.
 
-        All are left out if there is nothing to write. One without blocks is left out if another has some, or
-        all that must be written has an initial value.
+        All launches are left out if there is nothing to write. A launch without blocks is left out if another
+        launch has blocks, or if all results with elements have initial values.
 
         Args:
             values: Arguments, results and scratch buffers by name, as tensors without data.
             results: Names of the results.
-            written: Names of the arguments that the kernel writes into. It need not write into each of them.
+            written: Names of the arguments that the kernel may write into.
 
         Raises:
-            LaunchError: If one exceeds a GPU's limits, or no block fills a result that has elements.
+            LaunchError: If a launch exceeds a GPU's limits, or no block fills a result that has elements.
         """
         some = [name for name in results if values[name].numel()]
         writable = any(tensor.numel() for tensor in tensors_in([values[name] for name in written]))
@@ -151,17 +151,17 @@ class KernelRules:
 
 
 def real_number(value: Any) -> float:
-    """Return a real number as one of Python.
+    """Return a real number as a Python number.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is not a real number.
 
     Example:
         >>> from fractions import Fraction
         >>> real_number(Fraction(1, 2)), real_number(Fraction(2)), real_number(True)
         (0.5, 2, 1)
     """
-    from fractions import Fraction  # slow to import
+    from fractions import Fraction  # this import is slow
 
     if isinstance(value, Fraction) and value.denominator == 1:
         return int(value)
@@ -174,9 +174,9 @@ def real_number(value: Any) -> float:
 
 
 def _holds(dtype: torch.dtype, number: float) -> bool:
-    """Return True if a dtype has a number; floating-point numbers are rounded."""
+    """Return True if a dtype can represent a number; floating-point numbers are rounded."""
     try:
-        held = torch.zeros(2, dtype=dtype)  # a single element is not checked
+        held = torch.zeros(2, dtype=dtype)  # torch does not check the range for a single element
         held.fill_(float(number) if dtype.is_floating_point else number)
     except (RuntimeError, OverflowError):
         return False
@@ -184,7 +184,7 @@ def _holds(dtype: torch.dtype, number: float) -> bool:
 
 
 def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> KernelRules:
-    """Read the launches of a kernel, and its buffers, that an author declares.
+    """Read the launches and buffers of a kernel that an author declares.
 
     Args:
         specification: The operator.
@@ -214,7 +214,7 @@ def kernel_rules(specification: Specification, options: Mapping[str, Any]) -> Ke
 
 
 def passed_arguments(schema: Schema) -> tuple[str, ...]:
-    """Return the arguments that are passed to a CUDA kernel: all but strings."""
+    """Return the arguments that are passed to a CUDA kernel: all except strings."""
     return tuple(
         each.name for each in schema.arguments if each.kind.base.annotation != "str" or each.kind.sequence
     )
@@ -227,7 +227,7 @@ def _checked_launches(launches: Any) -> Sequence[Launch]:
         raise errors.LaunchError(
             "`launches=` of a CUDA kernel is not a list of launches",
             argument="launches",
-            expected="a list of `opsmith.Launch(...)`, with one at least",
+            expected="a list of at least one `opsmith.Launch(...)`",
             got=repr(wrong[0]) if wrong else "an empty list",
             hint='write `launches=[opsmith.Launch("first", grid=64), opsmith.Launch("second", grid=1)]`',
         )
@@ -241,9 +241,9 @@ def _check_passed(launches: Sequence[LaunchRules], made: Sequence[str]) -> None:
         raise errors.LaunchError(
             f"no launch of the CUDA kernel gets `{missing[0]}`",
             argument="launches",
-            expected=f"`{missing[0]}` among what one of them gets",
+            expected=f"`{missing[0]}` among the names in one of them",
             got=", ".join(f"`{each.call}`" for each in launches),
-            hint="name it in parentheses behind the kernel that writes it",
+            hint="name it in parentheses after the kernel that writes it",
         )
 
 
@@ -256,7 +256,7 @@ def _scratch_rules(specification: Specification, declared: Any, names: Sequence[
             raise errors.LaunchError(
                 f"`scratch=` of a CUDA kernel has a buffer with the name {name!r}",
                 argument="scratch",
-                expected="a name that no argument and no result has",
+                expected="a name that differs from all arguments and results",
                 got=repr(name),
                 hint="choose another name",
             )
@@ -268,7 +268,7 @@ def _scratch_rules(specification: Specification, declared: Any, names: Sequence[
             raise errors.LaunchError(
                 f"`scratch[{name!r}]` of a CUDA kernel does not end with its dtype",
                 argument="scratch",
-                expected="sizes, and last one of "
+                expected="sizes, and then one of "
                 f"{', '.join(map(dtype_name, CPP_TYPES))}, or the name of a tensor",
                 got=repr(parts),
                 hint='write for example `scratch={"s": ("x.shape[0]", torch.float32)}`',
@@ -292,7 +292,7 @@ def _initial_rules(
             argument="initial",
             expected=f"names among {', '.join(f'`{name}`' for name in made)}" if made else "nothing",
             got=", ".join(map(repr, declared)),
-            hint="leave it out: an argument has its values"
+            hint="leave it out: an argument already has values"
             if is_argument
             else "name a result as `results=` of the operator does; the only one is `result` without it",
         )

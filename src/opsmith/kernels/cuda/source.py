@@ -18,7 +18,7 @@ _ATTRIBUTES = r"""
       \( (?: [^()] | \( (?: [^()] | \( [^()]* \) )* \) )* \) \s*
     )*
 """
-"""Attributes of a kernel, whose arguments may have parentheses."""
+"""Attributes of a kernel; the arguments of attributes may contain parentheses."""
 _KERNEL = r"""
     (?: template \s* < (?P<template> [^;{{}}]*? ) > \s* )?
     (?: (?: extern | static ) \s+ )? {attributes} \s*
@@ -33,7 +33,7 @@ class TemplateParameter:
 
     Attributes:
         name: Name of the parameter.
-        is_type: True if it is a type: the dtype.
+        is_type: True if it is a type, which is the dtype.
         default: True if it has a default.
     """
 
@@ -47,8 +47,8 @@ class CudaSource(CppSource):
     """Source of a CUDA kernel.
 
     Attributes:
-        parameters: Parameters of its template, in order.
-        others: The same text with another of its kernels as the entry, for each that is launched with this.
+        parameters: Parameters of the template, in order.
+        others: Sources of the other kernels in the same text that are launched with this kernel.
     """
 
     parameters: tuple[TemplateParameter, ...] = ()
@@ -65,7 +65,7 @@ class CudaSource(CppSource):
         return any(each.is_type for each in self.parameters)
 
     def authored(self, package: Path | None) -> dict[str, Any]:
-        """Return what the author wrote, by name, without the place of the files."""
+        """Return the parts that the author wrote, by name, without the location of files."""
         entries = [self.entry, *(each.entry for each in self.others)]
         return {**CppSource.authored(self, package), "entry": entries}
 
@@ -73,7 +73,7 @@ class CudaSource(CppSource):
         """Return the source with one of its kernels as the entry.
 
         Args:
-            entry: Name of the kernel; empty for the source's own.
+            entry: Name of the kernel; empty for the source's default kernel.
         """
         return next((each for each in self.others if each.entry == entry), self)
 
@@ -91,8 +91,8 @@ def cuda_source(
     Args:
         operator: Name of the operator, `namespace::name`.
         cuda: Text of the source.
-        cuda_file: File of the source; a relative path is beside the file that declares the kernel.
-        entries: Names of the kernels; None for that of the operator, without its namespace.
+        cuda_file: File of the source; a relative path starts at the folder of the declaring file.
+        entries: Names of the kernels; None for the operator's name without its namespace.
         declared: File that declares the kernel.
 
     Raises:
@@ -114,7 +114,7 @@ def _source(found: FoundFunction, folder: str | None) -> CudaSource:
             expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
             got=f"template <{' '.join(listed.split())}>",
             where=f"{found.path}:{found.at}",
-            hint="write the other type out",
+            hint="write one of the types out",
         )
     return CudaSource(
         found.text,
@@ -129,7 +129,7 @@ def _source(found: FoundFunction, folder: str | None) -> CudaSource:
 
 
 def _parts(listed: str) -> list[str]:
-    """Split at commas outside of brackets; within parentheses `<` and `>` compare."""
+    """Split at commas outside of brackets; within parentheses, `<` and `>` are comparisons."""
     parts, round_, pointed = [""], 0, 0
     for letter in listed:
         round_ += (letter in "([") - (letter in ")]")

@@ -19,19 +19,19 @@ _HINTS = {
         "and NAN without it"
     ),
     r"<(?:cuda|cub|thrust|nv)/.*>": "it is part of CCCL: `pip install {package}`",
-    r"M_\w+": "write the number, or a constant of `#include <math_constants.h>`, as CUDART_PI",
+    r"M_\w+": "write the number, or a constant of `#include <math_constants.h>` such as CUDART_PI",
     r"std::(?:max|min|size_t|printf)|std::math": "write it without `std::`: CUDA has it",
     r"<(?:limits|cfloat|float\.h)>|std::numeric_limits|(?:FLT|DBL)_\w+": "write "
     "`#include <cuda/std/limits>`{brought}, and `cuda::std::numeric_limits`",
     r"<(?:climits|limits\.h)>|U?(?:CHAR|SHRT|INT|LONG|LLONG)_(?:MAX|MIN)": "write "
     "`#include <cuda/std/climits>`{brought}",
-    r"<[a-z_]+>|std::\w+": "NVRTC has no library of C++: see whether `<cuda/std/...>`{brought} has it",
+    r"<[a-z_]+>|std::\w+": "NVRTC has no standard library of C++: it may be in `<cuda/std/...>`{brought}",
 }
-"""Hints for headers, members of `std` and names, by regular expressions of them."""
+"""Hints for headers, members of `std` and names, by regular expressions that match these."""
 
 
 def missing_hint(printed: str) -> str | None:
-    """Return a hint for a CUDA kernel that a compiler refuses; None if it lacks nothing of a library.
+    """Return a hint for a CUDA kernel that a compiler refuses; None if no part of a library is missing.
 
     Args:
         printed: Output of the compiler.
@@ -48,6 +48,6 @@ def missing_hint(printed: str) -> str | None:
         hint = next((hint for pattern, hint in _HINTS.items() if re.fullmatch(pattern, named)), None)
         if hint is not None:
             package = cccl_package()
-            brought = "" if has_cccl() else f", which `pip install {package}` brings"
+            brought = "" if has_cccl() else f", which `pip install {package}` installs"
             return f"`{shown}`: {hint.format(package=package, brought=brought)}"
     return None

@@ -62,8 +62,8 @@ def needed_instances(
 
     Args:
         kernel: The kernel.
-        architecture: As `sm_90`.
-        calls: Returns argument values in a dtype.
+        architecture: For example `sm_90`.
+        calls: Function that returns argument values in a dtype.
 
     Raises:
         CompileError, ToolchainError, MissingSamplesError, KernelSignatureError, LaunchError, SampleError: See
@@ -86,7 +86,7 @@ def needed_instances(
 def _without_sample(
     kernel: CudaKernel, dtypes: Sequence[torch.dtype | None], architecture: str
 ) -> list[Instance]:
-    """Return the instances for dtypes that no sample reaches; their blocks are unknown."""
+    """Return the instances for dtypes in which the kernel runs no sample; their blocks are unknown."""
     constants = [launch.fixed_constants() for launch in kernel.rules.launches]
     fixed = [each for each in constants if each is not None]
     if len(fixed) < len(constants):
@@ -95,7 +95,7 @@ def _without_sample(
             errors.MissingSamplesError,
             f"no sample gives sizes for its CUDA kernel{f' in {named}' if named else ''}, whose constants "
             "depend on them",
-            hint="write `@op.samples` over a function of `make` that yields arguments which the kernel takes",
+            hint="write a function under `@op.samples` that yields arguments which the kernel takes",
         )
     instances = [*dict.fromkeys(each for dtype in dtypes for each in kernel.variant(dtype, fixed))]
     kernel.candidates(instances, architecture)
@@ -103,13 +103,13 @@ def _without_sample(
 
 
 def _larger(first: Geometry | None, second: Geometry | None) -> Geometry | None:
-    """Return the launch whose blocks have more threads, and then more shared memory."""
+    """Return the launch with more threads per block; if these are equal, with more shared memory."""
     both = [each for each in (first, second) if each is not None]
     return max(both, key=lambda each: (each.threads, each.shared), default=None)
 
 
 class CudaUsage(GpuUsage):
-    """Resources by NVRTC, and accesses to memory by the emulation."""
+    """Resources, which NVRTC reports, and memory accesses, which the emulation counts."""
 
     has_limits, models_access = True, True
 
@@ -119,7 +119,7 @@ class CudaUsage(GpuUsage):
         architectures: Sequence[str] = ARCHITECTURES,
         calls: SampleValues | None = None,
     ) -> Iterator[KernelUsage]:
-        """Compile instances by NVRTC; see `GpuUsage.usage`.
+        """Compile instances with NVRTC; see `GpuUsage.usage`.
 
         Raises:
             KernelSignatureError, LaunchError, SampleError: See `CudaKernel` and `samples_of`.

@@ -1,1 +1,1 @@
-"""The library between torch's dispatcher and kernels: their calls by plans, without Python."""
+"""The library between torch's dispatcher and kernels, which runs calls by plans, without Python."""

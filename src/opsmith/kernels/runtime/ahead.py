@@ -11,7 +11,7 @@ from opsmith.kernels.runtime.library import compile_runtime, runtime_digest
 from opsmith.kernels.runtime.loading import LIBRARY
 
 ANY_TARGET = "any"
-"""Target of a library for every processor of a machine."""
+"""Target of a library for every processor of this kind of machine."""
 
 
 def _build() -> Built:
@@ -28,4 +28,4 @@ def _build() -> Built:
 
 
 RUNTIME = SharedLibrary(ANY_TARGET, _build)
-"""The library, for every processor of this machine."""
+"""The library between torch and all kernels, for every processor of this kind of machine."""

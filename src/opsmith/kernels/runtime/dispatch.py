@@ -1,4 +1,4 @@
-"""Kernels that are called through torch's dispatcher without Python, by entries of the runtime."""
+"""Kernels that torch's dispatcher calls without Python, through entries of the runtime."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class _Entry:
         self.address: int = runtime().opsmith_entry(results, _torch_version(), fallback.name.encode())
 
     def register(self, namespace: str, name: str, device: str) -> Callable[[], None]:
-        """Let calls of an operator on a device come in here.
+        """Register this entry for the calls of an operator on a device.
 
         Returns:
-            Function that ends the registration. No other thread may call the operator then.
+            Function that ends the registration. No other thread may call the operator meanwhile.
 
         Raises:
-            ToolchainError: If torch refuses the kernel, or no entry is left.
+            ToolchainError: If torch refuses the kernel, or no entry is free.
         """
         number = _take_number()
         registered: int | None = runtime().opsmith_register(
@@ -56,10 +56,10 @@ class _Entry:
         if registered is None:
             _free.append(number)
             raise errors.ToolchainError(
-                "torch does not take the kernel",
-                expected="a torch whose dispatcher takes kernels from C",
+                "torch does not accept the kernel",
+                expected="a torch whose dispatcher accepts kernels from C",
                 got=f"torch {torch.__version__}",
-                hint="give the kernel in Python on this torch",
+                hint="write the kernel in Python for this torch",
             )
 
         def deregister() -> None:
@@ -70,24 +70,24 @@ class _Entry:
 
 
 class DispatchedKernel:
-    """Kernel with an operator of its own, which runs it and nothing else below autograd, and with its plans.
+    """Place of a kernel in the dispatcher: its plans, and a private operator that only runs the kernel.
 
-    It stays as long as the process, but does not hold the kernel: a call in another thread may be about to
-    use it. Once the kernel is gone, another one of its operator may take the place.
+    The place stays as long as the process, since a call in another thread may be about to use it, but it does
+    not keep the kernel alive. After the kernel is gone, another kernel of its operator may take the place.
 
     Args:
-        operator: Name of the operator that it computes.
+        operator: Name of the operator that the kernel computes.
         schema: Text of the operator's schema, without its name.
-        signature: The arguments as numbers, as the runtime reads them.
+        signature: The arguments as numbers, in the format of the runtime.
         results: Number of results.
-        device: Dispatch key of its device, as `CPU`.
+        device: Dispatch key of the device, such as `CPU`.
 
     Attributes:
-        overload: The operator of the kernel's own.
-        library: What the kernel was loaded from, for its own use.
+        overload: The kernel's private operator.
+        library: Object from which the kernel was loaded, for use by the kernel.
 
     Raises:
-        ToolchainError: If torch refuses the kernel, or no entry is left.
+        ToolchainError: If torch refuses the kernel, or no entry is free.
     """
 
     library: Any = None
@@ -101,7 +101,7 @@ class DispatchedKernel:
         self._operator, self._schema, self._results, self._device = operator, schema, results, device
         entry, name = _Entry(results, _fallback(schema, results)), f"kernel_{next(_numbers)}"
         _define(name, schema)
-        entry.register(NAMESPACE, name, "CompositeExplicitAutograd")  # whoever calls it has chosen the kernel
+        entry.register(NAMESPACE, name, "CompositeExplicitAutograd")  # its caller has chosen the kernel
         self.overload = getattr(getattr(torch.ops, NAMESPACE), name).default
         self._record: int = python_runtime().opsmith_record(
             _packed(signature), results, ctypes.py_object(self._make_error)
@@ -111,26 +111,26 @@ class DispatchedKernel:
 
     @property
     def owner(self) -> object | None:
-        """The kernel; None once it is gone."""
+        """The kernel; None after it is gone."""
         return self._owner()
 
     def take(
         self, owner: object, without_plan: Callable[..., Any], failed: Callable[[str], Exception]
     ) -> None:
-        """Give the place to a kernel; the arguments are those of `dispatched_kernel`."""
+        """Give the place to a kernel; see `dispatched_kernel` for the arguments."""
         self.release()
         self._owner = weakref.ref(owner)
         self._without_plan, self._failed = weakref.WeakMethod(without_plan), weakref.WeakMethod(failed)
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the calls of its operator on its device.
+        """Take over the calls of its operator on its device.
 
         Args:
-            fallback: Computes calls without a plan, in Python.
+            fallback: Python function that computes calls without a plan.
 
         Returns:
-            Function that ends the registration, if this call has made it. No other thread may call the
-            operator then.
+            Function that ends the registration, if this call made it. No other thread may call the operator
+            meanwhile.
         """
         key = self._operator, self._device
         with _lock:
@@ -144,7 +144,7 @@ class DispatchedKernel:
             entry = _Entry(self._results, served)
             runtime().opsmith_publish(entry.address, self._record)
             namespace, _, name = self._operator.partition("::")
-            _served[key] = entry  # first: `withdraw` must find it after an interrupt
+            _served[key] = entry  # before the registration: `withdraw` must find it after an interrupt
             try:
                 end = entry.register(namespace, name, self._device)
             except Exception:
@@ -159,7 +159,7 @@ class DispatchedKernel:
         return deregister
 
     def withdraw(self) -> None:
-        """Take no calls of the operator any more, and drop all plans."""
+        """Stop taking calls of the operator, and drop all plans."""
         with _lock:
             entry = _served.get((self._operator, self._device))
             if entry is not None:
@@ -167,17 +167,17 @@ class DispatchedKernel:
         runtime().opsmith_forget(self._record)
 
     def release(self) -> None:
-        """Forget all that calls have left here. Calls under way end normally, others go to the fallback."""
+        """Forget the data of earlier calls. Running calls end normally, and new calls go to the fallback."""
         self.withdraw()
         runtime().opsmith_forget_copies(self._record)
 
     def pending(self) -> int | None:
-        """Return the signature of the call that is in the fallback in this thread, for one `remember`."""
+        """Return the signature of this thread's call in the fallback; pass it to `remember` once."""
         signature: int | None = runtime().opsmith_pending(self._record)
         return signature
 
     def remember(self, signature: int, plan: Plan | None) -> None:
-        """Run calls of this signature by a plan from now on, and those of its kind by its recipe."""
+        """Run calls of this signature by a plan from now on, and calls of its kind by its recipe."""
         recipe = None if plan is None else plan.recipe
         packed = [None if each is None else _packed(each.encode()) for each in (plan, recipe)]
         runtime().opsmith_remember(self._record, signature, *packed)
@@ -189,14 +189,14 @@ class DispatchedKernel:
         return count
 
     def copies(self, argument: int) -> int:
-        """Return the number of copies of an argument for its layout; results come after the last argument."""
+        """Return how often an argument was copied into another layout; results follow the last argument."""
         count: int = runtime().opsmith_copies(self._record, argument)
         return count
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute a call of the kernel's own operator that has no plan."""
+        """Compute a call of the kernel's private operator that has no plan."""
         without_plan = self._without_plan()
-        if without_plan is None:  # a call under way of a kernel that is gone
+        if without_plan is None:  # a running call of a kernel that is gone
             namespace, _, name = self._operator.partition("::")
             return getattr(getattr(torch.ops, namespace), name)(*args, **kwargs)
         return without_plan(*args, **kwargs)
@@ -208,11 +208,11 @@ class DispatchedKernel:
 
 _by_record: dict[int, DispatchedKernel] = {}
 _places: dict[tuple[Any, ...], list[DispatchedKernel]] = {}
-"""Places of kernels, by the operator that they compute, its arguments, and the device."""
+"""Places of kernels, by operator, its arguments, and device."""
 _served: dict[tuple[str, str], _Entry] = {}
-"""Entry by which calls of an operator on a device come in."""
+"""Entry that gets the calls of an operator on a device."""
 _free: list[int] = []
-"""Numbers of entries that nothing uses any more."""
+"""Numbers of entries that are free again."""
 _used = itertools.count()
 
 
@@ -221,12 +221,12 @@ def _packed(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
 
 
 def _take_number() -> int:
-    """Return the number of an entry that nothing uses."""
+    """Return the number of a free entry."""
     number = _free.pop() if _free else next(_used)
     if number < (most := runtime().opsmith_most_entries()):
         return number
     raise errors.ToolchainError(
-        "there is no room for another kernel that is called without Python",
+        "there is no free entry for another kernel that is called without Python",
         expected=f"at most {most} operators in one process: one for each kernel, and one for each operator",
         got=f"{most}, all in use",
         hint="use fewer kernels in one process; until then the reference computes the operator",
@@ -245,22 +245,22 @@ def dispatched_kernel(
     without_plan: Callable[..., Any],
     failed: Callable[[str], Exception],
 ) -> DispatchedKernel:
-    """Return a kernel's place in the dispatcher: its own, that of a kernel that is gone, or a new one.
+    """Return a kernel's place in the dispatcher: its earlier place, a place that is free again, or a new one.
 
     Args:
         owner: The kernel.
-        operator: Name of the operator that it computes.
+        operator: Name of the operator that the kernel computes.
         schema: Text of the operator's schema, without its name.
         arguments: Parameter for each argument.
-        free: For each argument, True if its numbers of floating point are no part of a call's signature.
-        by_address: True if a call's signature has if the address of each tensor is divisible by 16.
+        free: For each argument, True if a call's signature omits its floating-point numbers.
+        by_address: True if a call's signature contains whether each tensor's address is divisible by 16.
         results: Number of results.
-        device: Dispatch key of its device, as `CPU`.
-        without_plan: Method of the kernel that computes calls without a plan, in Python.
-        failed: Method of the kernel that makes an exception from the text that it threw.
+        device: Dispatch key of the device, such as `CPU`.
+        without_plan: Python method of the kernel that computes calls without a plan.
+        failed: Method of the kernel that makes an exception from the text of a C++ exception.
 
     Raises:
-        ToolchainError: If torch refuses the kernel, or no entry is left.
+        ToolchainError: If torch refuses the kernel, or no entry is free.
     """
     signature = counted_all(
         [*each.numbers()[:3], is_free, by_address and each.type == "Tensor"]
@@ -278,7 +278,7 @@ def dispatched_kernel(
 
 
 class _Fallback:
-    """Operator in Python for calls without a plan, of all operators with a schema, or of one.
+    """Operator in Python for calls without a plan, for all operators with a schema or for one operator.
 
     Args:
         schema: Text of the schema, without a name.
@@ -303,12 +303,12 @@ class _Fallback:
 
 @cache
 def _fallback(schema: str, results: int, operator: str = "") -> _Fallback:
-    """Return the fallback of the kernels' own operators, or of `operator`."""
+    """Return the fallback of the kernels' private operators, or of `operator`."""
     return _Fallback(schema, results)
 
 
 def _without_plan(*args: Any, **kwargs: Any) -> Any:
-    """Compute a call of a kernel's own operator that has no plan."""
+    """Compute a call of a kernel's private operator that has no plan."""
     return _by_record[runtime().opsmith_pending_record()].compute(*args, **kwargs)
 
 
@@ -323,7 +323,7 @@ def _define(name: str, schema: str) -> None:
 
 
 def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[..., Any]:
-    """Wrap a function so that the runtime raises its exceptions, which cannot pass through C functions."""
+    """Wrap a function so that the runtime re-raises its exceptions, which cannot pass through C functions."""
 
     def held(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -337,14 +337,14 @@ def _holding_errors(fallback: Callable[..., Any], results: int) -> Callable[...,
 
 
 def _text(error: BaseException) -> bytes:
-    """Return the text of an exception for callers that are not Python; its class if it has no text."""
+    """Return the text of an exception for callers outside of Python; its class name if it has no text."""
     try:
         return str(error).encode(errors="replace")
-    except Exception:  # of its own `__str__`
+    except Exception:  # raised by its own `__str__`
         return type(error).__qualname__.encode(errors="replace")
 
 
 def _torch_version() -> int:
-    """Return torch's version as its C functions take it: a byte each for major, minor and patch."""
+    """Return torch's version in the format of its C functions: a byte each for major, minor and patch."""
     major, minor, patch = (int(part) for part in torch.__version__.split("+")[0].split(".")[:3])
     return major << 56 | minor << 48 | patch << 40

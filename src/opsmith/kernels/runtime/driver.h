@@ -1,4 +1,4 @@
-// The driver of NVIDIA's GPUs, opened where no Python does it: by a library, with the first call that needs it.
+// NVIDIA's GPU driver, for libraries without Python, which open it in the first call that needs it.
 #pragma once
 #include <stdexcept>
 
@@ -18,8 +18,8 @@ class OpenDriver : public Driver {
     return *driver;
   }
 
-  // Finds the function of an instance for a launch on a GPU: the best image that the GPU runs is loaded once, and stays
-  // loaded, since a launch may be pending in some stream.
+  // Finds the function of an instance for a launch on a GPU. The best image that the GPU can run is loaded once. It
+  // stays loaded, since a launch may be pending in a stream.
   void load(const DeviceInstance& instance, int32_t device, Launches& work, Launch& launch) {
     std::lock_guard lock(mutex_);
     Gpu& gpu = gpus_[device];
@@ -52,10 +52,10 @@ class OpenDriver : public Driver {
 
   struct Loaded {
     void* function = nullptr;
-    int64_t fixed = 0, dynamic = 0;  // bytes of static shared memory, and of dynamic that launches may use
+    int64_t fixed = 0, dynamic = 0;  // bytes of static shared memory, and of dynamic shared memory that launches may use
   };
   struct Gpu {
-    void* context = nullptr;  // the primary one, which torch uses; it is retained until the process ends
+    void* context = nullptr;  // the primary context, which torch uses; it is retained until the process ends
     int64_t capability = 0;   // 90 for sm_90
     std::map<const DeviceInstance*, Loaded> loaded;
   };
@@ -115,7 +115,7 @@ class OpenDriver : public Driver {
       int status = load_(&module, instance.content + image.at);
       if (status == 0) called = "cuModuleGetFunction", status = function_(&function, module, instance.name.c_str());
       if (status == 0) return {function, image.shared, 0};
-      reason = std::string("; ") + called + " returns " + described(status);  // the driver is older than what built it
+      reason = std::string("; ") + called + " returns " + described(status);  // too old a driver
     }
     throw DriverError("the library has no code that this GPU runs\n  expected: one of " + targets + "\n  got: sm_" +
                       std::to_string(capability) + reason +

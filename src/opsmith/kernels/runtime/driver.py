@@ -1,4 +1,4 @@
-"""The CUDA driver through its C functions, and torch's GPUs."""
+"""The CUDA driver, called through its C functions, and torch's GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAUNCHING = (
 )
 """Functions for launches, in the order of the runtime's `Driver`."""
 STREAM = "aoti_torch_get_current_cuda_stream"
-"""Torch's function, after them, which the runtime finds in torch where a stand-in for the driver has none."""
+"""Torch's function, after these functions. The runtime takes torch's own if a fake driver lacks it."""
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 PREFER_SHARED = 1
@@ -33,7 +33,7 @@ DEFAULT_MAX_SHARED = 48 * 1024
 """Bytes of shared memory, static and dynamic, that a kernel may use without `cuFuncSetAttribute`."""
 
 REFUSED = {200, 209, 218, 221, 222, 223}
-"""Statuses for an image that a driver does not take: INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX,
+"""Statuses for an image that a driver does not accept: INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX,
 JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION, JIT_COMPILATION_DISABLED (`CUresult` in the manual)."""
 
 
@@ -52,7 +52,7 @@ class DriverError(Exception):
 
     @property
     def refuses_image(self) -> bool:
-        """True if the driver does not take an image, as one of a newer compiler."""
+        """True if the driver does not accept an image, for example from a newer compiler."""
         return self.status in REFUSED
 
 
@@ -60,7 +60,7 @@ class Driver:
     """Loaded driver.
 
     Args:
-        library: The library, or a stand-in for it.
+        library: The library, or a fake of it.
     """
 
     def __init__(self, library: Any) -> None:
@@ -99,14 +99,14 @@ class Driver:
     def load(self, image: bytes, name: str) -> int:
         """Load a cubin into the current context, and return the handle of a kernel in it.
 
-        It stays loaded, because a launch may be pending in some stream.
+        It stays loaded, because a launch may be pending in a stream.
 
         Args:
             image: The cubin.
             name: Name of the kernel.
 
         Raises:
-            DriverError: If the driver refuses it.
+            DriverError: If the driver refuses the cubin.
         """
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._do("cuModuleLoadData", ctypes.byref(module), image)
@@ -115,10 +115,10 @@ class Driver:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The version of CUDA that the driver has, as (12, 4).
+        """The driver's version of CUDA, such as (12, 4).
 
         Raises:
-            DriverError: If it does not say so.
+            DriverError: If the driver does not report it.
         """
         number = ctypes.c_int()
         self._do("cuDriverGetVersion", ctypes.byref(number))
@@ -128,12 +128,12 @@ class Driver:
         """Set the dynamic shared memory that launches of a kernel may use, in bytes.
 
         Raises:
-            DriverError: If it exceeds the limit of this GPU.
+            DriverError: If the size exceeds the limit of this GPU.
         """
         self._do("cuFuncSetAttribute", ctypes.c_void_p(function), MAX_DYNAMIC_SHARED, shared)
 
     def prefer_shared(self, function: int) -> None:
-        """Let launches of a kernel have more shared memory and less of the cache, where both are one memory.
+        """Prefer shared memory to L1 cache for a kernel's launches, on GPUs where both share one memory.
 
         Raises:
             DriverError: If the driver refuses.
@@ -142,10 +142,10 @@ class Driver:
 
     @cached_property
     def opened(self) -> int:
-        """The driver as the runtime does launches by it.
+        """The runtime's handle of the driver, which it uses for launches.
 
         Raises:
-            ToolchainError: If it lacks a function, or this torch has no part for CUDA.
+            ToolchainError: If the driver lacks a function, or this torch has no CUDA support.
         """
         from opsmith.kernels.runtime.library import runtime
 
@@ -187,7 +187,7 @@ def find_driver() -> Driver:
     """Load the driver of this machine.
 
     Raises:
-        ToolchainError: If there is none.
+        ToolchainError: If there is no driver.
     """
     failure = ""
     for name in LIBRARIES:
@@ -214,19 +214,19 @@ class TorchCuda:
     """GPUs of torch.
 
     Attributes:
-        device: Type of the device whose tensors its kernels take.
+        device: Type of the devices on which kernels run.
     """
 
     device = "cuda"
 
     def unavailable(self) -> str | None:
-        """Return why no CUDA kernel can run on torch's `cuda` devices; None if one can."""
+        """Return why CUDA kernels cannot run on torch's `cuda` devices; None if they can."""
         if torch.version.hip is not None:
             return "this torch is built for ROCm, and CUDA C++ is for NVIDIA's GPUs"
         return None
 
     def architecture(self, index: int) -> str:
-        """Return the architecture of a GPU, as `sm_90`."""
+        """Return the architecture of a GPU, such as `sm_90`."""
         major, minor = torch.cuda.get_device_capability(index)
         return f"sm_{major}{minor}"
 
@@ -238,12 +238,12 @@ class TorchCuda:
         """Return the driver.
 
         Raises:
-            ToolchainError: If there is none.
+            ToolchainError: If there is no driver.
         """
         return find_driver()
 
     def driver_version(self) -> str:
-        """Return the version of CUDA that the driver has, as `12.4`; empty if it does not say so."""
-        with suppress(DriverError, errors.ToolchainError, AttributeError):  # the last without the function
+        """Return the driver's version of CUDA, such as `12.4`; empty if it is unknown."""
+        with suppress(DriverError, errors.ToolchainError, AttributeError):  # a missing function
             return "{}.{}".format(*self.driver().version)
         return ""

@@ -1,4 +1,4 @@
-// Kernels of a library that are launched on a GPU: what is constant of them, and the launches of a call.
+// Kernels of a library that are launched on a GPU: their constant data, and the launches of a call.
 #pragma once
 #include <map>
 
@@ -6,7 +6,7 @@
 
 namespace opsmith {
 
-// As in opsmith_cuda.h: what a kernel takes, and how it lies in memory.
+// As in opsmith_cuda.h: a parameter of a kernel, and its memory layout.
 struct DeviceParameter : Parameter {
   int32_t room;  // capacity of a list
   int32_t item;  // bytes of a number
@@ -14,7 +14,7 @@ struct DeviceParameter : Parameter {
 
   uint32_t capacity() const { return uint32_t(std::max(dim < 0 ? max_view_dim : dim, 1)); }
   size_t view_size() const { return 24 + 16 * size_t(capacity()); }
-  static constexpr int32_t max_view_dim = 8;  // of a view that has any number of dimensions
+  static constexpr int32_t max_view_dim = 8;  // of a view without a fixed number of dimensions
 
   void read(Numbers& from) {
     from(type, optional, written, dtype, dim, layout, room, item, size, alignment);
@@ -23,14 +23,14 @@ struct DeviceParameter : Parameter {
 
 // A cubin, or PTX for later GPUs.
 struct DeviceImage {
-  std::string kind, suffix;  // `sm` or `compute`; `a`: for that GPU alone; `f`: for its family
+  std::string kind, suffix;  // `sm` or `compute`; `a`: only for that GPU; `f`: for its family
   int64_t target;            // 90 for sm_90 and compute_90
   size_t at;                 // first byte among all images of the kernel
   int64_t shared;            // bytes of static shared memory
 
   void read(Numbers& from) { from(kind, suffix, target, at, shared); }
   std::string name() const { return kind + "_" + std::to_string(target) + suffix; }
-  // True if a GPU runs it: `gpu_misfit` of kernels/cuda/packaged.py has the rules.
+  // True if a GPU can run it. The rules are in `gpu_misfit` of kernels/cuda/packaged.py.
   bool runs_on(int64_t capability) const {
     const bool fits = suffix == "a" ? target == capability : target <= capability;
     return fits && (kind == "compute" || target / 10 == capability / 10);
@@ -50,7 +50,7 @@ struct DeviceInstance {
 struct DeviceVariant {
   std::vector<int64_t> constants;      // of the templates of all launches
   std::vector<int64_t> instances;      // of each launch
-  std::vector<DeviceParameter> taken;  // for each argument and result, what takes no more than each launch does
+  std::vector<DeviceParameter> taken;  // for each argument and result: takes only tensors that every launch takes
   std::vector<Parameter> parameters;   // the same, for `candidate`
   Candidate candidate;
 
@@ -73,7 +73,7 @@ struct LaunchedKernel {
   std::vector<std::pair<std::string, Program>> constants;  // of the templates of all launches, by name
   LaunchPrograms programs;
   std::vector<Initial> initial;
-  std::vector<std::pair<int32_t, size_t>> scratch;  // dtype of each buffer; where it is -1, the value that has it
+  std::vector<std::pair<int32_t, size_t>> scratch;  // dtype of each buffer; if it is -1, the value with the same dtype
   std::vector<std::string> failed;                  // words for the error of each launch
   std::vector<std::vector<size_t>> passed;          // to each launch: indices of values
   std::vector<DeviceInstance> instances;
@@ -87,7 +87,7 @@ struct LaunchedKernel {
   }
 };
 
-// What numbers in a library say of a kernel: read with the first call that needs a plan.
+// Data of a kernel, decoded from numbers in the library by the first call that needs a plan.
 inline const LaunchedKernel& launched_kernel(const int64_t* numbers, const unsigned char* images) {
   static auto& mutex = *new std::mutex;
   static auto& all = *new std::map<const int64_t*, std::unique_ptr<const LaunchedKernel>>;
@@ -97,7 +97,7 @@ inline const LaunchedKernel& launched_kernel(const int64_t* numbers, const unsig
   return *found;
 }
 
-// Parameters of a launch as they lie in memory, but for what a call fills in: addresses, sizes and strides of views.
+// Parameters of a launch in their memory layout. A call fills in addresses, sizes and strides of views.
 class Packing {
  public:
   Packing(const CallScope& scope, Launch& launch) : scope_(scope), launch_(launch) {}
@@ -173,7 +173,7 @@ inline bool compute_initial(const LaunchedKernel& kernel, const CallScope& scope
   return true;
 }
 
-// Makes the launches of a call, without the driver; null, with the reason, where there are none. `load` finds the
+// Makes the launches of a call, without the driver; null, with the reason, if they are impossible. `load` finds the
 // function of an instance for a launch.
 template <class Load>
 std::unique_ptr<Launches> launches_of(const LaunchedKernel& kernel, const DeviceVariant& variant,

@@ -1,7 +1,7 @@
 // Launches of a plan by a CUDA driver: scratch buffers, parameters with the addresses of tensors, torch's stream.
 //
-// No header of CUDA is read, and nothing is linked: the driver is opened by Python, and by driver.h in a library, with
-// the first kernel that needs it.
+// This needs no header or library of CUDA. Python opens the driver; in a library without Python, driver.h opens it in
+// the first call that needs it.
 #pragma once
 #include <dlfcn.h>
 
@@ -28,7 +28,7 @@ struct Driver {
   }
 };
 
-// Torch's function for its current stream, which is in torch's part for CUDA; null in a process without that.
+// Torch's function for its current stream, which is in torch's CUDA library; null if that is not loaded.
 inline void* stream_of_torch() {
   const char* name = "aoti_torch_get_current_cuda_stream";
   if (void* found = dlsym(RTLD_DEFAULT, name)) return found;
@@ -82,7 +82,7 @@ inline int launch(const Driver& driver, const Launch& planned, const Arguments& 
                        parameters.data(), nullptr);
 }
 
-// Words for how a launch was to be.
+// Text for the requested launch, for errors.
 inline std::string described(const Launch& launch) {
   std::string text;
   for (auto [name, sizes] : {std::pair{"grid (", launch.grid}, {"block (", launch.block}})
@@ -90,8 +90,8 @@ inline std::string described(const Launch& launch) {
   return text + std::to_string(launch.shared) + " bytes of shared memory, on " + launch.architecture;
 }
 
-// Does the launches of a call, whose results are the values behind its arguments. `threw` is called with the text of
-// a refusal, and throws.
+// Runs the launches of a call, whose results are the values after its arguments. If the driver refuses, `threw` is
+// called with the text, and throws.
 template <class Threw>
 void launch_all(const Signed& signature, const Launches& work, Arguments& arguments, const Made& results, Threw threw) {
   Made scratch(results.device());
@@ -131,8 +131,8 @@ void launch_all(const Signed& signature, const Launches& work, Arguments& argume
               .c_str());
 }
 
-// Computes a call by a plan, in memory of torch's: `results` are those of the call. `counts`: see run.h. `threw` is
-// called with the text of an exception or a refusal, and throws.
+// Computes a call by a plan, in torch's memory; `results` gets the results of the call. For `counts` see run.h. `threw`
+// is called with the text of an exception or a refusal, and throws.
 template <class Counts, class Threw>
 void run_plan(const Signed& signature, const Plan& plan, Arguments& arguments, Made& results, Counts counts,
               Threw threw) {

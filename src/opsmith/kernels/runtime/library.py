@@ -1,4 +1,4 @@
-"""Library between torch and all kernels, once in a process: how it is found, compiled and loaded."""
+"""Library between torch and all kernels, once in a process: find, compile and load it."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ RUNTIME = HERE / "runtime.cpp"
 RUNNING = tuple(HERE / name for name in ("values.h", "plan.h", "run.h"))
 """Headers for calls by plans, without Python and torch."""
 CALLING = (*RUNNING, *(HERE / name for name in ("stable_torch.h", "torch_stack.h", "torch_memory.h")))
-"""The same with torch's stack and memory."""
+"""Headers for calls by plans, including torch's stack and memory."""
 PROCESSOR = HERE / "processor.h"
 RECIPE = HERE / "recipe.h"
 """Header that computes sizes."""
 _PLANNING = HERE / "planning.h"
 PLANNING = (RECIPE, _PLANNING, HERE / "launched_kernel.h", HERE / "operators.h")
-"""Headers that plan a call of which no other is known."""
+"""Headers that plan a call without an earlier call of its kind."""
 RUNTIME_HEADERS = (*CALLING, RECIPE, _PLANNING, *(HERE / name for name in ("launches.h", "python_errors.h")))
 _EXPORTED = "opsmith_hold"
-"""One of the names that it exports."""
+"""One of the names that the library exports."""
 
 _lock = lock_of(sys.modules[__name__], "_lock")
 _file: LibraryFile | None = None
 
 _fills_memory = False
-"""Setting of `fill_new_memory`."""
+"""Current setting of `fill_new_memory`."""
 
 
 def runtime_file(package: Path | None = None, kernel: str = "") -> LibraryFile:
-    """Return the file of the runtime; the first call of a process finds it, and all others get the same.
+    """Return the file of the runtime; the first call of a process finds it, and later calls return the same.
 
-    It is that of opsmith's own package, else that of the kernel's package, else that of the cache, else
-    compiled now.
+    It is searched in opsmith's own package, then in the kernel's package, then in the cache. If it is in none
+    of them, it is compiled.
 
     Args:
         package: Package of the kernel that is being loaded.
-        kernel: Words for that kernel, which is there, for the error.
+        kernel: Description of that kernel, for the error.
 
     Raises:
-        ToolchainError: If it is in none of them and cannot be compiled.
+        ToolchainError: If the file is not found and cannot be compiled.
     """
     global _file
     with _lock:
@@ -80,7 +80,7 @@ def _found(package: Path | None, kernel: str) -> LibraryFile:
 
 
 def _absence(package: Path | None, found: Found) -> str:
-    """Return why the built kernels of a package have no runtime for this opsmith; empty without any."""
+    """Return why a package's built kernels have no runtime for this opsmith; empty if it has no kernels."""
     if found.folder is None:
         return found.reason
     built = [file for file in found.folder.files if file.language == LANGUAGE]
@@ -88,20 +88,20 @@ def _absence(package: Path | None, found: Found) -> str:
         return f"{found.folder.directory} has none"
     if all(file.digest != runtime_digest() for file in built):
         return (
-            f"this opsmith needs another one than that in {package}, which was built with opsmith "
+            f"this opsmith cannot use the library in {package}, which was built with opsmith "
             f"{found.folder.opsmith}"
         )
     return found.reason
 
 
 def _missing(kernel: str, reason: str, error: errors.ToolchainError) -> errors.ToolchainError:
-    """Return the error for a kernel that is there, and cannot run without the runtime."""
+    """Return the error for an existing kernel that cannot run without the runtime."""
     return errors.ToolchainError(
         "the library between torch and all kernels is missing",
         expected="this library, built into opsmith or into the package of the kernel, or a C++ compiler",
         got=f"the kernel is {kernel}, and fits; of the library between: {reason}; and "
         f"it cannot be compiled: {error.problem}: {error.got}",
-        hint="install a wheel of this opsmith with built kernels, or build the package's again by it",
+        hint="install a wheel of this opsmith with built kernels, or rebuild the package with this opsmith",
     )
 
 
@@ -109,7 +109,7 @@ def compile_runtime() -> CacheEntry:
     """Compile the library between torch and all kernels, once on a machine.
 
     Raises:
-        ToolchainError: As `compile_kernel`.
+        ToolchainError: See `compile_kernel`.
     """
     toolchain = kernel_toolchain()
 
@@ -122,7 +122,7 @@ def compile_runtime() -> CacheEntry:
             [*flags, f"-Wl,-soname,{STUB}", "empty.cpp", "-o", STUB],
             [*flags, "-O2", "-fvisibility=hidden", "-Wl,--no-as-needed", RUNTIME.name, STUB, "-o", LIBRARY],
         ):
-            expected = "a compiler of C++17, as g++ 9 or clang 10"
+            expected = "a compiler of C++17, such as g++ 9 or clang 10"
             toolchain.build("opsmith's own library", arguments, directory, expected)
 
     parts = {"kind": "runtime", "text": runtime_text(), **build_parts(toolchain, FLAGS)}
@@ -135,15 +135,15 @@ def runtime_text() -> str:
 
 
 def runtime_digest() -> str:
-    """Return the digest of the source of the runtime, by which it is found built in a package."""
+    """Return the digest of the runtime's source, which identifies its built file in a package."""
     return digest_of_parts({"text": runtime_text(), "header": HEADER.read_text(encoding="utf-8")})
 
 
 def fill_new_memory(on: bool) -> bool:
-    """Set whether results of C++ kernels are filled with nan before the kernel writes them.
+    """Fill results of C++ kernels with nan before the kernel writes them, or stop doing this.
 
-    Torch's `fill_uninitialized_memory` does not affect them: its C functions leave memory as it is. The
-    setting also holds for kernels that are loaded later.
+    Torch's `fill_uninitialized_memory` does not affect these results, since torch's C functions do not fill
+    memory. The setting also applies to kernels that are loaded later.
 
     Returns:
         The previous setting.
@@ -157,7 +157,7 @@ def fill_new_memory(on: bool) -> bool:
 
 @cache
 def runtime() -> Any:
-    """Load the runtime's functions, called without the interpreter's lock: torch's dispatcher has its own."""
+    """Load the runtime's functions that are called without the GIL; torch's dispatcher has its own lock."""
     loaded = _with_prototypes(ctypes.CDLL(runtime_file().path))
     loaded.opsmith_fill(int(_fills_memory))
     return loaded
@@ -165,7 +165,7 @@ def runtime() -> Any:
 
 @cache
 def python_runtime() -> Any:
-    """Load the runtime's functions that hold Python objects, called with the lock."""
+    """Load the runtime's functions that use Python objects and are called with the GIL."""
     return _with_prototypes(ctypes.PyDLL(runtime_file().path))
 
 

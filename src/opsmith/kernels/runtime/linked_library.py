@@ -1,4 +1,4 @@
-"""Libraries that several kernels are linked into, for programs that have no Python: through the cache."""
+"""Libraries of several linked kernels for programs without Python, from the cache or linked now."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from opsmith.kernels.cpp.compiler import HEADER, build_parts, kernel_toolchain
 
 OBJECT, TABLES = "kernel.o", "tables.cpp"
 IMAGES = "images.bin"
-"""File of all images for GPUs, which the assembler puts into the library."""
+"""File of all GPU images, which the assembler includes in the library."""
 ALIGNMENT = 16
 """Alignment of images for GPUs."""
 
 ANY_PROCESSOR = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pipe")
 _LINKING = ("-shared", "-fPIC", "-pthread", "-Wl,-s", "-Wl,--version-script=exported")
 _LINKING_KERNELS = ("-fopenmp",)
-LINKING = "a compiler of C++17 with GNU's linker, as g++ 9 with binutils 2.29"
+LINKING = "a compiler of C++17 with GNU's linker, such as g++ 9 with binutils 2.29"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class KernelObject:
     """Compiled kernel that can be linked into a library.
 
     Attributes:
-        table: Name of the table of its instances.
+        table: Name of the table of the kernel's instances.
         path: Object file.
-        linking: Arguments of the linker that its author gives.
+        linking: Linker arguments of the kernel's author.
     """
 
     table: str
@@ -40,10 +40,10 @@ class KernelObject:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedKernel:
-    """Compiled kernel for a GPU that a library can have.
+    """Compiled kernel for a GPU that a library can contain.
 
     Attributes:
-        numbers: Its rules and instances, as `LaunchedKernel` in launched_kernel.h reads them.
+        numbers: Its rules and instances, in the format of `LaunchedKernel` in launched_kernel.h.
         images: Its images, one after the other, each aligned to `ALIGNMENT` bytes.
     """
 
@@ -53,16 +53,16 @@ class LaunchedKernel:
 
 @dataclass(frozen=True, slots=True)
 class LinkedLibrary:
-    """Kind of library that kernels are linked into: with code around them, and with tables of theirs.
+    """Kind of library that consists of kernels, tables of these kernels, and common code.
 
     Attributes:
-        program: What loads it, for messages, as `torch`.
+        program: Name of the program that loads it, for messages, such as `torch`.
         name: Name of the file.
-        source: The code around the kernels.
-        headers: Headers of that, and of the tables.
-        exported: Script of the linker that names what other programs see.
+        source: The common code.
+        headers: Headers of the common code and of the tables.
+        exported: Linker script that names the exported symbols.
         linking: More flags of the linker.
-        stubs: Names of libraries that it needs, which empty ones stand for while it is linked.
+        stubs: Names of needed libraries, which are replaced by empty libraries during linking.
     """
 
     program: str
@@ -74,7 +74,7 @@ class LinkedLibrary:
     stubs: tuple[str, ...] = ()
 
     def _compiled(self, toolchain: Toolchain) -> Path:
-        """Compile the code around the kernels, once on a machine, for the baseline processor."""
+        """Compile the common code, once on a machine, for the baseline processor."""
 
         def build(directory: Path) -> None:
             self._copy(directory, self.source)
@@ -101,14 +101,14 @@ class LinkedLibrary:
             operators: Names of the operators, for the list of the cache.
             kernels: The kernels.
             tables: Text of the tables, in C++.
-            compiling: Flags of the compiler for them.
-            images: Content of the file `IMAGES`, which they may include.
+            compiling: Flags of the compiler for the tables.
+            images: Content of the file `IMAGES`, which the tables may include.
 
-        Returns:
-            Entry whose directory holds the library.
+            Returns:
+                Entry whose directory contains the library.
 
-        Raises:
-            ToolchainError: If there is no compiler, or it does not link.
+            Raises:
+                ToolchainError: If there is no compiler, or linking fails.
         """
         toolchain = kernel_toolchain()
         compiled = self._compiled(toolchain)
@@ -154,8 +154,8 @@ def table_file(header: str, kernels: Iterable[KernelObject], lines: Iterable[str
     Args:
         header: Header that it includes.
         kernels: Kernels that are linked.
-        lines: Tables that this file alone sees.
-        last: The definition of what the code around the kernels reads.
+        lines: Tables that only this file uses.
+        last: The definition of the table that the common code reads.
     """
     tables = [f"extern opsmith::Exported {kernel.table};" for kernel in kernels]
     includes = [f'#include "{header}"', '#include "processor.h"']
@@ -165,10 +165,10 @@ def table_file(header: str, kernels: Iterable[KernelObject], lines: Iterable[str
 
 
 def require_compiler() -> None:
-    """Look for the compiler of libraries.
+    """Search the compiler of libraries.
 
     Raises:
-        ToolchainError: If there is none.
+        ToolchainError: If there is no compiler.
     """
     kernel_toolchain()
 

@@ -1,4 +1,4 @@
-"""Files of libraries, from a package or the cache, and whether they load."""
+"""Files of libraries, from a package or the cache, after a test that they can be loaded."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from opsmith.build.packaged import Found
 LIBRARY = "kernel.so"
 """Name of a library's file in the cache."""
 _MAPPED = Path("/proc/self/maps")
-"""List of the libraries that this process has loaded; kernels in C++ are built on Linux alone."""
+"""List of the libraries that this process has loaded; kernels in C++ are built only on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """File of a library that loads.
+    """File of a library that can be loaded.
 
     Attributes:
-        path: Its path.
-        origin: Words for where it came from.
+        path: Path of the file.
+        origin: Origin of the file in words.
     """
 
     path: str
@@ -35,18 +35,18 @@ class LibraryFile:
 
 
 def packaged_library(found: Found, exported: str, linked: Sequence[Path] = ()) -> LibraryFile | None:
-    """Return the best library among built kernels of a package that loads; None if there is none.
+    """Return the best loadable library among a package's built kernels; None if there is none.
 
     Args:
         found: Result of the search.
         exported: Name that the library exports.
-        linked: Files of shared libraries that it is linked with. It names them without their folders, so that
-            the loader takes one of the same name that the process has loaded.
+        linked: Files of shared libraries that it is linked with. It names them without folders, so the loader
+            uses a library of the same name that the process has already loaded.
     """
     others = [other for each in linked for other in others_of_name(each)]
     for built, path, _ in found.usable():
         if others:
-            found.rejected[path] = f"the process has loaded another library of the same name, {others[0]}"
+            found.rejected[path] = f"the process has loaded a different library of the same name, {others[0]}"
             continue
         try:
             getattr(ctypes.CDLL(str(path)), exported)
@@ -58,7 +58,7 @@ def packaged_library(found: Found, exported: str, linked: Sequence[Path] = ()) -
 
 
 def others_of_name(library: Path) -> list[Path]:
-    """Return the loaded libraries of other content that the loader takes for one of this name."""
+    """Return the loaded libraries of different content that the loader uses for this name."""
     own = library.resolve()
     names = {library.name, own.name}
     if fault_of(own) is None:
@@ -76,36 +76,36 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 
 def refuse_other_library(linked: Sequence[Path]) -> None:
-    """Refuse a loaded kernel for which the loader took other libraries than those that it is linked with.
+    """Refuse a loaded kernel if the loader used different libraries from the ones in its link options.
 
     Args:
         linked: Files of shared libraries.
 
     Raises:
-        CompileError: If one is not loaded, and another one of its name is.
+        CompileError: If a different library of the same name is loaded.
     """
     loaded = _MAPPED.read_text() if linked else ""
     for each in linked:
         others = others_of_name(each)
         if others and f" {each.resolve()}\n" not in loaded:
             raise errors.CompileError(
-                "a process has one library of a name, and has loaded another one than that of the C++ kernel",
+                "a process loads one library of each name, and it has loaded a different one here",
                 argument="libraries",
                 expected=str(each),
                 got=str(others[0]),
-                hint="link the library anew under a name of its own, by `-Wl,-soname,` and its file's name",
+                hint="link the library again under a unique name, with `-Wl,-soname,` and its file's name",
             )
 
 
 def loadable(obtain: Callable[[], CacheEntry], exported: str) -> LibraryFile:
-    """Return an entry's library; one from the cache that does not load is built again once.
+    """Return an entry's library; if a cached library cannot be loaded, it is rebuilt once.
 
     Args:
-        obtain: Returns the entry.
+        obtain: Function that returns the entry.
         exported: Name that the library exports.
 
     Raises:
-        CompileError: If a library that was built now does not load, or does not export that name.
+        CompileError: If a new library cannot be loaded, or does not export that name.
     """
     entry = obtain()
     path = str(entry.directory / LIBRARY)
@@ -124,11 +124,11 @@ def loadable(obtain: Callable[[], CacheEntry], exported: str) -> LibraryFile:
             got=str(error),
             hint=f"give the path of `{absent[1]}` in `libraries=`, or put its folder into LD_LIBRARY_PATH"
             if absent
-            else "see that every library it needs is installed, and that CXX is this machine's compiler",
+            else "check that every library it needs is installed, and that CXX is this machine's compiler",
         ) from error
     return LibraryFile(path, entry.origin)
 
 
 def _runs_nothing(directory: Path) -> bool:
-    """Return True for a file system that is mounted without the right to run programs from it."""
+    """Return True for a directory on a file system that is mounted with `noexec`."""
     return hasattr(os, "statvfs") and bool(os.statvfs(directory).f_flag & os.ST_NOEXEC)

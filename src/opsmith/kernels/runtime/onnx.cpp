@@ -1,6 +1,6 @@
 // Library of custom operators: ONNX Runtime calls `RegisterCustomOps`, and then the operators that it registers.
 //
-// It is compiled for the baseline processor, so that it can report that the kernels need another one.
+// It is compiled for the baseline processor, so that it can report that the kernels need a different processor.
 #include <deque>
 #include <map>
 
@@ -12,7 +12,7 @@
 namespace {
 using namespace opsmith;
 
-// ONNX's number of an element type, by torch's; 0 where a kernel has no such type.
+// ONNX's number of an element type, by torch's number; 0 if kernels have no such type.
 constexpr int element_types[] = {2, 3, 5, 6, 7, 10, 1, 11, 0, 0, 0, 9, 0, 0, 0, 16};
 
 // Copies elements between two tensors of the same sizes with different strides.
@@ -27,7 +27,7 @@ void copy(const char* from, const int64_t* from_strides, char* into, const int64
          into_strides + 1, sizes + 1, dim - 1, item);
 }
 
-// The attributes of a node, read once when a session is made. Of a list of tensors they tell the length.
+// The attributes of a node, read once when a session is made. They contain the length of each list of tensors.
 class Attributes {
  public:
   Inline<Value, 12> values;
@@ -129,13 +129,13 @@ struct Kernel {
   const NodeType& type;
   Attributes attributes;
   Signed signature;
-  CallCache<std::shared_ptr<const Plan>> plans;  // by the inputs: attributes stay as they are
+  CallCache<std::shared_ptr<const Plan>> plans;  // by the inputs, since attributes do not change
 
   Kernel(const ort::Api& api, const NodeType& type, const ort::KernelInfo* info)
       : api(api), type(type), attributes(api, info, *type.op), signature(type.op->signature()) {}
 };
 
-// One call of a node: its values, and its memory, as run.h wants it.
+// One call of a node: its values, and its memory in the form that run.h expects.
 class NodeCall : public CallValues {
  public:
   NodeCall(Kernel& kernel, ort::Context* context)
@@ -252,7 +252,7 @@ class NodeCall : public CallValues {
   const Operator& op_;
   Words words_;  // missing inputs, element types and sizes
   size_t input_count_ = 0, next_ = 0;
-  std::vector<char*> made_;  // memory that the kernel writes the results into
+  std::vector<char*> made_;  // memory into which the kernel writes the results
   std::deque<std::vector<int64_t>> numbers_;
   std::deque<std::vector<RawTensor>> lists_;
   std::vector<std::unique_ptr<char[]>> memory_;
@@ -264,7 +264,7 @@ struct Registered : ort::CustomOp {
 
 const NodeType& type_of(const ort::CustomOp* op) { return *static_cast<const Registered*>(op)->type; }
 
-// Runs what may throw: an exception becomes an error of ONNX Runtime's.
+// Runs code that may throw, and converts an exception to an error of ONNX Runtime.
 template <class F>
 ort::Status* guarded(const ort::Api& api, const char* op, F body) {
   try {
@@ -312,8 +312,7 @@ Registered registered(const NodeType& type) {
   return op;
 }
 
-// Makes the operators, once for each table of functions. Sessions hold on to what is registered as long as they live,
-// and any of them may be the last: it stays.
+// Makes the operators, once for each table of functions. They are never freed, since any session may still use them.
 ort::Status* register_all(const ort::Api& api, ort::SessionOptions* options) {
   static auto* const mutex = new std::mutex;
   static auto* const known = new std::map<const ort::Api*, std::map<std::string, ort::Domain*>>;

@@ -10,7 +10,7 @@ struct NodeType {
   const char* op_type;
   const Operator* op;
   OperatorKernels kernels;
-  const int32_t* output_indices;  // for each result its output of the node; -1 for a hidden result
+  const int32_t* output_indices;  // for each result, the node's output for it; -1 for a hidden result
   const int32_t* inputs;          // ONNX's numbers of element types
   const bool* optional;           // of inputs
   int32_t input_count;

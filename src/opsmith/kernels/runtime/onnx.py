@@ -1,4 +1,4 @@
-"""Library of custom operators for ONNX Runtime, without torch: its tables, and how it is linked."""
+"""Library of custom operators for ONNX Runtime, without torch: write its tables, and link it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class NodeType:
 
     Attributes:
         domain, op_type: Name of the type.
-        operator: The operator that it calls.
-        kernels: Its kernels, in the order in which they are tried.
+        operator: The operator that the node calls.
+        kernels: Kernels of the operator, in the order in which they are tried.
         output_indices: Output of a node for each result; -1 for a hidden result.
         inputs, outputs: ONNX's numbers of element types.
         optional: For each input, True if it may be missing.
@@ -55,10 +55,10 @@ def link_library(types: Sequence[NodeType]) -> CacheEntry:
         types: Types of nodes, at least one.
 
     Returns:
-        Entry whose directory holds `LIBRARY`.
+        Entry whose directory contains `LIBRARY`.
 
     Raises:
-        ToolchainError: If there is no compiler, or it does not link.
+        ToolchainError: If there is no compiler, or linking fails.
     """
     kernels = list(dict.fromkeys(kernel for each in types for kernel in each.kernels))
     names = dict.fromkeys(each.operator.name for each in types)
@@ -70,7 +70,7 @@ def node_tables(types: Sequence[NodeType], kernels: Sequence[KernelObject]) -> s
 
     Args:
         types: Types of nodes, at least one.
-        kernels: All kernels of theirs.
+        kernels: All kernels of these nodes.
     """
     operators = list(dict.fromkeys(each.operator for each in types))
     lines = [line for number, operator in enumerate(operators) for line in operator.tables(number)]

@@ -1,9 +1,9 @@
-// The part of ONNX Runtime's C interface that custom operators need: its wheel ships no headers.
+// The part of ONNX Runtime's C interface that custom operators need, since its wheel ships no headers.
 //
 // Source of the facts: `OrtApi`, `OrtCustomOp` and the enums of onnxruntime_c_api.h, in
-// include/onnxruntime/core/session, as of ONNX Runtime 1.16 (ORT_API_VERSION 16). `OrtApi` is a table of
-// functions to which releases append, and in which none ever moves; a release gives the table of each
-// version up to its own. Handles are opaque.
+// include/onnxruntime/core/session, in ONNX Runtime 1.16 (ORT_API_VERSION 16). `OrtApi` is a table of functions.
+// Releases append functions, and never move one. A release provides the table of each version up to its own.
+// Handles are opaque.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ enum Characteristic : int { REQUIRED = 0, OPTIONAL = 1 };
 
 struct CustomOp;
 
-// The functions that are used, at their places in the table.
+// The functions that we use, at their places in the table.
 struct Api {
   Status* (*create_status)(ErrorCode code, const char* text);
   void* from_1[25];
@@ -62,7 +62,7 @@ struct ApiBase {
   const char* (*version)();
 };
 
-// Description of an operator, and the functions of its kernel: `OrtCustomOp` up to version 16.
+// Description of an operator, and the functions of its kernel: the part of `OrtCustomOp` up to version 16.
 struct CustomOp {
   uint32_t version = api_version;
   void* (*create)(const CustomOp*, const Api*, const KernelInfo*) = nullptr;  // see `create_kernel`

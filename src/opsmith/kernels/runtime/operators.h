@@ -1,8 +1,8 @@
-// Operators of a library without Python: the kernel that takes a call, its plan, and the words where there is none.
+// Operators of a library without Python: the kernel that takes a call, its plan, or the message if no kernel takes it.
 //
-// Nothing here knows torch or ONNX Runtime: a call is what `CallValues` says of it. Results are contiguous. A call
-// whose results the reference would lay out in another way is refused: compiled code has the strides that the reference
-// gives, and would read other numbers.
+// This code does not depend on torch or ONNX Runtime: `CallValues` describes a call. Results are contiguous. A call is
+// refused if the reference would lay out its results in a different way, because compiled code reads the results with
+// the reference's strides and would read wrong numbers.
 #pragma once
 #include <stdexcept>
 
@@ -10,7 +10,7 @@
 
 namespace opsmith {
 
-// Layouts in which the reference returns contiguous results, as the kernels do here. Each takes in the one after it.
+// Layouts in which the reference returns contiguous results, like these kernels. Each layout includes the next one.
 enum Accepted : int32_t { ANY_LAYOUT, NESTED_LAYOUT, CONTIGUOUS_LAYOUT };
 
 struct OperatorArgument {
@@ -23,10 +23,10 @@ struct OperatorArgument {
 
 // Kernel of an operator.
 struct OperatorKernel {
-  const Exported* instances;  // in the order in which they are tried; null for one that is launched
-  bool copies_back;           // what it writes may be copied into a layout, and back
+  const Exported* instances;  // in the order in which they are tried; null for a launched kernel
+  bool copies_back;           // written arguments may be copied into a layout and back
   const int64_t* launched = nullptr;  // see `LaunchedKernel`
-  const unsigned char* images = nullptr;  // of that
+  const unsigned char* images = nullptr;  // of `launched`
 };
 
 // Kernels of an operator on one type of device, in the order in which they are tried.
@@ -41,8 +41,8 @@ struct Operator {
   int32_t argument_count;
   int32_t result_count;
   const char* shapes;     // text of `shapes=`, for messages; may be empty
-  const int64_t* sizing;  // the sizes of the results by it: see recipe.h; null if it does not tell them
-  const int64_t* const* calls = nullptr;  // the same by calls of an exported model, where nothing else tells them
+  const int64_t* sizing;  // the sizes of the results by `shapes`: see recipe.h; null if it does not determine them
+  const int64_t* const* calls = nullptr;  // the sizes by calls of an exported model, if there is no other source
   int32_t call_count = 0;
 
   Signed signature() const {
@@ -95,7 +95,7 @@ class OperatorCall {
     return plan(kernels, [](const DeviceInstance&, Launches&, Launch&) {});
   }
 
-  // Refuses what `may_write` does not allow: a plan serves calls with other memory, too.
+  // Refuses writes that `may_write` does not allow, since a plan also serves calls with other memory.
   template <class MayWrite>
   void refuse_writes(MayWrite may_write) const {
     if (std::none_of(signature_.begin(), signature_.end(), [](const Argument& each) { return each.written; })) return;
@@ -137,7 +137,7 @@ class OperatorCall {
     return refused(part + "is outside the limits of a GPU", {{"expected", reason.expected}, {"got", reason.got}});
   }
 
-  // The instances that may take the call: of those with constants, the ones for its sizes.
+  // The instances that may take the call; an instance with constants must fit the call's sizes.
   Offers offers(const OperatorKernels& kernels) const {
     Offers found;
     std::string missing;
@@ -227,7 +227,7 @@ class OperatorCall {
                    {"hint", "convert it; PyTorch with opsmith computes such a call by the reference"}});
   }
 
-  // True if an instance takes all tensors; else the first that it does not, its value, and the one that it takes.
+  // True if an instance takes all tensors; else the first tensor that it refuses, with its value and the accepted value.
   bool takes_all(const Candidate& candidate, bool copies_back, size_t& index, std::string& value,
                  std::string& takes) const {
     return every(signature_, arguments_, [&](const RawTensor& raw, size_t tensor, size_t argument) {
@@ -302,7 +302,7 @@ class OperatorCall {
     return plan;
   }
 
-  // The sizes of the results; without results it refuses tensors that do not fit one another, before any is written.
+  // The sizes of the results. Without results, it refuses tensors that do not fit one another, before any write.
   std::vector<Shape> sizes(const Candidate& candidate) const {
     std::vector<Shape> shapes(size_t(op_.result_count));
     char error[1000];

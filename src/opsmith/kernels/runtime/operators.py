@@ -1,4 +1,4 @@
-"""Operators of a library without Python, as tables in C++: see operators.h."""
+"""Tables in C++ for the operators of a library without Python; see operators.h."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LinkedOperator:
         accepted: For each argument, one of `ACCEPTED`.
         results: Number of results.
         shapes: Text of `shapes=`; may be empty.
-        sizing: Sizes of the results by it: see `sizing_of`; empty if it does not tell them.
-        calls: The same for calls of an exported model, by which the sizes are known where nothing else tells.
+        sizing: Sizes of the results by `shapes`: see `sizing_of`; empty if it does not determine them.
+        calls: Sizes of the results in calls of an exported model, if there is no other source.
     """
 
     name: str
@@ -36,7 +36,7 @@ class LinkedOperator:
     calls: tuple[tuple[int, ...], ...] = ()
 
     def tables(self, number: int) -> list[str]:
-        """Return the tables that its row names, as lines of C++.
+        """Return the tables that the operator's row names, as lines of C++.
 
         Args:
             number: Number of the operator in the library.
@@ -54,7 +54,7 @@ class LinkedOperator:
         ]
 
     def row(self, number: int) -> str:
-        """Return its row in C++, an `Operator`."""
+        """Return the operator's row, an `Operator` in C++."""
         fields = [
             text(self.name),
             f"arguments_{number}",

@@ -1,4 +1,4 @@
-// Plans by which calls run: made once for each call signature, and cached here.
+// Plans that run calls. A plan is made once for each call signature, and cached here.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace opsmith {
 
-// Reader of numbers that plan.py, recipe.py and kernels/cuda/linked.py encode: `from(a, b)` reads both, in this order. A
-// list is behind its length; bytes, of a text, too, are in whole words; a structure reads its fields.
+// Reader of numbers that plan.py, recipe.py and kernels/cuda/linked.py encode: `from(a, b)` reads both, in this order.
+// The length of a list comes first. Bytes, also of texts, fill whole words. A structure reads its fields.
 class Numbers {
  public:
   explicit Numbers(const int64_t* first) : at_(first) {}
@@ -61,7 +61,7 @@ class Numbers {
 struct Copied {
   int64_t tensor;    // index among all tensors of the call
   int64_t argument;  // index of its argument
-  bool back;         // it is written, and copied back after the call
+  bool back;         // the call writes it, so it is copied back afterwards
   std::vector<int64_t> strides;
 
   void read(Numbers& from) { from(tensor, argument, back, strides); }
@@ -70,7 +70,7 @@ struct Copied {
 struct Result {
   int32_t dtype;
   std::vector<int64_t> sizes, strides;
-  std::vector<int64_t> written;  // strides in which the kernel writes it; empty where they are the same
+  std::vector<int64_t> written;  // strides in which the kernel writes it; empty if they are the same
 
   void read(Numbers& from) { from(dtype, sizes, strides, written); }
 };
@@ -82,15 +82,15 @@ using Program = std::vector<int64_t>;  // see recipe.h
 struct Address {
   uint32_t offset;
   uint32_t tensor;    // index among the tensors of the arguments, the results and the scratch buffers
-  uint32_t capacity;  // dimensions that the view behind it has room for
+  uint32_t capacity;  // maximum number of dimensions of the view after it
 
   void read(Numbers& from) { from(offset, tensor, capacity); }
 };
 
-// A number of floating point that a call gives, among the bytes of a launch's parameters.
+// A floating-point number of a call, among the bytes of a launch's parameters.
 struct Given {
   uint32_t offset, argument, bytes;
-  int32_t item;  // in a list; -1 for a number alone
+  int32_t item;  // in a list; -1 for a single number
 
   void read(Numbers& from) { from(offset, argument, bytes, item); }
 };
@@ -98,7 +98,7 @@ struct Given {
 struct Launch {
   void* function;
   unsigned grid[3], block[3], shared;
-  std::vector<unsigned char> parameters;  // as they lie in memory, without addresses and such numbers
+  std::vector<unsigned char> parameters;  // in their memory layout, without addresses and floating-point numbers
   std::vector<uint32_t> offsets;          // of each parameter
   std::vector<Address> addresses;
   std::vector<Given> given;
@@ -118,7 +118,7 @@ struct Buffer {
 
 struct Filled {
   size_t made;  // index among the results and the scratch buffers
-  bool exact;   // a whole number that has no double
+  bool exact;   // a whole number that a double cannot represent
   double number;
   int64_t whole;
 
@@ -130,14 +130,14 @@ struct Launches {
   void* context;
   std::vector<Buffer> scratch;
   std::vector<Filled> filled;
-  std::vector<Launch> launches;  // in order; none if there is nothing to write
+  std::vector<Launch> launches;  // in order; empty if there is nothing to write
 
   void read(Numbers& from) { from(driver, context, scratch, filled, launches); }
 };
 
-// The work of a plan is a function of the host, or launches by a driver.
+// The work of a plan is a function on the CPU, or launches by a driver.
 struct Plan {
-  const Candidate* candidate = nullptr;  // the instance that computes the results; null where launches do
+  const Candidate* candidate = nullptr;  // the instance that computes the results; null if launches compute them
   std::unique_ptr<const Launches> launches;
   Device device;
   std::vector<Copied> copied;
@@ -156,7 +156,7 @@ struct Plan {
   }
 };
 
-// A value that holds in a scope, in place of another.
+// A value that replaces another value within a scope.
 template <class T>
 class Within {
  public:
@@ -168,8 +168,8 @@ class Within {
   const T before_;
 };
 
-// Values by signature. Many threads read it, and one writes rarely. What is forgotten begins a new generation: a value
-// that was made for an earlier one is not remembered.
+// Values by signature. Many threads read it, and one writes rarely. Forgetting begins a new generation: a value that
+// was made for an earlier generation is not stored.
 template <class T>
 class CallCache {
  public:
@@ -179,7 +179,7 @@ class CallCache {
     return at == entries_.end() ? std::nullopt : std::optional<T>(at->second.second);
   }
 
-  // Returns the value of a key; the first time it is made.
+  // Returns the value of a key, and makes it the first time.
   template <class Make>
   T obtain(const Words& words, Make make) {
     if (auto known = find(words)) return *known;
@@ -193,7 +193,7 @@ class CallCache {
   void remember(const Signature& key, T value, uint64_t generation) {
     std::unique_lock lock(mutex_);
     if (generation != generation_) return;
-    if (entry_of(key.words.data(), key.words.size()) != entries_.end()) return;  // of another thread
+    if (entry_of(key.words.data(), key.words.size()) != entries_.end()) return;  // another thread stored it
     if (entries_.size() >= limit) entries_.clear();  // sizes that change with each call must not fill the memory
     entries_.emplace(hash(key.words.data(), key.words.size()), std::make_pair(key, std::move(value)));
   }
@@ -209,8 +209,8 @@ class CallCache {
     return int64_t(entries_.size());
   }
 
-  // Makes the cache usable in a forked process, which lacks the thread that may hold the lock. What that thread
-  // has left half done is never read and never freed.
+  // Makes the cache usable in a forked process, which lacks the thread that may hold the lock. The unfinished data of
+  // that thread is never read and never freed.
   void after_fork() {
     if (mutex_.try_lock()) {
       mutex_.unlock();

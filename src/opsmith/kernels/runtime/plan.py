@@ -1,4 +1,4 @@
-"""Plan of a call, by which the runtime does it: the work, the copies of arguments, the results."""
+"""Plan with which the runtime computes a call: the work, the copies of arguments, the results."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Launch:
         grid: Number of blocks, in three dimensions.
         block: Number of threads of a block, in three dimensions.
         shared: Bytes of dynamic shared memory.
-        parameters: Bytes of the parameters as they lie in memory, without addresses.
+        parameters: Bytes of the parameters in their memory layout, without addresses.
         offsets: Offset of each parameter.
-        addresses: Offset of each tensor's address, the index of the tensor among those of the arguments, the
-            results and the scratch buffers, and the number of dimensions that its view has room for.
-        given: Numbers of floating point that a call gives: offset, index of the argument, bytes, and index in
-            a list or -1.
-        failed: Words for the error of a launch that the driver refuses: which kernel is not launched.
-        architecture: Architecture of the GPU, for the same.
+        addresses: Offset of each tensor's address, the index of the tensor among all arguments, results and
+            scratch buffers, and the maximum number of dimensions of its view.
+        given: Floating-point numbers of a call: offset, index of the argument, bytes, and index in a list or
+            -1.
+        failed: Text for the error if the driver refuses the launch: the kernel that is not launched.
+        architecture: Architecture of the GPU, for this error.
     """
 
     function: int
@@ -65,11 +65,11 @@ class Launches:
     """Launches of a call, one after the other.
 
     Attributes:
-        driver: The driver that does them, as the runtime has opened it; 0 without a launch.
+        driver: The runtime's handle of the driver; 0 without a launch.
         context: Handle of torch's context of the GPU; 0 without a launch.
         scratch: Scratch buffers, each with the strides in which the kernel writes it.
-        filled: Numbers that results and scratch buffers are filled with first, by their indices.
-        launches: The launches; none if there is nothing to write.
+        filled: Numbers that fill results and scratch buffers first, by the indices of these.
+        launches: The launches; empty if there is nothing to write.
     """
 
     driver: int
@@ -95,7 +95,7 @@ class Plan:
         work: Address of the instance in C++ that computes the results, or launches.
         copies: Tensors to copy into another layout first: index among the call's tensors, index of the
             argument, True if it is copied back, strides of the copy.
-        results: Layout of each result, and the strides in which the kernel writes it where they differ.
+        results: Layout of each result, and the strides in which the kernel writes it if they differ.
         device: Device of the results.
         recipe: Recipe for calls of the same kind with other sizes; None if Python plans them.
     """
@@ -119,12 +119,12 @@ class Plan:
 
 
 def counted(numbers: Sequence[int]) -> list[int]:
-    """Return numbers behind their count, as `Numbers` in plan.h reads a list."""
+    """Return the count of numbers and then the numbers, as `Numbers` in plan.h reads a list."""
     return [len(numbers), *numbers]
 
 
 def counted_all(items: Iterable[Sequence[int]]) -> list[int]:
-    """Return the numbers of several structures, behind the count of these."""
+    """Return the count of structures, and then the numbers of each."""
     listed = list(items)
     return [len(listed), *(number for each in listed for number in each)]
 
@@ -134,7 +134,7 @@ def _encode_layout(made: ResultLayout, strides: Sequence[int]) -> list[int]:
 
 
 def encode_filled(index: int, number: float) -> list[int]:
-    """Return as numbers that a number fills a result or a scratch buffer, by its index."""
+    """Encode, as numbers, the number that fills the result or scratch buffer at an index."""
     whole = int(number) if isinstance(number, int) and int(float(number)) != number else None
     return [index, whole is not None, _bits(float(number)), whole or 0]
 
@@ -153,11 +153,11 @@ def _bits(number: float) -> int:
 def copies_in(
     values: Sequence[Any], parameters: Mapping[int, Parameter]
 ) -> tuple[tuple[int, int, bool, tuple[int, ...]], ...]:
-    """Return the copies of a call's tensors into the layouts that a kernel takes, as `Plan` has them.
+    """Return the copies of a call's tensors into the layouts that a kernel takes; see `Plan`.
 
     Args:
         values: Argument values.
-        parameters: Parameter by the index of its argument, of those that may be copied.
+        parameters: Parameters of the arguments that may be copied, by the index of the argument.
     """
     copies, tensors = [], 0
     for index, value in enumerate(values):

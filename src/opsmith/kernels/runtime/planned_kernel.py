@@ -1,4 +1,4 @@
-"""Kernels whose calls run by plans, in C++ from end to end: what all languages of such kernels share."""
+"""Kernels whose calls run by plans, entirely in C++: the code that all languages of such kernels share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opsmith.core.cached_property import cached_property
 from opsmith.core.kernels import BuiltKernel, Kernel, KernelSource, Rejected, refuse_strictly
 from opsmith.torch_library import capabilities
 
-# A declaration needs none of the rest: it is imported by what uses it, with the first call or build.
+# A declaration does not need the other modules: functions import them, in the first call or build.
 if TYPE_CHECKING:
     from opsmith.kernels.cpp.source import CppSource
     from opsmith.kernels.runtime.dispatch import DispatchedKernel
@@ -26,11 +26,11 @@ C = TypeVar("C", bound="CppSource")
 class PlannedKernel(BuiltKernel[S]):
     """Function that computes an operator by plans; Python makes a plan for each new signature of a call.
 
-    Its `_build` keeps in `_refused` an error that holds until `reload`.
+    `_build` stores an error that persists until `reload` in `_refused`.
 
     Attributes:
-        by_address: True if a plan is for tensors whose addresses are divisible by 16, or for others.
-        free: See `_free_numbers`; once it is loaded.
+        by_address: True if a plan depends on which addresses of tensors are divisible by 16.
+        free: See `_free_numbers`; it is set when the kernel is loaded.
     """
 
     by_address: ClassVar[bool] = False
@@ -44,13 +44,13 @@ class PlannedKernel(BuiltKernel[S]):
 
     @property
     def package(self) -> Path | None:
-        """Folder of the package that declares it, in which it may lie built; None if there is none."""
+        """Folder of the declaring package, which may contain the built kernel; None if there is none."""
         from opsmith.build.packaged import package_of
 
         return package_of(self.declared)
 
     def digest(self: PlannedKernel[C]) -> str:
-        """Return the digest of what its author wrote, by which it is found built in a package."""
+        """Return the digest of the author's source and options, which identifies the built kernel."""
         from opsmith.build.manifest import digest_of_parts
 
         schema = self.operator.specification.schema
@@ -68,7 +68,7 @@ class PlannedKernel(BuiltKernel[S]):
 
         Raises:
             CompileError, KernelSignatureError: If the source is wrong.
-            ToolchainError: If it can neither be loaded nor built.
+            ToolchainError: If the kernel can neither be loaded nor built.
         """
 
     @abstractmethod
@@ -76,11 +76,11 @@ class PlannedKernel(BuiltKernel[S]):
         """Plan the calls that have the signature of these values.
 
         Returns:
-            The plan; the reason if the kernel takes no such call; None if it computes this one without.
+            The plan; the reason if the kernel does not take the call; None to compute it without a plan.
         """
 
     def _awaits_plan(self, values: Sequence[Any]) -> bool:
-        """Return True if a call is to be planned; else it is computed without a plan."""
+        """Return True to plan a call, and False to compute it without a plan."""
         return True
 
     def _unplanned(self, values: Sequence[Any]) -> Any:
@@ -89,7 +89,7 @@ class PlannedKernel(BuiltKernel[S]):
 
     @abstractmethod
     def _failed(self, text: str) -> errors.KernelError:
-        """Return the error for the text that a call has thrown."""
+        """Return the error for the text of a C++ exception in a call."""
 
     def _forget(self) -> None:
         if self._loaded is not None:
@@ -113,12 +113,12 @@ class PlannedKernel(BuiltKernel[S]):
         """Give the kernel a place in torch's dispatcher.
 
         Args:
-            folder: Folder of the package that the kernel lies in; None if there is none.
-            described: Words for what was built of the kernel, for the error.
+            folder: Folder of the package that contains the kernel; None if there is none.
+            described: Description of the built kernel, for the error.
 
         Raises:
-            KernelSignatureError: If the runtime cannot give it an argument or a result of its operator.
-            ToolchainError: If the runtime is missing and cannot be compiled, or has no place.
+            KernelSignatureError: If the runtime cannot pass an argument or a result of its operator.
+            ToolchainError: If the runtime is missing and cannot be compiled, or has no free place.
         """
         from opsmith.kernels.common.parameters import cpp_arguments
         from opsmith.kernels.runtime.dispatch import dispatched_kernel
@@ -142,21 +142,21 @@ class PlannedKernel(BuiltKernel[S]):
         )
 
     def _numbers_read(self) -> Collection[str]:
-        """Return the arguments whose numbers a plan depends on."""
+        """Return the arguments on whose numbers a plan depends."""
         return ()
 
     def _free_numbers(self) -> set[str]:
-        """Return the arguments whose numbers of floating point the kernel alone reads.
+        """Return the arguments whose floating-point numbers only the kernel reads.
 
-        Calls that differ in them share a plan. There are none if the operator has results: their sizes may
-        depend on any number.
+        Calls that differ only in these numbers share a plan. The set is empty if the operator has results,
+        since their sizes may depend on any number.
         """
         results = self.operator.specification.schema.results
         return set() if results else self._numbers - set(self._numbers_read())
 
     @property
     def _numbers(self) -> set[str]:
-        """The arguments that are numbers of floating point."""
+        """The arguments that are floating-point numbers."""
         arguments = self.operator.specification.schema.arguments
         return {each.name for each in arguments if each.kind.base.annotation == "float"}
 
@@ -169,7 +169,7 @@ class PlannedKernel(BuiltKernel[S]):
 
     @property
     def copied(self) -> dict[str, int]:
-        """Number of copies for their layout, of each argument and of `result`, without zeros."""
+        """Number of copies into other layouts for each argument and `result`, without zeros."""
         loaded = self._loaded
         if loaded is None:
             return {}
@@ -202,39 +202,39 @@ class PlannedKernel(BuiltKernel[S]):
 
     @property
     def _sizing(self) -> tuple[int, ...] | None:
-        """The sizes of the results as numbers: see `sizing_of`; None if C++ does not plan by them."""
+        """The sizes of the results as numbers: see `sizing_of`; None if C++ cannot plan with `shapes=`."""
         from opsmith.kernels.runtime.recipe import sizing_of
 
         specification = self.operator.specification
         return sizing_of(specification.shapes, specification.schema)
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the dispatcher's calls of the operator; those without a plan go to `fallback`."""
+        """Take over the dispatcher's calls of the operator; calls without a plan go to `fallback`."""
         with self._lock:
             if self._loaded is None or self._serves:
                 return None
             self._serves = True
             try:
                 return self._loaded.serve(fallback)
-            except errors.ToolchainError:  # no entry is left, and calls of the operator go on through Python
+            except errors.ToolchainError:  # no free entry: calls go through Python
                 return None
 
     def withdraw(self) -> None:
-        """Take no calls from the dispatcher any more, and drop all plans."""
+        """Stop taking calls from the dispatcher, and drop all plans."""
         with self._lock:
             if self._loaded is not None:
                 self._loaded.withdraw()
             self._serves = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by the reference if the kernel does not take the call."""
+        """Compute the operator, by the reference if the kernel does not take the call."""
         result = self._load().overload(*args, **kwargs)
         schema = self.operator.specification.schema
         as_returned = isinstance(result, tuple | list) or schema.single or not schema.results
         return result if as_returned else (result,)
 
     def _without_plan(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a call whose signature is new, and run it; by the reference if the kernel does not take it."""
+        """Plan and run a call with a new signature; use the reference if the kernel does not take it."""
         from opsmith.torch_library.writes import refuse_unwritable
 
         specification, loaded = self.operator.specification, self._load()
@@ -257,7 +257,7 @@ class PlannedKernel(BuiltKernel[S]):
         return loaded.overload(*args, **kwargs)
 
     def _computed_by_reference(self, values: Sequence[Any], refused: str) -> Any:
-        """Compute a call that the kernel does not take.
+        """Compute a call that the kernel does not take by the reference.
 
         Raises:
             KernelRefusedError: If the kernel is strict.
@@ -292,7 +292,7 @@ class LaunchedKernel(PlannedKernel[S]):
         try:
             return self._dispatched(self.package, f"in {self.written_in}, which needs no C++ compiler")
         except errors.ToolchainError as error:
-            self._refused = error  # until `reload`
+            self._refused = error  # kept until `reload`
             raise
 
     def _failed(self, text: str) -> errors.KernelError:
@@ -305,6 +305,6 @@ class LaunchedKernel(PlannedKernel[S]):
             errors.KernelError,
             problem,
             got=got,
-            hint="see what it takes with `opsmith compile`; what a kernel before it did wrong comes up "
-            "here, too: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+            hint="see its resources with `opsmith compile`; a fault of an earlier kernel may also appear "
+            "here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
         )

@@ -1,4 +1,4 @@
-// Plans by programs: results, scratch buffers and launches of a call. Nothing else in C++ computes a size or a grid.
+// Plans by programs: results, scratch buffers and launches of a call. No other C++ code computes a size or a grid.
 #pragma once
 #include <array>
 
@@ -7,16 +7,16 @@
 
 namespace opsmith {
 
-// What of a launch depends on the call.
+// The parts of a launch that depend on the call.
 struct SizedLaunch {
-  std::vector<std::pair<int64_t, Program>> constants;  // numbers of the kernel's template: others need another instance
+  std::vector<std::pair<int64_t, Program>> constants;  // numbers of the kernel's template, which select the instance
   Program grid[3], block[3], shared;
   int64_t most_threads, most_shared;  // of a block
 
   void read(Numbers& from) { from(constants, grid, block, shared, most_threads, most_shared); }
 };
 
-// Programs of all that a kernel for a GPU needs for a call.
+// All programs that a kernel for a GPU needs for a call.
 struct LaunchPrograms {
   std::vector<std::vector<Program>> scratch;  // sizes of each scratch buffer
   std::vector<SizedLaunch> launches;          // of each launch of the plan
@@ -24,11 +24,11 @@ struct LaunchPrograms {
   void read(Numbers& from) { from(scratch, launches); }
 };
 
-// How calls of one kind are planned: of the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
+// Plans calls of one kind: with the same dtypes, devices, numbers of dimensions, whole numbers, flags and None.
 struct Recipe {
   std::shared_ptr<const Plan> known;  // of a call of this kind, which has no copies
   std::vector<uint64_t> ones;  // for each tensor of the arguments, then each result, a bit for each dimension of size 1
-  std::vector<int64_t> sizing;        // see `declared_sizes`; empty where the kernel computes the sizes
+  std::vector<int64_t> sizing;        // see `declared_sizes`; empty if the kernel computes the sizes
   LaunchPrograms programs;
 
   static std::shared_ptr<const Recipe> read(const int64_t* first, std::shared_ptr<const Plan> known) {
@@ -40,19 +40,19 @@ struct Recipe {
   }
 };
 
-// Part of a launch for which there is no plan, and why: outside of the limits that are expected, or without a value.
+// Part of a launch without a plan, and the reason: it is outside of the expected limits, or has no value.
 struct Reason {
   std::string part, expected, got;
 };
 
-// Least size of a dimension that a recipe plans. Where a size is 0, or 1 by chance, the reference may return other
+// Minimum size of a dimension that a recipe plans. If a size is 0, or 1 by chance, the reference may return different
 // strides.
 inline int64_t least_size(const std::vector<uint64_t>& ones, size_t tensor, int64_t dim) {
   return tensor < ones.size() && (ones[tensor] >> dim & 1) ? 1 : 2;
 }
 
-// True if a recipe may plan a call: all tensors are contiguous, and have the least sizes. What has more elements than
-// an int counts, Python plans: a kernel may not count them.
+// True if a recipe may plan a call: all tensors are contiguous and have the minimum sizes. Python plans calls whose
+// tensors have more elements than an int can count, since a kernel may not be able to count them.
 inline bool is_sizable(const Signed& signature, const CallValues& arguments, const std::vector<uint64_t>& ones) {
   return every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
     int64_t step = 1;
@@ -65,8 +65,8 @@ inline bool is_sizable(const Signed& signature, const CallValues& arguments, con
   });
 }
 
-// Computes the sizes of results, by a function of the kernel or by `shapes=`. Where the kernel throws, its text is in
-// `error`. Without either they are known if there are none.
+// Computes the sizes of results, by a function of the kernel or by `shapes=`. If the kernel throws, its text is in
+// `error`. Without both, the sizes are known only if there are no results.
 inline SizesStatus sizes_by(const Candidate* candidate, const int64_t* sizing, const CallValues& arguments,
                             std::vector<Shape>& shapes, char* error, size_t room) {
   const Value* values = arguments.values.data();
@@ -75,10 +75,10 @@ inline SizesStatus sizes_by(const Candidate* candidate, const int64_t* sizing, c
   return shapes.empty() ? KNOWN : UNKNOWN;
 }
 
-// Values that programs of a call read: those of its arguments, then of its results and scratch buffers.
+// Values that programs of a call read: first the arguments, then the results and scratch buffers.
 class CallScope {
  public:
-  // `reason`, if there is one, is told why there is no plan; `most`: elements of a scratch buffer.
+  // `reason`, if given, gets the reason why there is no plan; `most` is the maximum of elements of a scratch buffer.
   CallScope(const Signed& signature, const CallValues& arguments, int64_t most, Reason* reason = nullptr)
       : most_(most), reason_(reason) {
     for (size_t at = 0; at < signature.size(); at++) push(arguments.values[at], -1);
@@ -91,14 +91,14 @@ class CallScope {
       return true;
     });
   }
-  // The sizes and strides are read as long as programs are.
+  // Programs read these sizes and strides, so they must live as long as the programs run.
   void add(int32_t dtype, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
     tensors_.push_back({nullptr, sizes.data(), strides.data(), int64_t(sizes.size())});
     Value value;
     value.given = true, value.tensor = tensors_.back();
     push(value, dtype);
   }
-  // Adds the results of a plan; its copies of arguments take their place.
+  // Adds the results of a plan; copies of arguments replace the arguments.
   void add(const Plan& plan) {
     for (const Copied& each : plan.copied) tensors_[size_t(each.tensor)].strides = each.strides.data();
     for (const Result& each : plan.results)
@@ -108,7 +108,7 @@ class CallScope {
   Fraction value(const Program& program) const {
     return evaluated(program.data(), {nullptr, values_.data(), item_sizes_.data()});
   }
-  // False if it is no whole number.
+  // False if the value is not a whole number.
   bool whole(const char* part, const Program& program, int64_t& found) const {
     const Fraction computed = value(program);
     found = computed.over;
@@ -118,7 +118,7 @@ class CallScope {
                                       ", which is not a whole number"
                                 : "it divides by zero, exceeds 64 bits, or reads what the call does not have");
   }
-  // Writes down why there is no plan. Always false.
+  // Stores the reason why there is no plan. Always returns false.
   template <class Text>
   bool refuse(const char* part, Text expected, const std::string& got) const {
     if (reason_) *reason_ = {part, expected, got};
@@ -150,7 +150,7 @@ class CallScope {
   bool writes_ = false;
 };
 
-// Lays a tensor out contiguously. False if its sizes are none, or it has too many elements.
+// Lays a tensor out contiguously. False if a size is negative, or it has too many elements.
 inline bool lay_out(const std::vector<int64_t>& sizes, std::vector<int64_t>& strides, int64_t most) {
   Fraction count{1, 1};
   for (int64_t size : sizes) {
@@ -183,7 +183,7 @@ inline std::string crossed(const int64_t* numbers, size_t count) {
   return text;
 }
 
-// Puts three numbers into a launch. False if a GPU has others.
+// Puts three numbers into a launch. False if they exceed a GPU's limits.
 inline bool put(const CallScope& scope, const char* part, const int64_t* found, const int64_t* most, unsigned* into) {
   for (int at = 0; at < 3; at++) {
     if (found[at] < 1 || found[at] > most[at]) return scope.refuse(part, "1 to " + crossed(most, 3), crossed(found, 3));
@@ -192,8 +192,8 @@ inline bool put(const CallScope& scope, const char* part, const int64_t* found, 
   return true;
 }
 
-// Computes a launch, whose parameters lack the sizes and strides of views. False where a GPU would not do it, or where
-// another instance of the kernel is for it.
+// Computes a launch, whose parameters lack the sizes and strides of views. False if it exceeds a GPU's limits, or needs
+// a different instance of the kernel.
 inline bool compute_launch(const SizedLaunch& sized, const CallScope& scope, const int64_t* grid, Launch& launch) {
   constexpr int64_t most_grid[3] = {INT32_MAX, 65535, 65535}, most_block[3] = {1024, 1024, 64};
   int64_t found, block[3];
@@ -223,8 +223,8 @@ inline bool compute_launch(const SizedLaunch& sized, const CallScope& scope, con
   return true;
 }
 
-// Computes the launches of a call. All are left out if there is nothing to write. One without blocks is left out if
-// another has some, or all that must be written has an initial value.
+// Computes the launches of a call. All launches are left out if there is nothing to write. A launch without blocks is
+// left out if another launch has blocks, or all results with elements have initial values.
 inline bool compute_launches(const std::vector<SizedLaunch>& sized, const CallScope& scope,
                              const std::vector<Result>& results, Launches& work) {
   bool some = scope.writes(), filled = true, any = false;
@@ -250,16 +250,16 @@ inline bool compute_launches(const std::vector<SizedLaunch>& sized, const CallSc
   return true;
 }
 
-// Computes the scratch buffers and the launches of a call. `work` has what does not depend on sizes; `prepare` may put
-// more there, once the scratch buffers are known. False where it cannot.
+// Computes the scratch buffers and the launches of a call. `work` has the parts that do not depend on sizes; `prepare`
+// may add more after the scratch buffers are known. False if this is impossible.
 template <class Prepare>
 bool compute_work(const LaunchPrograms& programs, CallScope& scope, const Plan& plan, Launches& work, Prepare prepare) {
   return compute_scratch(programs, scope, work) && prepare() &&
          compute_launches(programs.launches, scope, plan.results, work);
 }
 
-// Plans a call of the kind of a recipe; null where it cannot. If the kernel's `sizes` throws, the call goes to the
-// fallback: if the reference refuses the arguments too, its exception is raised.
+// Plans a call of a recipe's kind; null if it cannot. If the kernel's `sizes` throws, the call goes to the fallback. If
+// the reference refuses the arguments, too, the reference's exception is raised.
 inline std::shared_ptr<const Plan> plan_by(const Recipe& recipe, const Signed& signature, const CallValues& arguments,
                                            bool& threw) {
   char error[1000];

@@ -1,8 +1,8 @@
-// Instructions that code is compiled to use, as bits; and those of them that this processor lacks.
+// Instructions that compiled code may use, as bits, and the first of them that this processor lacks.
 //
-// Of those in the second table not every compiler that builds kernels knows the name; their bits are from
-// Intel's Architecture Instruction Set Extensions Programming Reference (319433), table of CPUID. Where the
-// system keeps the registers that they need is seen from `avx` and `avx512f`, which they come with.
+// Some compilers that build kernels do not know the names in the second table. Their bits come from Intel's
+// Architecture Instruction Set Extensions Programming Reference (319433), table of CPUID. `avx` and `avx512f`, which
+// come with them, show whether the system supports the registers that they need.
 #pragma once
 #include <cstdint>
 
@@ -16,7 +16,7 @@
   X(12, __AVX512BITALG__, "avx512bitalg") X(13, __AVX512VPOPCNTDQ__, "avx512vpopcntdq")                      \
   X(14, __AVX512IFMA__, "avx512ifma") X(15, __FMA4__, "fma4") X(16, __XOP__, "xop")                          \
   X(17, __POPCNT__, "popcnt")
-// With the leaf and its part, the register, from 0 for EAX, and the bit there.
+// Each with its leaf, subleaf, register (0 is EAX) and bit.
 #define OPSMITH_MORE_INSTRUCTIONS(X)                                                                         \
   X(18, __F16C__, "f16c", 1, 0, 2, 29) X(19, __MOVBE__, "movbe", 1, 0, 2, 22)                                \
   X(20, __LZCNT__, "lzcnt", 0x80000001, 0, 2, 5) X(21, __AVX512VBMI2__, "avx512vbmi2", 7, 0, 2, 6)           \
@@ -32,7 +32,7 @@
 #endif
 
 namespace {
-// A macro of the compiler is 1 where it may use the instructions; else the name stays what it is.
+// The compiler's macro is 1 if it may use the instructions; otherwise the name stays undefined.
 #define OPSMITH_SHOWN(macro) #macro
 #define OPSMITH_USED(bit, macro, ...) | (OPSMITH_SHOWN(macro)[0] == '1' ? 1u << bit : 0u)
 [[maybe_unused]] constexpr uint32_t used_instructions =
@@ -46,7 +46,7 @@ namespace {
 }
 #endif
 
-// The first that is needed and missing; null where there is none.
+// The first needed instruction set that is missing; null if none is missing.
 [[maybe_unused]] const char* missing_instruction(uint32_t needs) {
   (void)needs;
 #define OPSMITH_MISSING(bit, macro, name) \

@@ -1,8 +1,8 @@
 // Python exceptions, thrown through the C++ frames between an operator and its caller.
 //
 // Torch's binding passes C++ exceptions to pybind11, which calls `set_error` of its class `builtin_exception`.
-// That class is declared here as pybind11 declares it, and is recognised by its name. A caller that is not
-// Python sees a `std::runtime_error` with the same text.
+// That class is declared here as in pybind11, and is recognised by its name. A caller outside of Python
+// gets a `std::runtime_error` with the same text.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -42,12 +42,12 @@ struct KernelThrew : pybind11::builtin_exception {
   PyObject* make;
   KernelThrew(PyObject* make, const char* text) : builtin_exception(text), make(make) {}
   void set_error() const override {
-    // Any bytes may be thrown, and a letter of several may have been cut where there was no more room.
+    // The text may contain any bytes, and a multi-byte character at its end may be cut.
     PyObject* text = PyUnicode_DecodeUTF8(what(), ptrdiff_t(std::strlen(what())), "replace");
     if (text == nullptr) return;
     PyObject* error = PyObject_CallFunction(make, "O", text);
     Py_DecRef(text);
-    if (error == nullptr) return;  // then the exception of `make` is set
+    if (error == nullptr) return;  // the exception of `make` is set instead
     set_python_error(error);
     Py_DecRef(error);
   }

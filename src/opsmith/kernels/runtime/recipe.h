@@ -1,8 +1,8 @@
 // The evaluator of sizes: programs of whole numbers, which recipe.py makes of expressions.
 //
-// A process with Python gets them as it gets plans; a library without Python has them as constants. They compute exact
-// fractions of 64 bits. A value that exceeds them, or divides by zero, is undefined: its call goes where calls without
-// a plan go.
+// A process with Python gets programs in the same way as plans; a library without Python has them as constants. They
+// compute exact fractions of 64-bit numbers. A value that exceeds 64 bits, or divides by zero, is undefined; then the
+// call is treated as a call without a plan.
 #pragma once
 #include <algorithm>
 
@@ -10,25 +10,25 @@
 
 namespace opsmith {
 
-// In the order of `CODES` in recipe.py. Behind the first two stands a number: a constant, or the place of a number; and
-// behind those from VALUE on the index of a value of the call, of which they read something: of which SIZE and what
-// comes after it read an item, by the index on top of the stack. SINGLE reads the bits of a number in single precision.
+// In the order of `CODES` in recipe.py. A number follows each of the first two codes: a constant, or the place of a
+// number. The codes from VALUE on are followed by the index of the call's value that they read. SIZE and the codes after
+// it read an item of this value, at the index on top of the stack. SINGLE reads a number's bits in single precision.
 enum Code : int64_t { CONSTANT, PLACE, ADD, SUBTRACT, MULTIPLY, DIVIDE, QUOTIENT, REMAINDER, NEGATE, CEIL, FLOOR, LEAST,
                       LARGEST, LESS, LESS_OR_EQUAL, EQUAL, NOT, SELECT, VALUE, TRUTH, GIVEN, DIMENSIONS, ELEMENTS,
                       ITEMSIZE, LENGTH, SINGLE, SIZE, ITEM, TRUTH_ITEM, SINGLE_ITEM, BYTE_ITEM };
 
-constexpr int most_operands = 32;  // recipe.py refuses what needs more
+constexpr int most_operands = 32;  // recipe.py refuses programs that need more
 constexpr int most_letters = 64;
 
 struct Fraction {
-  int64_t over = 0, under = 1;  // in lowest terms; under is 0 of what is no number
+  int64_t over = 0, under = 1;  // in lowest terms; under is 0 if the value is undefined
   bool defined() const { return under != 0; }
   bool is_unknown() const { return under == 0 && over == 1; }
   bool is_nothing() const { return under == 0 && over == 2; }
 };
 constexpr Fraction undefined{0, 0}, unknown{1, 0}, nothing{2, 0};
 
-// What programs read: numbers by place; the values of a call, first of its arguments, then of its results and buffers.
+// Input of programs: numbers by place, and the values of a call: first its arguments, then its results and buffers.
 struct Inputs {
   const Fraction* places;
   const Value* values = nullptr;
@@ -97,7 +97,7 @@ inline Fraction unary(int64_t code, Fraction a) {
   return undefined;
 }
 
-// Equal numbers have equal bits: so do both zeros, and all nan.
+// Equal numbers have equal bits; this also applies to both zeros, and to all nan.
 inline Fraction single_bits(double number) {
   const float single = float(number) + 0.0f;
   uint32_t bits;
@@ -168,8 +168,8 @@ inline Fraction evaluated(const int64_t* program, const Inputs& inputs) {
   return *stack;
 }
 
-// Computes the sizes of results from `shapes=`, which `sizing_of` in recipe.py encodes, or from those of an exported
-// call; UNKNOWN for a call without the declared shapes, or for which a condition does not hold.
+// Computes the sizes of results from `shapes=`, which `sizing_of` in recipe.py encodes, or from an exported call. It
+// returns UNKNOWN for a call without the declared shapes, or if a condition is false.
 inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Shape* shapes) {
   const int64_t* at = sizing;
   Fraction letters[most_letters];
@@ -183,7 +183,7 @@ inline SizesStatus declared_sizes(const int64_t* sizing, const Value* values, Sh
     at = arguments;
     for (int64_t left = *at++; left > 0; left--) {
       const Value& value = values[*at++];
-      const int64_t item = *at++;  // in a list; -1 for a tensor alone
+      const int64_t item = *at++;  // in a list; -1 for a single tensor
       if (item >= 0 && (!value.given || item >= value.list.size)) return UNKNOWN;
       const RawTensor& raw = item < 0 ? value.tensor : static_cast<const RawTensor*>(value.list.data)[item];
       const bool leading = *at++ != 0;

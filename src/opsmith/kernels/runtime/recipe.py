@@ -1,4 +1,4 @@
-"""Recipe of a kind of call, by which the runtime plans calls with other sizes, without Python."""
+"""Recipe for a kind of call, with which the runtime plans calls of other sizes, without Python."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, bool]] = {
     ast.Eq: ("EQUAL", False),
     ast.NotEq: ("EQUAL", False),
 }
-"""Code of a comparison, and True if its operands are turned round."""
+"""Code of a comparison, and True if its operands are swapped."""
 MOST_OPERANDS, MOST_LETTERS = 32, 64
-"""Limits of recipe.h."""
+"""Limits in recipe.h."""
 
 Program = tuple[int, ...]
-"""Codes and numbers, as `evaluated` in recipe.h takes them after their count."""
+"""Codes and numbers in the format of `evaluated` in recipe.h, without their count."""
 Leaf = tuple[Program, tuple[ast.expr, ...]]
-"""Codes that read something, and the operands that they take, which are computed first."""
+"""Codes that read a value, and the programs of their operands, which are computed first."""
 
 
 class NotEncodedError(Exception):
-    """A part of a rule that no program computes, but Python: the message says what it has.
+    """A part of a rule that only Python can compute; the message names the construct.
 
     Attributes:
         rule: Name of the rule in its language, with quotes; empty if it is unknown.
@@ -79,13 +79,13 @@ class SizedLaunch:
     """Parts of a launch that depend on sizes.
 
     Attributes:
-        constants: Numbers of the kernel's template, each with its program. A call with others needs another
-            instance.
+        constants: Numbers of the kernel's template, each with its program. A call with different numbers
+            needs a different instance.
         grid: Number of blocks, in three dimensions.
         block: Number of threads of a block, in three dimensions.
         shared: Bytes of dynamic shared memory.
-        most_threads: Most threads of a block.
-        most_shared: Most bytes of dynamic shared memory.
+        most_threads: Maximum threads per block.
+        most_shared: Maximum bytes of dynamic shared memory.
     """
 
     constants: tuple[tuple[int, Program], ...]
@@ -105,9 +105,9 @@ class SizedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Recipe for calls of one kind: of the same dtypes, numbers of dimensions, whole numbers, flags, None.
+    """Recipe for calls of one kind: with the same dtypes, numbers of dimensions, whole numbers, flags, None.
 
-    It belongs to the plan of one of them, which has all that does not depend on sizes.
+    It belongs to the plan of one such call, which contains all parts that do not depend on sizes.
 
     Attributes:
         ones: For each tensor of the arguments, then for each result, a bit for each dimension whose size is
@@ -140,23 +140,23 @@ def encode_programs(scratch: Sequence[Sequence[Program]], launches: Sequence[Siz
 
 
 def encode_program(codes: Program) -> list[int]:
-    """Return a program as the list that `evaluated` in recipe.h takes, behind its length."""
+    """Return the length and the codes of a program, the list that `evaluated` in recipe.h takes."""
     return counted(counted(codes))
 
 
 def contiguous_recipe(
     specification: Specification, values: Sequence[Any], results: Sequence[ResultLayout]
 ) -> Recipe | None:
-    """Return the recipe for calls of the kind of one whose tensors and results are all contiguous.
+    """Return the recipe for calls of the same kind as a call whose tensors and results are all contiguous.
 
     Args:
         specification: The operator.
         values: Argument values of the call.
-        results: Layouts of its results, as the reference gives them.
+        results: Layouts of the reference's results.
 
     Returns:
-        The recipe; None if `shapes=` does not tell the sizes of the results, or the call does not show that
-        the reference gives contiguous ones: strides of a dimension of size 0 or 1 show nothing.
+        The recipe. None if `shapes=` does not determine the sizes of the results, or if the call does not
+        show that the reference returns contiguous results: strides at sizes of 0 or 1 are arbitrary.
     """
     shapes = specification.shapes
     sizing = sizing_of(shapes, specification.schema)
@@ -184,19 +184,19 @@ def _ones(dims: Dims | None, count: int) -> set[int]:
 
 
 def _is_shown(tensor: Tensor | ResultLayout, stride: Sequence[int], ones: set[int]) -> bool:
-    """Return True if a tensor is contiguous, and no size is 0, or 1 by chance."""
+    """Return True if a tensor is contiguous, and no size is 0, or 1 without being declared as 1."""
     plain = all(size > 1 or dim in ones for dim, size in enumerate(tensor.shape))
     return plain and tuple(stride) == strides_in(tensor.shape, "contiguous")
 
 
 def sizing_of(shapes: Shapes | None, schema: Schema) -> tuple[int, ...] | None:
-    """Return numbers by which C++ computes the sizes of results; None if `shapes=` does not tell them all.
+    """Return numbers with which C++ computes the sizes of results; None if `shapes=` does not determine all.
 
-    They are read by `declared_sizes` in recipe.h: the number of letters; for each whole number that is a
-    size its letter and its argument; for each tensor with a declared shape its argument, its index in a list
-    or -1, 1 if any dimensions may come first, the number of the others, and a program for each, empty for any
-    size; for each condition a program, of which there are none here; and for each result the same as for a
-    tensor, from the 1 on.
+    `declared_sizes` in recipe.h reads them. They are, in this order: the number of letters; for each whole
+    number that is a size, its letter and its argument; for each tensor with a declared shape, its argument,
+    its index in a list or -1, and its dimensions; for each condition, a program (here there are none); and
+    for each result, its dimensions. Dimensions are: 1 if leading dimensions are allowed, else 0; the number
+    of the other dimensions; and a program for each of them, empty for any size.
 
     Example:
         >>> from opsmith.core.schema import schema_of
@@ -249,10 +249,10 @@ def program(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> Program:
 
     Args:
         node: Tree of the expression.
-        leaf: Returns what reads a part that depends on the call; None for others.
+        leaf: Function that returns the code for a part that depends on the call; None for other parts.
 
     Raises:
-        NotEncodedError: If no program computes it.
+        NotEncodedError: If no program can compute it.
 
     Example:
         >>> program(parse("7 // 2").tree, lambda node: None)
@@ -276,7 +276,7 @@ def constant(number: int) -> Program:
 
 
 def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> tuple[Program, int]:
-    """Return the program of an expression, and how many operands it holds at once."""
+    """Return the program of an expression, and the maximum number of its operands on the stack."""
 
     def after(last: Program, operands: Sequence[ast.expr]) -> tuple[Program, int]:
         parts = [_encoded(each, leaf) for each in operands]
@@ -315,7 +315,7 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> tuple[P
 
 
 def _folded(name: str, parts: Sequence[tuple[Program, int]]) -> tuple[Program, int]:
-    """Return the program of an operation of two values over several, from the first to the last."""
+    """Return the program that applies a binary operation to several values, from the first to the last."""
     (codes, most), *others = parts
     for part, operands in others:
         codes, most = (*codes, *part, _CODE[name]), max(most, 1 + operands)
@@ -326,7 +326,7 @@ class ValueLeaves:
     """Parts of expressions that programs read from the values of a call.
 
     Args:
-        types: Type of each value by its name, one of `PARAMETER_TYPES`: of the arguments, then of the results
+        types: Type of each value by its name (see `PARAMETER_TYPES`): first the arguments, then the results
             and the scratch buffers.
 
     Example:
@@ -339,7 +339,7 @@ class ValueLeaves:
         self._at = {name: at for at, name in enumerate(types)}
 
     def __call__(self, node: ast.expr) -> Leaf | None:
-        """Return what reads a part; None if nothing does."""
+        """Return the code that reads a part; None if there is no such code."""
         match node:
             case ast.Name(id=name):
                 return self._read({"int": "VALUE", "bool": "TRUTH"}, name)

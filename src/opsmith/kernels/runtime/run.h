@@ -1,10 +1,10 @@
-// A call by a plan: copies of its arguments, memory for its results, the kernel. Whose memory it is, is a parameter.
+// A call by a plan: copies of its arguments, memory for its results, the kernel. The source of memory is a parameter.
 #pragma once
 #include "plan.h"
 
 namespace opsmith {
 
-// Returns the view of a tensor that is copied, which may lie in a list.
+// Returns the view of a copied tensor, which may be in a list.
 inline RawTensor& view_of(const Copied& copied, const Signed& signature, CallValues& arguments) {
   RawTensor* found = nullptr;
   every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t) {
@@ -21,11 +21,11 @@ inline RawTensor& view_of(const Copied& copied, const Signed& signature, CallVal
 // - `lay_out` copies the result at an index into its own strides.
 //
 // `counts` is called with the index of each argument that is copied into another layout; the index after the last
-// argument stands for the results. `run` computes the results, which are the values behind the arguments.
+// argument means the results. `run` computes the results, which are the values after the arguments.
 template <class Memory, class Counts, class Run>
 void run_plan_in(Memory& memory, const Signed& signature, const Plan& plan, CallValues& arguments, Counts counts,
                  Run run) {
-  // An argument that is copied twice in one call, as a list may be, counts once.
+  // An argument with several copies in one call, such as a list, counts once.
   int64_t counted = -1;
   for (const Copied& copied : plan.copied) {
     RawTensor& raw = view_of(copied, signature, arguments);

@@ -1,14 +1,13 @@
 // Library between torch's dispatcher and all kernels, built once on a machine.
 //
-// Each kernel has an operator of its own, which runs the kernel and nothing else; and it may serve the operator that
-// it computes. Each of these operators comes in by an entry. A call whose signature has a plan runs here from end to
-// end. Other calls go to the fallback, an operator with the same arguments that is written in Python: it makes a plan,
-// caches it by `opsmith_remember` and calls again; or it runs the reference where no instance of the kernel takes the
-// call.
+// Each kernel has a private operator, which only runs the kernel. The kernel may also serve the operator that it
+// computes. Each of these operators has an entry. A call whose signature has a plan runs here completely. Other calls
+// go to the fallback, a Python operator with the same arguments. It makes a plan, caches it by `opsmith_remember` and
+// calls again. If no instance of the kernel takes the call, it runs the reference.
 //
-// Calls of other threads run while a kernel is reloaded. Torch's table of kernels cannot be changed under them, so
-// what is registered stays. A reload forgets the plans, each of which holds what it runs; and where another kernel
-// computes the operator from now on, the record is exchanged by which calls of its entry run.
+// Calls of other threads may run while a kernel is reloaded. Torch's table of kernels cannot be changed meanwhile, so
+// registrations stay. A reload forgets the plans; each plan keeps the code that it runs alive. If a different kernel
+// computes the operator from now on, the record of the entry is replaced.
 #include <pthread.h>
 
 #include <algorithm>
@@ -24,8 +23,8 @@
 namespace {
 using namespace opsmith;
 
-// A kernel. It is complete before a call can find it, and stays as long as the process: a call may be about to use it
-// at any time. Only its caches and counts change.
+// A kernel. It is complete before a call can find it. It stays as long as the process, since a call may be about to
+// use it at any time. Only its caches and counts change.
 struct Record {
   const Signed arguments;
   const int64_t results;
@@ -33,7 +32,7 @@ struct Record {
   const bool writes =
       std::any_of(arguments.begin(), arguments.end(), [](const Argument& each) { return each.written; });
   CallCache<std::shared_ptr<const Plan>> plans{};
-  CallCache<std::shared_ptr<const Recipe>> recipes{};  // of kinds of calls whose results the reference gives contiguous
+  CallCache<std::shared_ptr<const Recipe>> recipes{};  // of kinds of calls whose reference returns contiguous results
   const std::unique_ptr<std::atomic<int64_t>[]> copies{new std::atomic<int64_t>[arguments.size() + 1]()};
   Record* older = nullptr;  // the record that was made before this one
 };
@@ -49,15 +48,15 @@ void after_fork() {
 
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, after_fork);
 
-// An operator whose calls come in here.
+// An operator whose calls this library gets.
 struct Entry {
   const int64_t results;
   const uint64_t torch_version;
   const std::string fallback;
-  std::atomic<Record*> record{nullptr};  // by which calls run; null if all go to the fallback
+  std::atomic<Record*> record{nullptr};  // the kernel for calls; null if all calls go to the fallback
 };
 
-// Generations of what is cached of a record.
+// Generations of the caches of a record.
 struct Generations {
   uint64_t plans = 0, recipes = 0;
 };
@@ -66,11 +65,11 @@ struct Generations {
 struct Pending {
   Record* record = nullptr;
   const Arguments* arguments = nullptr;
-  Generations generations;  // when the call came in
+  Generations generations;  // at the beginning of the call
 };
 thread_local Pending pending;
 
-// A call for which a plan is awaited.
+// A call for which the fallback makes a plan.
 struct Awaited {
   Signature signature, kind;
   Generations generations;
@@ -87,8 +86,7 @@ void compute(Record& record, const Plan& plan, Arguments& arguments, uint64_t* s
   results.hand_over(stack);
 }
 
-// True if a call with a plan may run here. One that writes what it must not goes to the fallback, which refuses it in
-// words.
+// True if a call with a plan may run here. A call with forbidden writes goes to the fallback, which raises an error.
 bool may_write(const Record& record, const Arguments& arguments) {
   if (!record.writes) return true;
   return !shares_written(record.arguments, arguments) && raise_versions(record.arguments, arguments);
@@ -118,7 +116,7 @@ void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arg
     }
     agrees &= result.strides == strides_in(dim, result.sizes.data(), CONTIGUOUS) &&
               std::all_of(result.sizes.begin(), result.sizes.end(),
-                          [](int64_t size) { return size > 1; });  // else strides are arbitrary
+                          [](int64_t size) { return size > 1; });  // otherwise strides are arbitrary
   }
   if (agrees) record.recipes.remember(Signature(arguments.kind), std::move(recipe), generation);
 }
@@ -155,11 +153,11 @@ void enter(Entry& entry, uint64_t* stack) {
   if (status == 0 && held_error.error != nullptr)
     for (int64_t at = 0; at < entry.results; at++)
       aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(stack[at]));
-  throw_held();  // first: an error that is left would be raised in a later call
+  throw_held();  // first, since otherwise a later call would raise this error
   must(status, "torch_call_dispatcher");
 }
 
-// Torch's dispatcher takes plain functions, without a value of theirs: there is one for each entry.
+// Torch's dispatcher takes plain functions without data, so there is one function for each entry.
 using Function = void (*)(uint64_t* stack, uint64_t, uint64_t);
 constexpr size_t most_entries = 2048;
 std::atomic<Entry*> entries[most_entries];
@@ -185,8 +183,8 @@ PUBLIC void* opsmith_entry(int32_t results, uint64_t torch_version, const char* 
   return new Entry{results, torch_version, fallback};
 }
 
-// Makes the record of a kernel. `signature` has the arguments of its operator. `make_error` turns the text of its
-// exception into a Python exception.
+// Makes the record of a kernel. `signature` describes the arguments of its operator. `make_error` turns the text of a
+// C++ exception into a Python exception.
 PUBLIC void* opsmith_record(const int64_t* signature, int32_t results, PyObject* make_error) {
   Signed arguments;
   Numbers from(signature);
@@ -199,8 +197,8 @@ PUBLIC void* opsmith_record(const int64_t* signature, int32_t results, PyObject*
   return record;
 }
 
-// Registers an entry for the operator `name_space::name` on a device, by its number among all entries. No call may
-// come in by another entry of this number any more. Returns the registration; null if torch does not accept it.
+// Registers an entry for the operator `name_space::name` on a device, by its number among all entries. An earlier entry
+// of this number must not get calls any more. Returns the registration; null if torch does not accept it.
 PUBLIC void* opsmith_register(void* entry, int32_t number, const char* name_space, const char* device,
                               const char* name) {
   LibraryHandle registered;
@@ -214,8 +212,8 @@ PUBLIC void* opsmith_register(void* entry, int32_t number, const char* name_spac
   return registered;
 }
 
-// Makes a driver of functions in the order of `Driver`; torch's is found here where it is null. Returns null if this
-// torch has no part for CUDA.
+// Makes a driver from functions in the order of `Driver`. If torch's function is null, it is searched here. Returns
+// null if this torch has no CUDA support.
 PUBLIC void* opsmith_driver(void* const* functions) {
   auto driver = std::make_unique<Driver>();
   static_assert(sizeof(Driver) == 6 * sizeof(void*), "functions alone");
@@ -224,17 +222,17 @@ PUBLIC void* opsmith_driver(void* const* functions) {
   return driver->stream != nullptr ? driver.release() : nullptr;
 }
 
-// Ends a registration. No other thread may call the operator.
+// Ends a registration. No other thread may call the operator meanwhile.
 PUBLIC void opsmith_deregister(void* registered) {
   aoti_torch_delete_library_object(static_cast<LibraryHandle>(registered));
 }
 
-// Makes calls of an entry run by a record.
+// Lets a record run the calls of an entry.
 PUBLIC void opsmith_publish(void* entry, void* record) {
   static_cast<Entry*>(entry)->record = static_cast<Record*>(record);
 }
 
-// Makes calls of an entry go to the fallback, if they run by this record.
+// Sends the calls of an entry to the fallback, if this record runs them.
 PUBLIC void opsmith_withdraw(void* entry, void* record) {
   Record* expected = static_cast<Record*>(record);
   static_cast<Entry*>(entry)->record.compare_exchange_strong(expected, nullptr);
@@ -243,7 +241,7 @@ PUBLIC void opsmith_withdraw(void* entry, void* record) {
 // Returns the record of the call that is in the fallback in this thread; null if there is none.
 PUBLIC void* opsmith_pending_record() { return pending.record; }
 
-// Returns the signature of the call that is in the fallback; null if there is none of this record.
+// Returns the signature of this record's call in the fallback; null if there is none.
 PUBLIC void* opsmith_pending(void* held) {
   if (pending.record != held || pending.arguments == nullptr) return nullptr;
   const Arguments& arguments = *pending.arguments;
@@ -252,8 +250,8 @@ PUBLIC void* opsmith_pending(void* held) {
   return awaited;
 }
 
-// Caches a plan for a signature, and a recipe for calls of its kind, if there are such, unless what is cached was
-// forgotten meanwhile. Releases the signature.
+// Caches a plan for a signature, and a recipe for calls of its kind, if they are given and the caches were not cleared
+// meanwhile. Releases the signature.
 PUBLIC void opsmith_remember(void* held, void* signature, const int64_t* plan, const int64_t* recipe) {
   std::unique_ptr<Awaited> awaited(static_cast<Awaited*>(signature));
   Record& record = *static_cast<Record*>(held);
@@ -286,7 +284,7 @@ PUBLIC void opsmith_hold(PyObject* error, const char* text) {
   held_error.text = text;
 }
 
-// Sets whether new memory is filled.
+// Turns the filling of new memory on or off.
 PUBLIC void opsmith_fill(int32_t on) { fills_memory = on; }
 
 PUBLIC int64_t opsmith_version() { return version; }

@@ -1,6 +1,6 @@
 // Torch's stable C functions, declared as in torch/csrc/stable/c/shim.h and
-// torch/csrc/inductor/aoti_torch/c/shim.h, and beside it in generated/c_shim_aten.h. No header of torch is read, and a library that is built for one torch
-// runs on the next.
+// torch/csrc/inductor/aoti_torch/c/shim.h, and in generated/c_shim_aten.h next to it. No header of torch is read, and
+// a library that is built for one torch also runs with later versions.
 #pragma once
 #include <cstddef>
 #include <cstdint>

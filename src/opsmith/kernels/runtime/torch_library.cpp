@@ -1,13 +1,13 @@
 // Registration of a library's operators with torch's dispatcher when the library is loaded.
 //
-// Each operator `a::b` has a second one, `opsmith_libraries::a__b`, by which libraries and the Python package find
-// out who else computes it. Where several do, all must be made of the same sources:
-// - of two libraries, the second one leaves the operator to the first, or both are refused;
-// - a library that finds an operator of Python asks Python at the first call, not while it is loaded, since the
-//   system's loader is locked then, and Python may be waiting for it;
-// - Python that finds an operator of a library takes it over.
+// Each operator `a::b` has a second operator, `opsmith_libraries::a__b`. With it, libraries and the Python package find
+// out who else computes the operator. If several parts compute it, they must be built from the same sources:
+// - of two libraries, the second one leaves the operator to the first; if their sources differ, both are refused;
+// - a library that finds an operator of Python asks Python at the first call. It does not ask during loading, since
+//   the system's loader is locked then, and Python may be waiting for it;
+// - if Python finds an operator of a library, Python takes it over.
 //
-// This file is compiled for the baseline processor, so that it can report that the kernels need another one.
+// This file is compiled for the baseline processor, so that it can report that the kernels need a different processor.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -22,23 +22,22 @@ Status aoti_torch_library_init_fragment(const char*, const char*, uint32_t, Libr
 Status aoti_torch_library_def(LibraryHandle, const char*);
 Status aoti_torch_new_tensor_handle(TensorHandle, TensorHandle*);
 Status torch_new_string_handle(const char*, size_t, StringHandle*);
-// Of torch 2.13 and later; null before.
+// From torch 2.13 on; null in earlier versions.
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 
 namespace {
 using namespace opsmith;
 
-// Torch's calling convention, as of the oldest version whose functions the library uses: a byte each for major and
-// minor.
+// Torch's calling convention, as the oldest version whose functions the library uses: a byte each for major and minor.
 constexpr uint64_t abi_version = uint64_t(2) << 56 | uint64_t(11) << 48;
 constexpr const char* registry = "opsmith_libraries";
 
 enum Mode : int32_t {
   OWN,        // the library computes the operator
-  ASKS,       // it is another's, who is asked at the first call
-  SHARED,     // the Python package computes it, which is made of the same sources
-  CONTESTED,  // two compute it in different ways
+  ASKS,       // another part defines the operator; the first call asks it
+  SHARED,     // the Python package computes it, with the same sources
+  CONTESTED,  // two parts compute it with different sources
 };
 
 struct Served {
@@ -47,18 +46,18 @@ struct Served {
   std::string full_name;
   std::string name_space, name;
   std::string registry_name;  // of the second operator
-  std::string defined_before;  // torch's words about who defined the operator before this library; may be empty
+  std::string defined_before;  // torch's text about an earlier definition of the operator; may be empty
   std::atomic<int32_t> mode{OWN};
   std::once_flag once;
   std::string contested;  // the message
   CallCache<std::shared_ptr<const Plan>> plans;
 };
 
-// The last exception of the library in this thread: up to torch 2.12 an exception that passes through torch's C
-// functions is printed, and lost.
+// The last exception of the library in this thread. Up to torch 2.12, an exception that passes through torch's C
+// functions is printed and lost.
 thread_local std::string thrown;
 
-// Torch's words for its last exception in this thread; empty where it does not keep them.
+// Torch's text for its last exception in this thread; empty if torch does not keep it.
 std::string torch_words() {
   const char* text = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
   return text ? text : "";
@@ -69,7 +68,7 @@ std::string why() {
   return words.empty() ? thrown : words;
 }
 
-// Raises what a call by the dispatcher has thrown.
+// Raises the exception of a call by the dispatcher.
 [[noreturn]] void rethrow(const std::string& name) {
   const std::string text = why();
   throw Refused(text.empty() ? name + ": the call failed, and torch has printed why" : text);
@@ -115,7 +114,7 @@ std::string taken(uint64_t word) {
   return found;
 }
 
-// Calls an operator of two strings, or of three, that returns a string. Returns false if there is none.
+// Calls an operator that takes two or three strings and returns a string. Returns false if there is no such operator.
 bool call_registry(const std::string& name, std::initializer_list<std::string> given, std::string& answer) {
   uint64_t stack[3];
   size_t count = 0;
@@ -136,7 +135,7 @@ void contest(Served& each, const std::string& message) {
   each.mode = CONTESTED;
 }
 
-// Calls the operator anew: the Python package has put its kernel over the library's.
+// Calls the operator again, after the Python package has replaced the library's kernel.
 void dispatch_again(Served& each, uint64_t* stack) {
   thread_local const Served* dispatching = nullptr;
   if (dispatching == &each) throw Refused(each.full_name + ": the Python package has withdrawn it");
@@ -145,8 +144,8 @@ void dispatch_again(Served& each, uint64_t* stack) {
   if (torch_call_dispatcher(each.full_name.c_str(), "", stack, abi_version)) rethrow(each.full_name);
 }
 
-// Asks the Python package, which takes the operator over if it is made of the same sources. Where it is not, the
-// arguments of the call stay where they are: they may be other ones than those of this library.
+// Asks the Python package, which takes the operator over if it has the same sources. If not, the arguments of the call
+// stay on the stack, since they may not match the arguments of this library.
 void ask(Served& each) {
   std::string answer;
   const bool python = call_registry("share", {each.full_name, each.made->digest, file()}, answer);
@@ -158,7 +157,7 @@ void ask(Served& each) {
   each.mode = SHARED;
 }
 
-// Plans a call; on a GPU with its kernels loaded.
+// Plans a call; on a GPU, its kernels are loaded, too.
 std::shared_ptr<const Plan> planned(const OperatorCall& call, const ServedDevice& on, int32_t gpu) {
   return call.plan(on.kernels, [&](const DeviceInstance& instance, Launches& work, Launch& launch) {
     try {
@@ -197,7 +196,8 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
   for (int32_t at = 0; at < made.shown_count; at++) stack[at] = results.hand_over(size_t(made.shown[at]));
 }
 
-// The second operator: returns digest and file; for one that claims the operator, where the two differ, a message.
+// The second operator: returns digest and file. If a caller claims the operator with a different digest, it returns an
+// error message.
 void describe(Served& each, uint64_t* stack) {
   const std::string other = taken(stack[0]), digest = taken(stack[1]);
   std::string answer;
@@ -210,7 +210,7 @@ void describe(Served& each, uint64_t* stack) {
   stack[0] = reinterpret_cast<uint64_t>(torch_string(answer));
 }
 
-// Torch copies the names, and keeps a registration until its handle is deleted, which none is.
+// Torch copies the names, and keeps a registration until its handle is deleted; no handle is deleted.
 LibraryHandle fragment(const char* name_space) {
   LibraryHandle made = nullptr;
   aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &made);
@@ -267,7 +267,7 @@ void serve(int32_t index, int32_t device, uint64_t* stack) {
   } catch (const Refused& error) {
     thrown = error.what();
     throw;
-  } catch (const std::exception& error) {  // as of `must`
+  } catch (const std::exception& error) {  // for example from `must`
     thrown = each.full_name + ": " + error.what() + (torch_words().empty() ? "" : "\n  got: " + torch_words());
     throw Refused(thrown);
   }

@@ -1,4 +1,4 @@
-// Tables of a library for torch's dispatcher: its operators, and what they are registered by.
+// Tables of a library for torch's dispatcher: its operators, and the data for their registration.
 #pragma once
 #include "operators.h"
 
@@ -6,7 +6,7 @@ namespace opsmith {
 
 using Entered = void (*)(uint64_t* stack, uint64_t, uint64_t);  // called by the dispatcher
 
-// What an operator computes on one type of device.
+// The kernels of an operator on one type of device.
 struct ServedDevice {
   const char* key;  // of the dispatcher
   Entered entry;
@@ -16,13 +16,13 @@ struct ServedDevice {
 struct ServedOperator {
   Operator op;
   const char* schema;  // in torch's language, with the name
-  const char* digest;  // of what its author wrote
+  const char* digest;  // of the author's sources
   Entered description_entry;  // of the second operator: see torch_library.cpp
   const ServedDevice* devices;
   int32_t device_count;
   const int32_t* shown;  // indices of the results that callers get
   int32_t shown_count;
-  const char* returning;  // schema of the operator that returns its first argument, which this one writes; or null
+  const char* returning;  // schema of the operator that returns its first argument, which this operator writes; or null
   Entered returning_entry;
 };
 
@@ -36,11 +36,11 @@ struct ServedLibrary {
 void serve(int32_t index, int32_t device, uint64_t* stack);
 // Computes a call of the second operator, which describes the first.
 void describe(int32_t index, uint64_t* stack);
-// Computes a call of the operator that returns what `index` writes.
+// Computes a call of the operator that returns the argument that operator `index` writes.
 void serve_returning(int32_t index, uint64_t* stack);
 }  // namespace opsmith
 
 extern "C" {
 extern const opsmith::ServedLibrary opsmith_served;
-extern const unsigned char opsmith_images[];  // of all kernels for GPUs, where there are any
+extern const unsigned char opsmith_images[];  // of all kernels for GPUs, if there are any
 }

@@ -1,4 +1,4 @@
-"""Library of kernels for torch's dispatcher, without Python: its tables, and how it is linked."""
+"""Library of kernels for torch's dispatcher, without Python: write its tables, and link it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIBRARY = LinkedLibrary(
         PROCESSOR,
     ),
     exported="{ local: *; };\n",
-    # Torch holds the kernels as long as the process.
+    # Torch keeps the kernels until the process ends.
     linking=("-Wl,-z,nodelete", "-Wl,--no-as-needed"),
     stubs=(STUB,),
 )
@@ -46,7 +46,7 @@ class ServedKernel:
 
     Attributes:
         built: The kernel.
-        copies_back: True if what it writes in place may be copied, and back.
+        copies_back: True if arguments that it writes in place may be copied into a layout and back.
     """
 
     built: KernelObject | LaunchedKernel
@@ -55,14 +55,14 @@ class ServedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOperator(LinkedOperator):
-    """Operator that a library gives to torch's dispatcher.
+    """Operator that a library registers with torch's dispatcher.
 
     Attributes:
-        schema: Its schema in torch's language, with the name after `::`.
-        digest: Digest of what its author wrote.
-        kernels: Its kernels by type of device, in the order in which they are tried.
+        schema: The schema in torch's language, with the name after `::`.
+        digest: Digest of the author's sources.
+        kernels: The kernels by type of device, in the order in which they are tried.
         shown: Positions of the results that callers get.
-        returning: Schema of the operator that returns its first argument, which this one writes; or empty.
+        returning: Schema of the operator that returns the first argument, written by this one; or empty.
     """
 
     schema: str
@@ -73,17 +73,17 @@ class ServedOperator(LinkedOperator):
 
 
 def link_library(operators: Sequence[ServedOperator], processor: str = "native") -> CacheEntry:
-    """Link kernels into a library that gives operators to torch's dispatcher.
+    """Link kernels into a library that registers operators with torch's dispatcher.
 
     Args:
         operators: The operators, at least one.
-        processor: The one that kernels for the CPU were compiled for.
+        processor: The processor for which the CPU kernels were compiled.
 
     Returns:
-        Entry whose directory holds `LIBRARY`.
+        Entry whose directory contains `LIBRARY`.
 
     Raises:
-        ToolchainError: If there is no compiler, or it does not link.
+        ToolchainError: If there is no compiler, or linking fails.
     """
     built = dict.fromkeys(
         kernel.built for each in operators for kernels in each.kernels.values() for kernel in kernels
@@ -103,8 +103,8 @@ def served_tables(
 
     Args:
         operators: The operators, at least one.
-        objects: Their kernels that are linked.
-        launched: Their kernels for GPUs, in the order of their images in `IMAGES`.
+        objects: The linked kernels of the operators.
+        launched: The GPU kernels of the operators, in the order of their images in `IMAGES`.
     """
     lines = [
         *(_included_images() if launched else ()),

@@ -1,7 +1,7 @@
-// Tensors that torch makes for a call by a plan, and what the call may write into.
+// Tensors that torch makes for a call by a plan, and the tensors into which the call may write.
 //
-// Of torch it uses the stable C functions alone, and nothing of Python: the library between Python and all kernels
-// and the libraries that serve without Python are made of it.
+// It uses only torch's stable C functions, and no Python. The library between Python and all kernels uses it, and so do
+// the libraries that work without Python.
 #pragma once
 #include <atomic>
 #include <cmath>
@@ -34,13 +34,13 @@ inline void fill(TensorHandle tensor, double number) {
   must(aoti_torch_aten_fill__Scalar(tensor, number), "aoti_torch_aten_fill__Scalar");
 }
 
-// Fills new memory of the CPU with all bits set, which are nan in every floating dtype; a bool has but one.
+// Fills new CPU memory with all bits set, which is nan in every floating dtype; in a bool only one bit is set.
 inline void fill_bits(void* data, int32_t dtype, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   if (size_t bytes = extent(dtype, dim, sizes, strides))
     std::memset(data, dtype == dtype_of<bool>::value ? 1 : 0xff, bytes);
 }
 
-// Tensors that were made for a call; those that are not handed on are let go of.
+// Tensors that were made for a call; tensors that are not passed on are released.
 struct Made : Inline<TensorHandle, 8> {
   explicit Made(Device device = {}) : device_(device) {}
   ~Made() {
@@ -58,7 +58,7 @@ struct Made : Inline<TensorHandle, 8> {
     return made;
   }
 
-  // Gives tensors away, in order.
+  // Passes tensors on to the caller, in order.
   void hand_over(uint64_t* stack) {
     for (size_t at = 0; at < size(); at++) stack[at] = hand_over(at);
   }
@@ -111,11 +111,11 @@ class TorchMemory {
  private:
   const Arguments& arguments_;
   Made& results_;
-  Made copies_;  // of arguments; then results that are copied into another layout
+  Made copies_;  // copies of arguments, then results that are copied into another layout
 };
 
-// Raises the versions of all tensors that the operator writes into: autograd finds them modified by that. Returns
-// false if torch refuses, as for a tensor of inference mode outside of it.
+// Increments the versions of all tensors that the operator writes into, so that autograd notices the write. Returns
+// false if torch refuses, for example for a tensor of inference mode outside of this mode.
 inline bool raise_versions(const Signed& signature, const Arguments& arguments) {
   return every(signature, arguments, [&](const RawTensor&, size_t tensor, size_t argument) {
     if (!signature[argument].written) return true;

@@ -1,4 +1,4 @@
-// Reader of the dispatcher's stack: the arguments of one call, and the words that make up its signature.
+// Reader of the dispatcher's stack: the arguments of one call, and the machine words of its signature.
 #pragma once
 #include <memory>
 
@@ -7,11 +7,11 @@
 
 namespace opsmith {
 
-// Reading leaves the stack as it is, for the fallback. After `own()` the objects on it are released.
+// Reading does not change the stack, which the fallback needs. After `own()` the objects on it are released.
 class Arguments : public CallValues {
  public:
   Inline<TensorHandle, 12> tensors;
-  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values but free ones
+  Words words;  // signature: dtypes, devices, sizes and strides of tensors, and all other values except free numbers
   Words kind;   // the same without sizes, strides and floating-point numbers
 
   ~Arguments() {

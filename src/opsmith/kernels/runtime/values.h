@@ -1,4 +1,4 @@
-// Values of a call: vectors that need no memory of the heap, signatures, and how tensors lie in memory.
+// Values of a call: vectors that need no heap memory, signatures, and memory layouts of tensors.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace opsmith {
 
-// A vector whose first items lie in the object itself: most calls need no memory of the heap.
+// A vector whose first items are in the object itself, so that most calls need no heap memory.
 template <class T, size_t N>
 class Inline {
  public:
@@ -39,8 +39,8 @@ struct Argument {
   int32_t type;
   bool optional;
   bool written;  // the operator writes into it
-  bool free = false;  // its numbers of floating point are no part of the signature: the kernel alone reads them
-  bool by_address = false;  // the signature has if the address of its tensor is divisible by 16
+  bool free = false;  // its floating-point numbers are not part of the signature, since only the kernel reads them
+  bool by_address = false;  // the signature contains whether its tensor's address is divisible by 16
 
   template <class From>
   void read(From& from) {
@@ -55,7 +55,7 @@ struct Device {
 
 using Signed = std::vector<Argument>;  // the arguments of an operator
 
-// What a call gives: the values of its arguments, and the dtypes and the device of the tensors among them.
+// Contents of a call: the values of its arguments, and the dtypes and the device of its tensors.
 struct CallValues {
   Inline<Value, 12> values;
   Inline<int32_t, 12> dtypes;
@@ -83,7 +83,7 @@ struct Dtype {
   bool is_signed = true, is_floating = false;
 };
 
-// A dtype by torch's number; those of other numbers no kernel takes.
+// A dtype by torch's number; kernels take no other dtypes.
 inline Dtype dtype_at(int32_t dtype) {
   static constexpr Dtype all[] = {
       {"uint8", 1, false}, {"int8", 1}, {"int16", 2}, {"int32", 4}, {"int64", 8}, {"float16", 2, true, true},
@@ -99,7 +99,7 @@ inline std::string dtype_name(int32_t dtype) {
   return name ? name : "dtype " + std::to_string(dtype);
 }
 
-// Bounds of what a tensor holds: the smallest and the largest whole number of a dtype that is not of floating point.
+// Bounds of a tensor's values: the smallest and the largest whole number of a dtype that is not floating point.
 inline int64_t least_of(int32_t dtype) {
   return dtype_at(dtype).is_signed ? INT64_MIN >> (64 - 8 * item_size(dtype)) : 0;
 }
@@ -117,7 +117,7 @@ inline size_t extent(int32_t dtype, int64_t dim, const int64_t* sizes, const int
   return item_size(dtype) * size_t(last + 1);
 }
 
-// True if the dimensions of a tensor lie in one another, the last innermost, with or without gaps.
+// True if the dimensions of a tensor are nested in memory, the last one innermost, with or without gaps.
 inline bool is_nested(const RawTensor& raw) {
   int64_t inner = 1;
   for (int64_t at = raw.dim - 1; at >= 0; at--) {
@@ -158,12 +158,12 @@ inline std::string listed(const int64_t* numbers, int64_t count) {
   return text + "]";
 }
 
-// Steps of one size in bytes, and how many there may be.
+// Steps of one size in bytes, and their maximum number.
 struct Step {
   int64_t size, limit;
 };
 
-// True if steps, the largest first, make up a distance.
+// True if steps, sorted from the largest, can add up to a distance.
 inline bool reach(const Step* step, const Step* last, int64_t distance) {
   if (step == last) return distance == 0;
   int64_t rest = 0;
@@ -183,7 +183,7 @@ struct Extent {
 
 using Steps = Inline<Step, 16>;
 
-// True if steps make up a distance.
+// True if steps can add up to a distance.
 inline bool reach(Steps& steps, int64_t distance) {
   Step *first = steps.data(), *last = first;
   std::sort(first, first + steps.size(), [](const Step& a, const Step& b) { return a.size > b.size; });
@@ -195,13 +195,13 @@ inline bool reach(Steps& steps, int64_t distance) {
   return reach(first, last, distance);
 }
 
-// True if several elements of a tensor are one in memory: `_meets_itself` of writes.py.
+// True if several elements of a tensor share memory: `_meets_itself` of writes.py.
 inline bool meets_itself(const RawTensor& raw) {
   if (is_nested(raw) || std::count(raw.sizes, raw.sizes + raw.dim, 0)) return false;
   for (int64_t at = 0; at < raw.dim; at++) {
     if (raw.sizes[at] == 1) continue;
     if (raw.strides[at] == 0) return true;
-    // Two elements that lie some steps apart in one dimension are one by steps back in the others.
+    // Two elements that differ by some steps in one dimension share memory if steps back in the others cancel these.
     Steps steps;
     steps.push({raw.strides[at], raw.sizes[at] - 2});
     int64_t back = -raw.strides[at];
@@ -242,7 +242,7 @@ bool every(const Signed& signature, const CallValues& arguments, Holds holds) {
   return true;
 }
 
-// True if a written tensor shares elements with another one.
+// True if a written tensor shares elements with another tensor.
 inline bool shares_written(const Signed& signature, const CallValues& arguments) {
   Inline<Extent, 8> extents;
   every(signature, arguments, [&](const RawTensor& raw, size_t tensor, size_t argument) {

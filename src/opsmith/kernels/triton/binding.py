@@ -23,11 +23,11 @@ _Error = Callable[..., errors.KernelSignatureError]
 
 @dataclass(frozen=True, slots=True)
 class BoundParameter:
-    """Parameter, and the value that it gets.
+    """Parameter, and the value that is passed to it.
 
     Attributes:
         parameter: Name of the parameter.
-        kind: Property of the value that it gets; `given` for a value of `constants=`.
+        kind: Property that is passed, such as a size; `given` for a value of `constants=`.
         name: Name of an argument, result or constant.
         dim: Dimension of a size or stride.
     """
@@ -79,14 +79,14 @@ def bind(
         layouts: Layouts of `layouts=`, by name of a tensor.
 
     Raises:
-        KernelSignatureError: If a parameter cannot be bound, or if a result, an argument that is written or a
-            constant has no parameter.
+        KernelSignatureError: If a parameter cannot be bound, or if a result, a written argument or a constant
+            has no parameter.
     """
     check_results(kernel)
     source, schema = kernel.source, kernel.operator.specification.schema
     for argument in schema.arguments:
         if argument.alias and argument.kind.sequence:
-            raise unsupported_argument(kernel, argument, "a tensor, or None for one, to write into")
+            raise unsupported_argument(kernel, argument, "a tensor or None, to write into")
     error = partial(kernel.error, errors.KernelSignatureError)
     names = [parameter.name for parameter in source.parameters]
     for name in constants:
@@ -104,7 +104,7 @@ def bind(
     for name in (*schema.written, *(result.name for result in schema.results)):
         if name not in pointers:
             raise error(
-                f"the Triton kernel has no parameter for `{name}`, and cannot write it",
+                f"the Triton kernel has no parameter for `{name}`, so it cannot write it",
                 argument=name,
                 expected=f"a parameter `{name}` or `{name}_ptr`",
                 got=f"({', '.join(names)})",
@@ -119,17 +119,17 @@ def bind(
 def _check_tuning(
     source: TritonSource, schema: Schema, bounds: Iterable[BoundParameter], error: _Error
 ) -> None:
-    """Refuse a tuning that would write in place once for each run."""
+    """Refuse a tuning whose runs would each write into an argument."""
     tuners = [layer for layer in source.layers if len(getattr(layer, "configs", ())) > 1]
     for bound in bounds:
         kept = all(bound.parameter in (getattr(layer, "restore_value", None) or ()) for layer in tuners)
         if bound.kind == "pointer" and bound.name in schema.written and not kept:
             raise error(
-                f"`triton.autotune` runs the kernel many times, and each writes into `{bound.name}`",
+                f"`triton.autotune` runs the kernel many times, and each run writes into `{bound.name}`",
                 argument=bound.name,
-                expected="a tuning that restores what is written",
+                expected="a tuning that restores the written arguments",
                 got=f"{len(source.configs)} configurations",
-                hint=f"write `triton.autotune(..., restore_value=[{bound.parameter!r}])`, or tune nothing",
+                hint=f"write `triton.autotune(..., restore_value=[{bound.parameter!r}])`, or remove it",
             )
 
 
@@ -158,9 +158,9 @@ def _bind_one(
         raise error(
             f"a Triton kernel cannot take `{name}`",
             argument=name,
-            expected="a tensor, int, float or bool, or None for one",
+            expected="a tensor, int, float, bool or None",
             got=kind.annotation(),
-            hint=f"make numbers of it: `constants={{'SOME': lambda {name}: ...}}`",
+            hint=f"convert it to numbers: `constants={{'SOME': lambda {name}: ...}}`",
         )
     part = _PART.fullmatch(name)
     if part is not None and part["name"] in tensors:
@@ -175,8 +175,8 @@ def _bind_one(
     raise error(
         f"the parameter `{name}` of the Triton kernel is not bound to anything",
         argument=name,
-        expected=f"the name of an argument or result ({_listed([*schema.names, *results])}), that of a "
-        "tensor with `_ptr`, `_numel`, `_size_0` or `_stride_0` behind it, or one of `constants=`",
+        expected=f"the name of an argument or result ({_listed([*schema.names, *results])}), the name of a "
+        "tensor with the ending `_ptr`, `_numel`, `_size_0` or `_stride_0`, or a name in `constants=`",
         got=f"`{name}`",
         hint=f"rename it, or give it: `constants={{{name!r}: ...}}`",
     )
@@ -193,11 +193,11 @@ def _tensors(
         dim = 1 + max(sizes | strides, default=-1) or None
         if strides and set(range(dim or 0)) - strides:
             raise error(
-                f"the Triton kernel takes some strides of `{name}`, and not all",
+                f"the Triton kernel takes some strides of `{name}`, but not all",
                 argument=name,
                 expected=", ".join(f"{name}_stride_{each}" for each in range(dim or 0)),
                 got=", ".join(f"{name}_stride_{each}" for each in sorted(strides)),
-                hint="take all of them, or none: then the tensor is contiguous",
+                hint="take all strides, or none: then the tensor is contiguous",
             )
         layout = layouts.get(name, "any" if strides else "contiguous")
         tensors[name] = Parameter("Tensor", written=name in written, dim=dim, layout=layout)
@@ -208,8 +208,8 @@ def _tensors(
                 argument="layouts",
                 expected=f"`contiguous` or `channels-last` for one of {_listed(tensors)}",
                 got=f"{layout!r} for `{name}`",
-                hint="leave it out: a tensor whose strides the kernel takes may have any, others are "
-                "made contiguous",
+                hint="leave it out: if the kernel takes a tensor's strides, the tensor may have any strides; "
+                "other tensors are made contiguous",
             )
     return tensors
 
@@ -217,7 +217,7 @@ def _tensors(
 def names_of_call(
     kernel: BuiltKernel[TritonSource], function: Callable[..., Any], known: Mapping[str, Any], what: str
 ) -> tuple[str, ...]:
-    """Return the parameters of a grid or constant, which name values of a call.
+    """Return the parameters of a grid's or constant's function, which name values of a call.
 
     Args:
         kernel: The kernel.
@@ -226,7 +226,7 @@ def names_of_call(
         what: Description of the function, for messages.
 
     Raises:
-        KernelSignatureError: If it uses another name.
+        KernelSignatureError: If it uses a name that is not in `known`.
     """
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
@@ -237,7 +237,7 @@ def names_of_call(
                 argument=parameter.name,
                 expected=f"one of {_listed(known)}",
                 got=f"`{parameter.name}`",
-                hint="name what it needs: arguments, results, and in the grid constants of the kernel",
+                hint="use the names of arguments and results; the grid may also use constants of the kernel",
             )
     return tuple(name for name in parameters if name in known)
 

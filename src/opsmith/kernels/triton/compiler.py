@@ -30,14 +30,14 @@ from opsmith.kernels.triton.source import (
 )
 
 SHOWN = 6
-"""Quoted lines of the compiler's message."""
+"""Number of quoted lines of the compiler's message."""
 CUBIN, USED = "kernel.cubin", "used.json"
 WARP = 32
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})")
 
 
 def launch_error(error: Exception, source: TritonSource, operator: str) -> errors.OpsmithError | None:
-    """Return the error for an exception of Triton's compiler or launcher; None for another exception."""
+    """Return the error for an exception of Triton's compiler or launcher; None for other exceptions."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -71,7 +71,7 @@ def compile_error(error: Any, source: TritonSource, operator: str) -> errors.Com
     if line is not None:
         at = f"{source.function.__code__.co_filename}:{first + before + line - 1}"
         quoted = "".join(lines[before + line - 1 : before + line])
-        indent = len(lines[0]) - len(lines[0].lstrip())  # Triton removes it
+        indent = len(lines[0]) - len(lines[0].lstrip())  # Triton removes this indentation
         column = error.node.col_offset + indent
         shown = f"{at}:{column + 1}: {shown}\n        {quoted}\n        {' ' * column}^"
     return errors.CompileError(
@@ -79,7 +79,7 @@ def compile_error(error: Any, source: TritonSource, operator: str) -> errors.Com
         operator=operator,
         got=shown,
         where=at,
-        hint="correct the line that it names" if line is not None else "simplify the kernel",
+        hint="correct this line" if line is not None else "simplify the kernel",
     )
 
 
@@ -91,7 +91,7 @@ class Specialization:
         signature: Type of each parameter, in order: `*fp32`, `i32`, `constexpr`.
         constants: Values of `constexpr` parameters.
         divisible: Parameters whose address or value is divisible by 16.
-        options: Options of Triton, as `num_warps`.
+        options: Options of Triton, such as `num_warps`.
     """
 
     signature: Mapping[str, str]
@@ -107,11 +107,11 @@ class Specialization:
 
 
 DIVISOR = 16
-"""Triton specializes kernels for numbers that are divisible by this, and then vectorizes loads."""
+"""Triton specializes kernels for numbers that are divisible by this number, and then vectorizes loads."""
 
 
 def specialization_of(source: TritonSource, arguments: Mapping[str, Any]) -> Specialization:
-    """Return the specialization for values of the parameters, as Triton chooses it at a launch."""
+    """Return the specialization that Triton chooses for these parameter values at a launch."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     divisible: list[str] = []
@@ -166,7 +166,7 @@ class TritonCubin:
 def compile_specialization(
     source: TritonSource, operator: str, wanted: Specialization, architecture: str
 ) -> TritonCubin:
-    """Compile a kernel for an architecture, as `sm_90`, or find it in the cache. No GPU is needed.
+    """Compile a kernel for an architecture, such as `sm_90`, or find it in the cache. No GPU is needed.
 
     Raises:
         ToolchainError: If Triton is not installed.
@@ -231,7 +231,7 @@ def _compile(
         knobs.nvidia.dump_ptxas_log = True
         try:
             kernel = triton.compile(ast, target=GPUTarget("cuda", number, WARP), options=options)
-        except (TritonError, RuntimeError) as error:  # the latter if LLVM fails
+        except (TritonError, RuntimeError) as error:  # RuntimeError if LLVM fails
             raise compile_error(error, source, operator) from error
     found = read_resources(printed.getvalue(), kernel.metadata.name)
     assert found is not None, printed.getvalue()
@@ -249,7 +249,7 @@ def _number(architecture: str) -> int:
         raise errors.UsageError(
             "Triton does not compile for this architecture",
             argument="architecture",
-            expected="one from sm_80 on, as `sm_90`",
+            expected="sm_80 or a later architecture, such as `sm_90`",
             got=repr(architecture),
             hint="name the architecture of your GPU: `sm_80` for an A100, `sm_90` for an H100",
         )

@@ -1,4 +1,4 @@
-"""Triton's language while the interpreter runs it: completed where it lacks something, and restored."""
+"""Triton's language in the interpreter: add missing functions for a run, and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from opsmith.kernels.triton import libdevice
 from opsmith.kernels.triton.source import triton_module
 
 LIBDEVICE = tuple(f"triton.language.extra.{part}libdevice" for part in ("", "cuda.", "hip."))
-"""Modules whose functions the interpreter has no code for."""
+"""Modules with functions that the interpreter lacks."""
 
 _CODES: weakref.WeakKeyDictionary[Callable[..., Any], types.CodeType] = weakref.WeakKeyDictionary()
-"""Functions that were rewritten for the interpreter: to read and parse one takes longer than to run it."""
+"""Functions that were rewritten for the interpreter; parsing a function takes longer than running it."""
 
 
 @contextlib.contextmanager
 def interpreted_language() -> Iterator[Callable[[Callable[..., Any], str], Callable[..., Any]]]:
     """Context manager in which interpreted functions run, and can call functions under `triton.jit`.
 
-    It yields a function that rewrites one for the interpreter, given its text. Afterwards it restores
-    Triton's language; the interpreter itself restores only a part of it.
+    It yields a function that rewrites another function, given its text, for the interpreter. Afterwards it
+    restores Triton's language, of which the interpreter itself restores only a part.
     """
     language = triton_module().language
     from triton.runtime import interpreter
@@ -85,12 +85,12 @@ def _cast(self: Any, value: Any) -> Any:
 
 
 def _compute_bfloat16_in_float32(builder: Any, language: Any) -> None:
-    """Let the interpreter hold bfloat16 in float32: it would compute with the bits, without an error."""
+    """Let the interpreter store bfloat16 as float32; otherwise it would silently compute with the bits."""
     bitcast = builder.create_bitcast
 
     def same_width(source: Any, wanted: Any) -> Any:
         if source.dtype.scalar == language.float32 and wanted.scalar.primitive_bitwidth != 32:
-            raise NotImplementedError("Triton's interpreter has no bits of a bfloat16")
+            raise NotImplementedError("Triton's interpreter cannot reinterpret the bits of bfloat16")
         return bitcast(source, wanted)
 
     builder.get_bf16_ty = builder.get_float_ty
@@ -101,9 +101,9 @@ def _compute_bfloat16_in_float32(builder: Any, language: Any) -> None:
 def _rewritten(
     function: Callable[..., Any], text: str, bridged: Mapping[Callable[..., Any], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Return a function as the interpreter runs it, with globals of its own, which the interpreter modifies.
+    """Return a function for the interpreter, with separate globals, which the interpreter modifies.
 
-    The variables of its closure are among them, because the interpreter compiles the function alone.
+    The globals include the variables of its closure, because the interpreter compiles only the function.
     """
     from triton.runtime import interpreter
 
@@ -113,11 +113,11 @@ def _rewritten(
         name: bridged.get(value) or _late(value, language) if inspect.isfunction(value) else value
         for name, value in given.items()
     }
-    # The interpreter patches the modules that it finds among these during a launch.
+    # During a launch, the interpreter patches the modules that it finds among these names.
     names |= {"__triton_language__": language, "__triton_core__": language.core}
     names = {**vars(interpreter), **names}
     if function not in _CODES:
-        # From the text as it was when the function was defined: its file may have been edited since.
+        # This is the text from the function's definition, since its file may have been edited later.
         tree = interpreter.ASTTransformer().visit(ast.parse(textwrap.dedent(text)))
         tree.body[0].decorator_list = []
         ast.increment_lineno(ast.fix_missing_locations(tree), function.__code__.co_firstlineno - 1)
@@ -128,9 +128,9 @@ def _rewritten(
 
 
 def _late(function: Callable[..., Any], language: Any) -> Callable[..., Any]:
-    """Return a function that was imported by name, as `from triton.language import load`.
+    """Return a wrapper of a function that was imported by name, such as `from triton.language import load`.
 
-    The interpreter replaces functions of Triton's modules, in which it is looked up again.
+    The interpreter replaces functions of Triton's modules, so the wrapper looks the function up in each call.
     """
     name = function.__name__
     for module in (language, language.math):

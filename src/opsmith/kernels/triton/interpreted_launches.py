@@ -1,4 +1,4 @@
-"""Launches of Triton kernels by any code, run in the interpreter where the tensors are on the CPU."""
+"""Launches of Triton kernels by any code, which run in the interpreter if the tensors are on the CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SOURCES: weakref.WeakKeyDictionary[Any, TritonSource] = weakref.WeakKeyDictiona
 def interpreted_launches(
     record: Callable[[str], None] = lambda name: None,
 ) -> contextlib.AbstractContextManager[None] | None:
-    """Return a context in which Triton kernels run on tensors of the CPU; None if Triton is not there yet.
+    """Return a context in which Triton kernels run on CPU tensors; None if Triton is not imported yet.
 
-    Triton itself refuses such a launch, or, under TRITON_INTERPRET=1, mixes those of several threads up and
-    keeps their tensors alive in a reference cycle. Here they run one after the other, and accesses outside of
-    the memory of their arguments are errors. Launches on other devices are Triton's own.
+    Triton itself refuses such launches. Under TRITON_INTERPRET=1 it mixes up launches of several threads, and
+    keeps their tensors alive in a reference cycle. Here launches run one after the other, and accesses
+    outside of the memory of their arguments raise errors. Triton itself runs launches on other devices.
 
     Args:
         record: Function that is called with the name of each kernel that is interpreted.
@@ -53,7 +53,7 @@ def _interpreting(record: Callable[[str], None]) -> Iterator[None]:
 
 
 def _interpreted(run: Callable[..., Any], record: Callable[[str], None]) -> Callable[..., Any]:
-    """Return the launch of a function, which interprets it on the CPU."""
+    """Return a launch function that interprets the kernel if its tensors are on the CPU."""
 
     @functools.wraps(run)
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def _interpreted(run: Callable[..., Any], record: Callable[[str], None]) -> Call
 
 
 def _tuned(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the launch by `triton.autotune`, which takes the first configuration on the CPU."""
+    """Return a launch function for `triton.autotune` that takes the first configuration on the CPU."""
 
     @functools.wraps(run)
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Triton kernels on the CPU, in Triton's interpreter, with every access to memory checked."""
+"""Triton kernels on the CPU, in Triton's interpreter, with a check of every memory access."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from opsmith.kernels.triton.source import TritonSource, language_lock, triton_mo
 from opsmith.torch_library.result_layouts import extent_of
 
 MEMORY = "_interpreter"
-"""Name of the interpreter's memory access in Triton's module."""
+"""Name of the object for the interpreter's memory accesses in Triton's module."""
 FIRST = (3, 7)
 """First version of Triton whose interpreter is supported."""
 ARCHITECTURE = "sm_90"
-"""GPU for which a kernel is compiled, to learn if the interpreter lacks something or the kernel is wrong."""
+"""GPU for which a kernel is compiled, to learn if the kernel is wrong or the interpreter is incomplete."""
 IN_NUMPY = {"int1": "bool", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-"""NumPy's names of Triton's types, where they differ."""
+"""NumPy's names of Triton's types, if the names differ."""
 
 Span = tuple[str, int, int]
-"""Memory of a parameter: its name, the first address, and the one behind the end."""
+"""Memory of a parameter: its name, its first address, and the address after its end."""
 
 
 class OutOfBoundsError(Exception):
     """Access of a kernel to memory outside of its arguments.
 
     Attributes:
-        parameter: Parameter whose memory is nearest.
+        parameter: Name of the parameter with the nearest memory.
     """
 
     def __init__(self, verb: str, parameter: str, location: str) -> None:
@@ -112,10 +112,10 @@ class _CheckedMemory:
 class _Memory:
     """Memory of the tensors of a launch.
 
-    NumPy has no bfloat16: a storage in bfloat16 is copied to float32, and what was written is copied back.
+    NumPy has no bfloat16: a storage in bfloat16 is copied to float32, and written values are copied back.
 
     Args:
-        bounded: True if a kernel may access the elements of a tensor alone; else all of its storage.
+        bounded: True if a kernel may access only the elements of a tensor; else its whole storage.
     """
 
     def __init__(self, *, bounded: bool) -> None:
@@ -128,7 +128,7 @@ class _Memory:
         storage = tensor.untyped_storage()
         start, first = tensor.data_ptr(), storage.data_ptr()
         if not start and tensor.numel():
-            raise RuntimeError(f"`{name}` is a tensor without data, as a fake one, and a kernel needs some")
+            raise RuntimeError(f"`{name}` is a tensor without data, such as a fake, and a kernel needs data")
         low, high = start, start + extent_of(tensor) * tensor.element_size()
         if not self._bounded:
             low, high = first, first + storage.nbytes()
@@ -145,7 +145,7 @@ class _Memory:
         return start
 
     def write_back(self) -> None:
-        """Write what has changed in float32 into the storages in bfloat16, rounded."""
+        """Round the values that changed in float32, and write them into the storages in bfloat16."""
         for stored, numbers, before in self._copies.values():
             changed = numbers.view(torch.int32) != before.view(torch.int32)
             stored[changed] = numbers[changed].to(torch.bfloat16)
@@ -159,17 +159,17 @@ def interpret(
     *,
     bounded: bool = True,
 ) -> None:
-    """Run every program of a grid, on tensors of the CPU.
+    """Run every program of a grid, on CPU tensors.
 
-    bfloat16, which NumPy lacks and the interpreter computes wrongly without an error, is computed in float32
-    and rounded at the end. Numbers have the types that they have in a launch on a GPU.
+    NumPy lacks bfloat16, and the interpreter silently computes it wrongly. So bfloat16 is computed in float32
+    and rounded at the end. Numbers have the same types as in a launch on a GPU.
 
     Args:
         source: The kernel.
         grid: Number of programs in each of up to three dimensions.
-        arguments: Values of its parameters, by name.
+        arguments: Values of the kernel's parameters, by name.
         operator: Name of the operator, for messages.
-        bounded: True if the kernel may access the elements of its tensors alone; else all of their storages.
+        bounded: True if the kernel may access only the elements of its tensors; else their whole storages.
 
     Raises:
         ToolchainError: If Triton or NumPy is not installed.
@@ -192,7 +192,7 @@ def interpret(
         else:
             raised = None
             memory.write_back()
-    if raised is not None:  # outside of the interpreter's language, in which nothing compiles
+    if raised is not None:  # after the interpreter's language is restored, since it cannot be compiled
         limit = _interpreter_limit(raised, source, arguments, operator)
         raise (limit or _kernel_error(raised, source, operator)) from raised
 
@@ -200,7 +200,7 @@ def interpret(
 def _argument(name: str, value: Any, memory: _Memory, annotated: str = "") -> Any:
     """Return the value of a parameter in Triton's language: a pointer, or a scalar.
 
-    The interpreter leaves floats as they are, which have no `.to`, fails on bools, and reads no annotation.
+    The interpreter itself keeps Python floats, which have no `.to`, fails on bools, and ignores annotations.
     """
     import numpy
     import triton.language as tl
@@ -223,7 +223,7 @@ def _argument(name: str, value: Any, memory: _Memory, annotated: str = "") -> An
         kind = tl.str_to_ty(annotated or mangle_type(value), None)
         if kind == tl.bfloat16:
             kind, value = tl.float32, torch.tensor(value).view(torch.int32).bitwise_and(-(2**16))
-            value = value.view(torch.float32).item()  # cut off, as Triton does
+            value = value.view(torch.float32).item()  # truncated, as in Triton
     else:
         return value
     stored = "uint64" if kind.is_ptr() else IN_NUMPY.get(str(kind), str(kind))
@@ -237,7 +237,7 @@ def _programs(
     from triton.runtime.interpreter import GridExecutor
 
     class CpuGrid(GridExecutor):  # type: ignore[misc]
-        """Grid whose tensors are on the CPU: copies of them would stay alive in a reference cycle."""
+        """Grid that does not copy its CPU tensors, since the copies would stay alive in a reference cycle."""
 
         def _init_args_hst(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
             return args, kwargs
@@ -246,7 +246,7 @@ def _programs(
             pass
 
     executor = CpuGrid(function, list(given), tuple(grid))
-    executor.constexprs = list(constants)  # it does not read every way to write the annotation
+    executor.constexprs = list(constants)  # it cannot read all forms of the annotation
     executor(**given)
 
 
@@ -265,7 +265,7 @@ def _numpy() -> Any:
     if tuple(map(int, version.split(".")[:2])) < FIRST:
         raise errors.ToolchainError(
             f"the interpreter of Triton {version} does not run loops with NumPy 2.4",
-            expected=f"Triton {FIRST[0]}.{FIRST[1]} or later, which torch 2.13 for CUDA brings along",
+            expected=f"Triton {FIRST[0]}.{FIRST[1]} or later, which comes with torch 2.13 for CUDA",
             got=version,
             hint="check the kernel under a later torch, or on a GPU",
         )
@@ -284,9 +284,10 @@ def _numpy() -> Any:
 def _interpreter_limit(
     error: Exception, source: TritonSource, arguments: Mapping[str, Any], operator: str
 ) -> errors.ToolchainError | None:
-    """Return the error if the interpreter lacks what a kernel needs, so that Triton compiles the kernel.
+    """Return the error for a feature that the interpreter lacks; None if the kernel itself is wrong.
 
-    An access outside of the arguments and a failed assertion are the kernel's own.
+    Triton compiles the kernel to find this out. An access outside of the arguments and a failed assertion are
+    faults of the kernel.
     """
     innermost = chain_of(error)[-1]
     if isinstance(innermost, OutOfBoundsError | AssertionError):
@@ -294,12 +295,12 @@ def _interpreter_limit(
     try:
         compile_specialization(source, operator, specialization_of(source, arguments), ARCHITECTURE)
     except errors.CompileError:
-        if not triton_module().knobs.runtime.interpret:  # then Triton's own functions do not compile either
+        if not triton_module().knobs.runtime.interpret:  # else Triton compiles nothing
             return None
     return errors.ToolchainError(
         "Triton's interpreter cannot run the kernel",
         operator=operator,
-        expected="a kernel whose functions the interpreter has",
+        expected="a kernel that uses only functions of the interpreter",
         got=f"{type(innermost).__name__}: {errors.message_of(innermost)}",
         where=_location(error, source),
         hint="check the kernel on a GPU",
@@ -314,9 +315,9 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
             f"the Triton kernel {innermost}",
             operator=operator,
             argument=innermost.parameter,
-            expected="reads and writes of elements alone",
+            expected="reads and writes of elements only",
             where=at,
-            hint="give the load or store a mask, as `mask=at < x_numel`",
+            hint="give the load or store a mask, such as `mask=at < x_numel`",
         )
         found.fault = "out-of-bounds"
         return found
@@ -324,12 +325,12 @@ def _kernel_error(error: Exception, source: TritonSource, operator: str) -> erro
         f"the Triton kernel raised in the interpreter: {type(innermost).__name__}: {innermost}",
         operator=operator,
         where=at,
-        hint="correct the kernel; where it needs what the interpreter lacks, check it on a GPU",
+        hint="correct the kernel; if it needs functions that the interpreter lacks, check it on a GPU",
     )
 
 
 def _location(error: BaseException, source: TritonSource) -> str:
-    """Return the innermost line of the author's file that an exception passed through."""
+    """Return the innermost line of the author's file in an exception's traceback."""
     file, at = source.function.__code__.co_filename, source.where
     for each in chain_of(error):
         frames = traceback.extract_tb(each.__traceback__)

@@ -1,4 +1,4 @@
-"""Kernel in Triton: launched on a GPU, traced into compiled code, or interpreted on the CPU."""
+"""Kernel in Triton: launch it on a GPU, trace it into compiled code, or interpret it on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Default floating-point dtypes of a kernel."""
 MAX_EXTENT = 2**31 - 1
-"""Largest extent of a tensor in elements: kernels index in 32 bits, which would overflow silently."""
+"""Maximum extent of a tensor in elements: kernels use 32-bit indices, which would overflow silently."""
 _ANY_CONTEXT = nullcontext()
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -55,12 +55,12 @@ class PreparedLaunch:
 
     Attributes:
         device: Device of the tensors.
-        grid: Function that returns the number of programs, given values of parameters that decorators fill.
+        grid: Function that returns the number of programs, given the parameters that decorators fill.
         arguments: Values of the kernel's parameters, and options of Triton.
         layouts: Layouts of the results.
         results: Results, which the kernel writes.
         written: Tensors into which the kernel writes in place, by name.
-        back: Arguments that are written, each with the copy in another layout that the kernel has.
+        back: Written arguments, each with its copy in the layout that the kernel takes.
     """
 
     device: torch.device
@@ -75,8 +75,8 @@ class PreparedLaunch:
 class TritonKernel(LaunchedKernel[TritonSource]):
     """Function that computes an operator by a kernel in Triton.
 
-    The first call of a signature is launched by Triton, and later ones by a plan. Triton launches all where a
-    plan does not say enough.
+    Triton launches the first call of a signature, and a plan launches later calls. Triton launches all calls
+    if no plan is possible.
 
     Args:
         operator: The operator that the kernel computes.
@@ -84,9 +84,9 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         grid: Number of programs: numbers, or a function of values of the call.
         constants: Values of parameters, or functions of values of the call.
         layouts: Layouts of tensors, where the parameters do not imply them.
-        dtypes: The dtypes that it takes; integers are taken too unless some are named.
-        strict: True if a missing Triton, or a call that the kernel does not take, is an error. Otherwise the
-            reference runs.
+        dtypes: The dtypes that it takes. If no integer dtype is named, it takes all integer dtypes, too.
+        strict: True if a missing Triton, or a call that the kernel does not take, raises an error. If False,
+            the reference runs.
         copies_back: See `BuiltKernel`.
         deterministic: See `BuiltKernel`.
 
@@ -112,7 +112,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         deterministic: bool = True,
     ) -> None:
         schema = operator.specification.schema
-        # A function in Python is read again by declaring it again.
+        # `reload` does not read a Python function again: it must be declared again.
         super().__init__(
             operator,
             lambda: source,
@@ -137,15 +137,15 @@ class TritonKernel(LaunchedKernel[TritonSource]):
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
-        """The dtypes that it takes; integers are taken too unless some are named."""
+        """The dtypes that it takes. If no integer dtype is named, it takes all integer dtypes, too."""
         return self._dtypes
 
     def digest(self) -> str:
-        """Return the digest of its text: it is built into no package."""
+        """Return the digest of the text only, since Triton kernels are not built into packages."""
         return BuiltKernel.digest(self)
 
     def sources(self) -> tuple[Any, ...]:
-        """Return the values that define the kernel: compiled code contains its launch, too."""
+        """Return the values that define the kernel, including its launch, since compiled code contains it."""
         return *super().sources(), self.source.function, *self._launched_by
 
     def _rule(self, value: Any, known: Mapping[str, Any], what: str) -> Callable[[Mapping[str, Any]], Any]:
@@ -209,14 +209,14 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return None
 
     def _takes(self, dtype: torch.dtype) -> bool:
-        """Return True for a dtype that is taken; integers, as indices, are taken unless some are named."""
+        """Return True for an accepted dtype; all integers are accepted unless `dtypes=` names some."""
         if dtype in self.dtypes:
             return True
         exact = not (dtype.is_floating_point or dtype.is_complex)
         return exact and all(each.is_floating_point for each in self.dtypes)
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments and results that the kernel copies into another layout."""
+        """Return the arguments and results that the kernel copies into a different layout."""
         return copied_tensors(self.operator.specification, values, self.binding.tensors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -244,15 +244,15 @@ class TritonKernel(LaunchedKernel[TritonSource]):
 
     @property
     def copied(self) -> dict[str, int]:
-        """Number of copies for their layout, of each argument and of `result`, without zeros."""
+        """Number of copies into other layouts for each argument and `result`, without zeros."""
         return dict(self._copied + Counter(super().copied))
 
     @property
     def _sizing(self) -> None:
-        """None: the grid is a function in Python, and C++ plans no other sizes."""
+        """None, since the grid is a function in Python, so C++ cannot plan calls of other sizes."""
 
     def serve(self, fallback: Callable[..., Any]) -> Callable[[], None] | None:
-        """Take the dispatcher's calls of the operator, where calls run by plans."""
+        """Take over the dispatcher's calls of the operator, if calls run by plans."""
         return super().serve(fallback) if self._runs_by_plans() else None
 
     def _runs_by_plans(self) -> bool:
@@ -266,7 +266,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
             return "`triton.autotune` or `triton.heuristics` decides at each launch"
         jitted = self.source.compiled_by()
         if self.source.layers not in ((), (jitted,)) or jitted.pre_run_hooks:
-            return "something stands between a launch and Triton"
+            return "a decorator or a hook changes its launches"
         unavailable = self.machine.unavailable()
         if unavailable is not None:
             return unavailable
@@ -281,7 +281,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return self._read_by_rules | {each.name for each in self.binding.bounds if each.parameter in constant}
 
     def _free_numbers(self) -> set[str]:
-        """Return the same, also where `shapes=` alone says the sizes of the results."""
+        """Return the free numbers; `shapes=` suffices if it determines the sizes of the results."""
         sized = super()._sizing is not None
         return self._numbers - self._numbers_read() if sized else super()._free_numbers()
 
@@ -298,13 +298,13 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         except NoPlanError as error:
             self.by_triton = str(error)
             self.withdraw()
-            self.operator.forget_calls()  # they hold what goes by plans
+            self.operator.forget_calls()  # cached calls may use plans
             return None
 
     def _awaits_plan(self, values: Sequence[Any]) -> bool:
         """Return False for the first call of a signature: the second is planned.
 
-        A plan costs more than a launch by Triton, and sizes or numbers may be others in each call.
+        A plan costs more than a launch by Triton, and sizes or numbers may differ in each call.
         """
         if self.by_triton:
             return False
@@ -321,7 +321,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return result[0] if isinstance(result, tuple) and len(result) == 1 else result
 
     def _by_triton(self, values: Sequence[Any]) -> Any:
-        """Compute a call by a launch of Triton's; by the reference if the kernel does not take it."""
+        """Compute a call by Triton's launcher, or by the reference if the kernel does not take the call."""
         if self.operator.specification.schema.written:
             refuse_unwritable(self.operator.specification, values)
         refused = self.refusal(values)
@@ -330,7 +330,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return self._run(values, self._launch, count=True)
 
     def compiled(self, prepared: PreparedLaunch, grid: tuple[int, ...]) -> Any:
-        """Return what Triton launches for these arguments, compiled or found in its cache.
+        """Return the kernel that Triton launches for these arguments, compiled now or from its cache.
 
         Raises:
             CompileError: If Triton's compiler refuses the kernel.
@@ -340,7 +340,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return self._in_triton(prepared.device, lambda: launched.run(grid=grid, warmup=True, **given))
 
     def loaded(self, compiled: Any, index: int) -> tuple[int, int, int] | None:
-        """Load what Triton has compiled on a GPU, once; None while a CUDA graph is captured.
+        """Load a compiled kernel on a GPU, once; None while a CUDA graph is captured.
 
         Returns:
             The driver, torch's context, and the handle of the kernel.
@@ -360,7 +360,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                         driver.allow_shared(function, metadata.shared)
                     self._functions[key] = function
             return driver.opened, context, self._functions[key]
-        except (DriverError, errors.ToolchainError) as error:  # Triton's launcher says what is wrong
+        except (DriverError, errors.ToolchainError) as error:  # Triton's launcher reports the fault
             raise NoPlanError(errors.message_of(error)) from None
 
     def programs(self, values: Sequence[Any]) -> int:
@@ -425,7 +425,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         return (results[0] if schema.single else tuple(results)) if results else None
 
     def has_programs(self, prepared: PreparedLaunch, grid: Any) -> bool:
-        """Return True if there is something to write, and the grid has programs or is not known yet."""
+        """Return True if there are elements to write, and the grid has programs or is not known yet."""
         written = (*prepared.results, *prepared.written.values())
         return any(each.numel() for each in written) and (callable(grid) or all(grid))
 
@@ -435,8 +435,8 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         self._in_triton(prepared.device, lambda: launched[grid](**given))
 
     def _in_triton(self, device: torch.device, run: Callable[[], Any]) -> Any:
-        """Call Triton, whose exceptions become errors of ours."""
-        with torch.cuda.device(device):  # Triton compiles for the current one, and launches on its stream
+        """Call Triton, and convert its exceptions to errors of opsmith."""
+        with torch.cuda.device(device):  # Triton uses the current device and its stream
             try:
                 return run()
             except Exception as error:
@@ -455,7 +455,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         interpret(self.source, prepared.grid(arguments), arguments, self.operator.name)
 
     def _interpretable(self, prepared: PreparedLaunch) -> tuple[dict[str, Any], Callable[..., Any] | None]:
-        """Return the arguments of the function with those of its decorators, and what is called before it."""
+        """Return a function's arguments with the values of its decorators, and the hook to call first."""
         options = self.binding.options
         arguments = {name: value for name, value in prepared.arguments.items() if name not in options}
         config = self.source.first_config(arguments)
@@ -468,11 +468,11 @@ class TritonKernel(LaunchedKernel[TritonSource]):
 
         Args:
             grid: The grid.
-            results: What the kernel writes, by name.
+            results: Results that the kernel writes, by name.
 
         Raises:
-            LaunchError: If it is not one to three whole numbers that a GPU takes, or has no programs although
-                a result has elements.
+            LaunchError: If the grid is not one to three whole numbers within the limits of a GPU, or has no
+                programs although a result has elements.
         """
         programs: tuple[Any, ...] = tuple(grid) if isinstance(grid, list | tuple) else (grid,)
         sizes = all(isinstance(size, int | torch.SymInt) and not isinstance(size, bool) for size in programs)
@@ -499,7 +499,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         if name is not None and not all(programs):
             raise self.error(
                 errors.LaunchError,
-                f"the grid of the Triton kernel has no programs, and nothing writes `{name}`",
+                f"the grid of the Triton kernel has no programs that could write `{name}`",
                 argument=name,
                 expected="a grid with a program for each part of each result",
                 got=f"grid {programs}, `{name}` {list(results[name].shape)}",
@@ -512,15 +512,15 @@ class TritonKernel(LaunchedKernel[TritonSource]):
         if wanted.dim not in (None, len(layout.shape)):
             raise self.error(
                 errors.KernelSignatureError,
-                "the Triton kernel does not write the result that the reference gives",
+                "the result that the Triton kernel writes differs from the reference's result",
                 argument=name,
                 expected=f"{len(layout.shape)} dimensions",
                 got=f"sizes or strides of {wanted.dim}",
                 hint="take the sizes and strides of as many dimensions as the result has",
             )
-        if type(count) is int and count > MAX_EXTENT:  # no symbol of a compiler
+        if type(count) is int and count > MAX_EXTENT:  # not a compiler's symbol
             raise self.error(
-                errors.KernelRefusedError, f"the kernel writes no such result: {_uncounted(name)}"
+                errors.KernelRefusedError, f"the kernel cannot write this result: {_uncounted(name)}"
             )
 
     def _result_layouts(self, values: Sequence[Any]) -> tuple[ResultLayout, ...]:
@@ -532,4 +532,4 @@ class TritonKernel(LaunchedKernel[TritonSource]):
 
 
 def _uncounted(name: str) -> str:
-    return f"`{name}` reaches over more than 2**31 elements, which it cannot count"
+    return f"`{name}` extends over more than 2**31 elements, which the kernel's indices cannot count"

@@ -1,4 +1,4 @@
-"""Triton as a language of kernels: what `op.kernel("cuda", triton=...)` takes."""
+"""Triton as a kernel language: the options of `op.kernel("cuda", triton=...)`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TritonLanguage(Language):
     @property
     def on_cpu(self) -> type[Interpreted]:
         """Triton's interpreter."""
-        from opsmith.kernels.triton.on_cpu import Interpreted  # a declaration needs none
+        from opsmith.kernels.triton.on_cpu import Interpreted  # a declaration does not need it
 
         return Interpreted
 
@@ -36,7 +36,7 @@ class TritonLanguage(Language):
 
     def kernel(self, declaration: Declaration) -> TritonKernel:
         """Make a kernel from a function, which Triton compiles when it is first launched."""
-        from opsmith.kernels.triton.kernel import DTYPES, TritonKernel  # what checks has no kernel in it
+        from opsmith.kernels.triton.kernel import DTYPES, TritonKernel  # `check` needs no kernel
         from opsmith.kernels.triton.source import POINTED, triton_source
 
         options = declaration.options

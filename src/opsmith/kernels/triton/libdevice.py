@@ -1,4 +1,4 @@
-"""Functions of libdevice, which Triton's interpreter lacks, by those of torch."""
+"""Functions of libdevice, which Triton's interpreter lacks, computed by functions of torch."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 def bridged(name: str) -> Callable[..., Any]:
     """Return a function of libdevice, for tensors of the interpreter.
 
-    It raises NotImplementedError if there is none that computes it.
+    The returned function raises NotImplementedError if no function of torch can compute it.
 
     Args:
-        name: Its name, as in `triton.language.extra.libdevice`.
+        name: Name of the function in `triton.language.extra.libdevice`.
     """
     short = name.removeprefix("fast_").removesuffix("_rn")
     function = FUNCTIONS.get(short) or FUNCTIONS.get(short.rstrip("fd"))
@@ -70,7 +70,7 @@ def _elementwise(name: str, function: Callable[..., Tensor], args: tuple[Any, ..
     """Compute a function of tensors of the interpreter, in float64.
 
     Raises:
-        TypeError: For floats of 16 bits, which libdevice does not take either.
+        TypeError: For 16-bit floats, which libdevice itself does not take either.
     """
     import numpy
     import triton.language as tl

@@ -1,4 +1,4 @@
-"""Kernels in Triton on the CPU: in Triton's interpreter, with every access to memory checked."""
+"""Kernels in Triton on the CPU, in Triton's interpreter, with a check of every memory access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Interpreted(OnCpu):
     """A kernel in Triton, in Triton's interpreter."""
 
     promise = (
-        "kernels in Triton give what the reference gives, interpreted on the CPU, in every dtype and layout"
+        "kernels in Triton, interpreted on the CPU, return the reference's results in every dtype and layout"
     )
     manner, given_up, parts = "interpreted on the CPU", "not interpreted", "programs"
     in_bfloat16 = ", bfloat16 computed in float32"
@@ -23,7 +23,7 @@ class Interpreted(OnCpu):
     trials = 3
 
     def build(self, calls: Sequence[CpuCall]) -> None:
-        """Refuse to run without the interpreter."""
+        """Raise an error if the interpreter cannot run."""
         missing = missing_interpreter()
         if missing is not None:
             raise errors.ToolchainError(missing)
@@ -34,13 +34,13 @@ class Interpreted(OnCpu):
         return refused or int(self.kernel.programs(call.values))
 
     def launch(self, calls: Sequence[CpuCall]) -> list[list[CpuRun]]:
-        """Leave it to the comparison to run a call."""
+        """Return a run for each call, which the comparison executes later."""
         return [[CpuRun("the kernel in Triton, interpreted,", self.kernel.interpreted)] for _ in calls]
 
     def notes(self) -> Iterator[str]:
-        """Yield that not every configuration was interpreted."""
+        """Yield a note if only one of several configurations was interpreted."""
         if self.kernel.source.configs[1:]:
-            yield "of the configurations of `triton.autotune` the first alone was interpreted"
+            yield "only the first configuration of `triton.autotune` was interpreted"
 
     @classmethod
     def launches(cls, record: Callable[[str], None]) -> AbstractContextManager[None] | None:

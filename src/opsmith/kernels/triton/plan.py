@@ -1,4 +1,4 @@
-"""Plan of a Triton kernel's call: what Triton has compiled, with parameters as its launcher packs them."""
+"""Plan of a Triton kernel's call: the compiled kernel, with parameters packed as by Triton's launcher."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ USUAL = {
     "launch_cooperative_grid": False,
     "launch_pdl": False,
 }
-"""What the launches of a plan have, as Triton describes a compiled kernel."""
+"""Properties, in Triton's description of a compiled kernel, that plans support."""
 IN_SIGNATURE = {
     *("shape", "size", "__len__", "stride", "layout", "is_contiguous", "dim", "ndim", "ndimension"),
     *("numel", "nelement", "dtype", "is_floating_point", "is_complex", "is_signed"),
     *("element_size", "itemsize", "nbytes", "device", "is_cuda", "get_device"),
 }
-"""What a grid or a constant may ask of a tensor: the answer is the same in all calls of a signature."""
+"""Attributes of tensors that grids and constants may read: they are the same in all calls of a signature."""
 
 _WHOLE = re.compile(r"([iu])(1|8|16|32|64)")
 _FLOATS: dict[str, Callable[[float], bytes]] = {
     "fp16": lambda number: struct.pack("<e", number),
-    "bf16": lambda number: bytes(c_float(number))[2:],  # cut off, as Triton does
+    "bf16": lambda number: bytes(c_float(number))[2:],  # truncated, as in Triton
     "fp32": lambda number: bytes(c_float(number)),
     "f32": lambda number: bytes(c_float(number)),
     "fp64": lambda number: struct.pack("<d", number),
@@ -49,14 +49,14 @@ _FLOATS: dict[str, Callable[[float], bytes]] = {
 
 
 class NoPlanError(Exception):
-    """No plan says what a kernel needs: Triton launches it. The text is the reason."""
+    """No plan is possible for a kernel, so Triton must launch it. The text is the reason."""
 
 
 class OnlySignature(TorchFunctionMode):
-    """Mode that notes what is asked of tensors and may differ between calls of one signature, as their data.
+    """Mode that records reads of tensors, such as their data, that may differ between calls of one signature.
 
     Attributes:
-        asked: The names of these functions and attributes.
+        asked: Names of the functions and attributes that were read.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class OnlySignature(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # An attribute is read by the `__get__` of its descriptor.
+        # For an attribute, `function` is the `__get__` of its descriptor.
         name = getattr(getattr(function, "__self__", None), "__name__", None) or function.__name__
         if name not in IN_SIGNATURE:
             self.asked.append(name)
@@ -74,7 +74,7 @@ class OnlySignature(TorchFunctionMode):
 
 
 def hooks_are_set() -> bool:
-    """Return True if somebody is to be called around Triton's launches, as a profiler."""
+    """Return True if hooks around Triton's launches are set, for example by a profiler."""
     knobs = triton_module().knobs.runtime
     names = ("launch_enter_hook", "launch_exit_hook", "kernel_load_start_hook", "kernel_load_end_hook")
     hooks = (getattr(knobs, name, None) for name in names)
@@ -82,16 +82,16 @@ def hooks_are_set() -> bool:
 
 
 def plan_call(kernel: TritonKernel, values: Sequence[Any]) -> Plan | None:
-    """Plan the calls that have the signature of these values; None while a CUDA graph must not be disturbed.
+    """Plan the calls that have the signature of these values; None while a CUDA graph is captured.
 
     Args:
-        kernel: The kernel, which takes them.
+        kernel: The kernel, which takes these values.
         values: Argument values.
 
     Raises:
-        NoPlanError: If no plan says what the kernel needs.
+        NoPlanError: If no plan is possible for the kernel.
         CompileError: If Triton's compiler refuses the kernel.
-        LaunchError: If the grid is none, or larger than a GPU takes.
+        LaunchError: If the grid is not valid, or exceeds a GPU's limits.
     """
     names = kernel.operator.specification.schema.names
     only = OnlySignature()
@@ -99,7 +99,7 @@ def plan_call(kernel: TritonKernel, values: Sequence[Any]) -> Plan | None:
     with only:
         grid = prepared.grid({})
     if only.asked:
-        raise NoPlanError(f"its grid or a constant asks for `{only.asked[0]}` of a tensor")
+        raise NoPlanError(f"its grid or a constant reads `{only.asked[0]}` of a tensor")
     tensors = kernel.binding.tensors
     parameters = {index: tensors[name] for index, name in enumerate(names) if name in tensors}
     results = []
@@ -126,13 +126,13 @@ def _launch(
     values: Sequence[Any],
     grid: Any,
 ) -> Launch:
-    """Return the launch of what Triton has compiled, without the handle of the kernel.
+    """Return the launch of a compiled kernel, without the handle of the kernel.
 
-    Triton's launcher gives all parameters that are not constant, in order, and behind them the addresses of
-    two buffers, which no kernel of a plan has.
+    Triton's launcher passes all parameters that are not constant, in order, and then the addresses of two
+    buffers, which kernels with a plan do not use.
 
     Raises:
-        NoPlanError: If the compiled kernel needs more, or takes other parameters.
+        NoPlanError: If the compiled kernel needs other properties or parameters.
     """
     schema, metadata = kernel.operator.specification.schema, compiled.metadata
     for name, usual in USUAL.items():
@@ -151,7 +151,7 @@ def _launch(
     given: list[tuple[int, int, int, int]] = []
     names, kinds = [each.name for each in kernel.source.parameters], [*compiled.src.signature.values()]
     if len(names) != len(kinds):
-        raise NoPlanError(f"its compiled form has {len(kinds)} parameters in place of {len(names)}")
+        raise NoPlanError(f"its compiled form has {len(kinds)} parameters instead of {len(names)}")
     for name, kind in zip([*names, "", ""], [*kinds, "*", "*"], strict=True):
         if kind == "constexpr":
             continue
@@ -161,15 +161,15 @@ def _launch(
         bound = bounds.get(name)
         if kind[:1] == "*" and name:
             if bound is None or bound.kind != "pointer":
-                raise NoPlanError(f"`{name}` is a tensor, and no argument or result")
+                raise NoPlanError(f"`{name}` is a tensor, but not an argument or a result")
             addresses.append((len(image), positions[bound.name], 0))
         elif bound is not None and bound.kind == "value" and bound.name in kernel.free:
             if kind not in ("fp32", "f32", "fp64"):
-                raise NoPlanError(f"`{name}` is {kind}, which no call gives")
+                raise NoPlanError(f"`{name}` is {kind}, which calls cannot pass")
             given.append((len(image), schema.names.index(bound.name), len(packed), -1))
         image += packed
     if (found := parameter_places(compiled.asm["cubin"], metadata.name)) != places:
-        raise NoPlanError(f"its compiled form takes parameters at {found}, and not at {places}")
+        raise NoPlanError(f"its compiled form takes parameters at {found}, not at {places}")
     return Launch(
         0,
         (*grid, 1, 1)[:3],
@@ -185,10 +185,10 @@ def _launch(
 
 
 def _packed(kind: Any, value: Any, name: str) -> bytes:
-    """Return a number as Triton's launcher packs it.
+    """Return the bytes of a number in the format of Triton's launcher.
 
     Raises:
-        NoPlanError: If it has another type, or the type does not hold it.
+        NoPlanError: If the number has a different type, or does not fit into the type.
     """
     if kind in _FLOATS and isinstance(value, int | float):
         with suppress(OverflowError):

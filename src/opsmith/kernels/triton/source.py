@@ -21,7 +21,7 @@ from opsmith.extras import install
 
 _language_lock = lock_of(sys.modules[__name__], "_language_lock")
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Options of Triton's launch, which are passed beside a kernel's parameters."""
+"""Options of Triton's launch, which are passed in addition to a kernel's parameters."""
 POINTED = (
     torch.bool,
     torch.int8,
@@ -37,7 +37,7 @@ POINTED = (
     torch.float32,
     torch.float64,
 )
-"""dtypes that Triton has pointers to."""
+"""dtypes for which Triton has pointer types."""
 
 
 def language_lock() -> threading.RLock:
@@ -49,7 +49,7 @@ def triton_module() -> Any:
     """Import Triton.
 
     Raises:
-        ToolchainError: If it is not installed, or does not load.
+        ToolchainError: If Triton is not installed, or cannot be loaded.
     """
     try:
         import triton
@@ -57,7 +57,7 @@ def triton_module() -> Any:
         missing = error.name == "triton"
         raise errors.ToolchainError(
             "Triton is not installed" if missing else "Triton does not load",
-            expected="the package `triton`, which torch for CUDA brings along",
+            expected="the package `triton`, which comes with torch for CUDA",
             got=f"none on {sys.platform}" if missing else str(error),
             hint=f"{install('triton')}; until then the reference computes the operator",
         ) from error
@@ -66,9 +66,9 @@ def triton_module() -> Any:
 
 
 def compiler_options() -> dict[str, Any]:
-    """Return the options given to Triton's compiler beside those of a kernel.
+    """Return options for Triton's compiler, in addition to a kernel's options.
 
-    Fusion of products and sums is chosen as by Triton's own default: Triton 3.9 warns where nobody chooses.
+    They set fusion of products and sums to Triton's own default, since Triton 3.9 warns if it is not set.
 
     Raises:
         ToolchainError: If Triton is not installed.
@@ -83,7 +83,7 @@ class TritonParameter:
     Attributes:
         name: Name of the parameter.
         constant: True if it is a `tl.constexpr`.
-        default: Its default; `inspect.Parameter.empty` for none.
+        default: The default value; `inspect.Parameter.empty` if there is none.
     """
 
     name: str
@@ -92,7 +92,7 @@ class TritonParameter:
 
     @property
     def has_default(self) -> bool:
-        """True if it has a default."""
+        """True if the parameter has a default value."""
         return self.default is not inspect.Parameter.empty
 
 
@@ -144,11 +144,11 @@ class TritonSource:
         return None if tuner is None else first_config(tuner, (), arguments)
 
     def with_filled(self, arguments: Mapping[str, Any], config: Any) -> dict[str, Any]:
-        """Return arguments with those that decorators fill.
+        """Return arguments together with the values that decorators fill.
 
         Args:
             arguments: Values of the kernel's parameters, and options of Triton.
-            config: Configuration of `triton.autotune`; None for none.
+            config: Configuration of `triton.autotune`; None if there is none.
         """
         found = {**arguments, **({} if config is None else config.all_kwargs())}
         for name, heuristic in self.heuristics.items():
@@ -169,7 +169,7 @@ class TritonSource:
         return self.given if self.layers else _jitted(self.function)
 
     def compiled_by(self) -> Any:
-        """Return the function under `triton.jit` alone, without other decorators.
+        """Return the function with only `triton.jit`, without other decorators.
 
         Raises:
             ToolchainError: If Triton is not installed.
@@ -196,14 +196,14 @@ def triton_source(given: Any) -> TritonSource:
         given: Value of `triton=`: a function, decorated by Triton or not.
 
     Raises:
-        KernelSourceError: If it is not such a function, or its source cannot be read.
+        KernelSourceError: If the value is not such a function, or its source cannot be read.
     """
     layers: list[Any] = []
     function = given
     while not inspect.isfunction(function):
         inner = getattr(function, "fn", None)
         if inner is None:
-            raise _no_kernel("`triton=` is given something that is not a kernel in Triton", given)
+            raise _no_kernel("the value of `triton=` is not a kernel in Triton", given)
         layers.append(function)
         function = inner
     try:
@@ -223,7 +223,7 @@ def triton_source(given: Any) -> TritonSource:
 
 @functools.cache
 def _jitted(function: Callable[..., Any]) -> Any:
-    """Return the function under `triton.jit`, made once: it reads the file, which may be edited later."""
+    """Return the function under `triton.jit`, made once, since the file that `jit` reads may be edited."""
     triton_module()
     from triton.runtime.jit import JITFunction
 
@@ -231,7 +231,7 @@ def _jitted(function: Callable[..., Any]) -> Any:
 
 
 def _parameter(parameter: inspect.Parameter) -> TritonParameter:
-    annotation = parameter.annotation  # as Triton reads it: a type by its name, or the name itself
+    annotation = parameter.annotation  # like in Triton, a type or the name of a type
     kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     return TritonParameter(parameter.name, "constexpr" in kind, parameter.default)
 

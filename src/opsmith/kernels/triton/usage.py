@@ -23,19 +23,19 @@ def triton_usage(
 ) -> Iterator[KernelUsage]:
     """Compile a Triton kernel for each specialization of the operator's samples. No GPU is needed.
 
-    Floating-point tensors have each dtype that the kernel takes. Every configuration of `triton.autotune` is
-    compiled. Addresses are assumed to be divisible by 16, as torch allocates.
+    Floating-point tensors get each dtype that the kernel takes. Every configuration of `triton.autotune` is
+    compiled. Addresses are assumed to be divisible by 16, as in torch's allocations.
 
     Args:
         kernel: The kernel.
-        architectures: As `sm_80`, `sm_90`.
-        calls: Returns argument values in a dtype; by default those of the operator's samples.
+        architectures: For example `sm_80`, `sm_90`.
+        calls: Function that returns argument values in a dtype; by default the values of the samples.
 
     Returns:
-        Resources that each uses.
+        Resources that each specialization uses.
 
     Raises:
-        MissingSamplesError: If the operator has no samples, or none that the kernel takes.
+        MissingSamplesError: If the operator has no samples, or no sample that the kernel takes.
         ToolchainError: If Triton is not installed.
         UsageError: If Triton does not compile for an architecture.
         CompileError: If Triton refuses the kernel.
@@ -53,7 +53,7 @@ def triton_usage(
                 architecture=architecture,
                 dynamic_shared=cubin.shared,
                 threads=cubin.threads,
-                # Its static shared memory includes what every block of the architecture reserves.
+                # Its static shared memory includes the bytes that the architecture reserves for every block.
                 occupancy=occupancy(architecture, cubin.threads, used.registers, cubin.shared),
                 faults=(),
             )
@@ -68,7 +68,7 @@ def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> 
     if calls is None and specification.samples is None:
         raise kernel.error(
             errors.MissingSamplesError,
-            "there are no samples to compile its kernel for",
+            "there are no samples for which its kernel could be compiled",
             hint=f"write `@{specification.variable}.samples` over a function of `make` that yields tuples "
             "of arguments",
         )
@@ -88,7 +88,7 @@ def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> 
     if not found:
         raise kernel.error(
             errors.MissingSamplesError,
-            "its Triton kernel takes none of the samples, so that nothing is compiled",
+            "its Triton kernel takes none of the samples, so nothing is compiled",
             got="; ".join(dict.fromkeys(reasons)) or "no samples",
             hint=f"yield arguments that the kernel takes from `@{specification.variable}.samples`; only "
             "floating-point tensors are cast to the dtypes of the kernel",
@@ -97,12 +97,12 @@ def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> 
 
 
 def _cast_on_meta(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """Return a tensor without data, of another dtype if it is a floating-point tensor."""
+    """Return a tensor without data, in this dtype if it is a floating-point tensor."""
     return on_meta(tensor, dtype if tensor.is_floating_point() else None)
 
 
 def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, Specialization]:
-    """Return the specializations for the values of a call, one for each configuration, by their text."""
+    """Return the specializations for the values of a call by their text, one for each configuration."""
     found: dict[str, Specialization] = {}
     prepared = kernel.prepare(values)
     for config in kernel.source.configs or (None,):
@@ -112,9 +112,9 @@ def _specializations(kernel: TritonKernel, values: Sequence[Any]) -> dict[str, S
 
 
 class TritonUsage(GpuUsage):
-    """Resources by Triton's compiler."""
+    """Resources of kernels that Triton's compiler reports."""
 
     usage = staticmethod(triton_usage)
 
     def refuse_unknown(self, architectures: Sequence[str]) -> None:
-        """Leave it to Triton, which refuses unknown architectures itself."""
+        """Do nothing, since Triton itself refuses unknown architectures."""

@@ -1,1 +1,1 @@
-"""CUDA C++ kernels run on the CPU: threads as fibers, with every access to memory checked."""
+"""CUDA C++ kernels on the CPU: threads run as fibers, with a check of every memory access."""

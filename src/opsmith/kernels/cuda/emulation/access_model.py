@@ -1,7 +1,7 @@
-"""Access model: what a GPU's memory would have to do for a kernel, by line, from its run on the CPU.
+"""Access model: the memory requests that a kernel would make on a GPU, by line, from its run on the CPU.
 
-It has no caches and no time. Global memory is read and written in sectors of 32 bytes, shared memory in
-wavefronts that take a word from each of 32 banks. How requests of warps are found: see runtime/requests.h.
+The model has no caches and no time. Global memory is read and written in sectors of 32 bytes, shared memory
+in wavefronts that take a word from each of 32 banks. runtime/requests.h finds the requests of warps.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from opsmith.kernels.cuda.kernel import CudaKernel
 from opsmith.kernels.on_cpu import NOTE
 
 USES = {1: "reads", 2: "writes", 3: "atomics"}
-"""Uses of memory, as in launch_record.h."""
+"""Uses of memory, in the order of launch_record.h."""
 SECTORS, WAVEFRONTS = "sectors", "wavefronts"
 
 
 def kernel_access(
     kernel: CudaKernel, calls: SampleValues, dtypes: Sequence[torch.dtype] = ()
 ) -> list[KernelAccess]:
-    """Run calls of a kernel on the CPU, and count the requests of its warps: a model of a GPU.
+    """Run calls of a kernel on the CPU, and count the requests that its warps would make on a GPU.
 
     Args:
-        calls: Returns argument values in a dtype.
-        dtypes: The dtypes; by default all that the kernel takes.
+        calls: Function that returns argument values in a dtype.
+        dtypes: The dtypes; by default, all dtypes that the kernel takes.
 
     Raises:
         NotEmulatedError: If the CPU cannot run the kernel.
-        KernelFaultError: If it does what it must not: then the counts say nothing.
-        MissingSamplesError: If it takes none of the calls.
-        CompileError, ToolchainError, KernelSignatureError, LaunchError: As of `opsmith.emulate`.
+        KernelFaultError: If the kernel has a fault, which makes the counts meaningless.
+        MissingSamplesError: If the kernel takes none of the calls.
+        CompileError, ToolchainError, KernelSignatureError, LaunchError: See `opsmith.emulate`.
 
     Example:
         >>> from functools import partial
@@ -76,7 +76,7 @@ def kernel_access(
         name = kernel.operator.specification.short_name
         raise kernel.error(
             errors.MissingSamplesError,
-            "its kernel in CUDA C++ takes none of the samples, so that nothing is run",
+            "its kernel in CUDA C++ takes none of the samples, so nothing is run",
             got="; ".join(refused) or "no samples",
             hint=f"yield arguments that the kernel takes from `@{name}.samples`",
         )
@@ -94,7 +94,7 @@ def kernel_access(
 
 
 def _distinct(calls: Iterable[list[Any]]) -> list[list[Any]]:
-    """Return the calls without those that differ in the numbers of their tensors alone."""
+    """Return the calls, with one of each group whose calls differ only in the numbers of their tensors."""
 
     def form(value: Any) -> Any:
         tensors = tensors_in([value])
@@ -104,7 +104,7 @@ def _distinct(calls: Iterable[list[Any]]) -> list[list[Any]]:
 
 
 def _lines_of(emulation: KernelEmulation, runs: Sequence[EmulatedRun]) -> tuple[LineAccess, ...]:
-    """Run calls, and return their accesses by line, those with the highest ratio first."""
+    """Run calls, and return their accesses by line, the highest ratio first."""
     counted: list[tuple[EmulatedLaunch, LaunchResult]] = []
     for run, results in zip(runs, emulation.results(runs, counted=True), strict=True):
         faults = [each for each in emulation.findings(run, results) if each.cause != NOTE]

@@ -52,9 +52,9 @@ class EmulatedCall:
     Attributes:
         plan: The plan of the call.
         tensors: Tensors of the arguments, then the results, then the scratch buffers.
-        back: Tensors that the kernel writes through a copy, each with the copy.
+        back: Tensors that the kernel writes through a copy, each with its copy.
         libraries: Library of each launch.
-        uses: Name of each tensor, and what the launches may do with it.
+        uses: Name of each tensor, and its permitted use by the launches.
     """
 
     plan: CudaPlan
@@ -90,8 +90,8 @@ class EmulatedCall:
         )
 
     def finish(self, kernel: CudaKernel, run: EmulatedRun) -> Any:
-        """Copy what the launches have written into the tensors of the call, and return the results."""
-        for launch in run[:1]:  # all have the same tensors
+        """Copy the written values into the tensors of the call, and return the results."""
+        for launch in run[:1]:  # all launches have the same tensors
             for tensor, given in zip(self.tensors, launch.tensors, strict=True):
                 if given.use.writable:
                     tensor.copy_(given.tensor)
@@ -113,7 +113,7 @@ class KernelEmulation:
 
     @property
     def _rounds_alike(self) -> bool:
-        """False if the kernel is declared to round otherwise from run to run."""
+        """False if the kernel is declared with rounding that differs from run to run."""
         return self.kernel.deterministic and self.kernel.operator.specification.deterministic
 
     def build(self, calls: Sequence[Sequence[Any]]) -> None:
@@ -122,7 +122,7 @@ class KernelEmulation:
         Raises:
             CompileError: If its source is wrong.
             NotEmulatedError: If the CPU cannot run the kernel.
-            KernelSignatureError: If its parameters are not the operator's arguments and results.
+            KernelSignatureError: If its parameters do not match the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
             ToolchainError: If there is no compiler.
         """
@@ -145,7 +145,7 @@ class KernelEmulation:
             self._libraries |= dict.fromkeys(library.instances, library)
 
     def _variants(self, values: Sequence[Any]) -> list[tuple[Instance, ...]]:
-        """Return the instances for the dtypes of some tensors; all of them if there is none for these."""
+        """Return the instances for the dtypes of some tensors, or all instances if no instance fits."""
         every = self.kernel.variants(values)
         dtypes = {tensor.dtype for tensor in tensors_in(list(values))}
         return [variant for variant in every if any(each.dtype in dtypes for each in variant)] or every
@@ -154,7 +154,7 @@ class KernelEmulation:
         """Return the instances that take these argument values, or the reason why none do.
 
         Raises:
-            Exception: As of `build`.
+            Exception: See `build`.
         """
         self.build([values])
         variants = self._variants(values)
@@ -165,7 +165,7 @@ class KernelEmulation:
         """Return the call with these argument values, or the reason why the kernel does not take it.
 
         Raises:
-            Exception: As of `build` and `CudaKernel.plan`.
+            Exception: See `build` and `CudaKernel.plan`.
         """
         kernel, schema = self.kernel, self.kernel.operator.specification.schema
         choice = self.choose(values)
@@ -202,7 +202,7 @@ class KernelEmulation:
         """Run the launches of calls, and return the findings of each call.
 
         Raises:
-            ToolchainError: If the system forks no process.
+            ToolchainError: If the system cannot fork a process.
         """
         results = self.results(runs, in_process=in_process)
         return [self.findings(run, each) for run, each in zip(runs, results, strict=True)]
@@ -221,7 +221,7 @@ class KernelEmulation:
             raise error.of(self.kernel.operator.name, self.kernel.where) from error
 
     def findings(self, run: EmulatedRun, results: Sequence[LaunchResult]) -> list[EmulationFinding]:
-        """Return the findings of a call: notes, and the faults of the first launch that has some."""
+        """Return the findings of a call: notes, and the faults of the first launch with faults."""
         found: list[EmulationFinding] = []
         for number, (launch, result) in enumerate(zip(run, results, strict=True), 1):
             entry = launch.library.instances[launch.entry].entry
@@ -230,14 +230,14 @@ class KernelEmulation:
                 if each.kind != Kind.UNORDERED_SUM or self._rounds_alike:
                     found.append(replace(each, message=f"{before}{each.message}"))
             if any(each.cause != NOTE for each in found):
-                break  # the launches behind it read what it left
+                break  # later launches read its faulty results
         return found
 
     def compute(self, call: EmulatedCall, order: Order, *, in_process: bool = False) -> Any:
         """Run a call, and return its results.
 
         Raises:
-            KernelFaultError: If the kernel does what it must not.
+            KernelFaultError: If the kernel has a fault.
             NotEmulatedError: If the CPU cannot run it.
         """
         run = call.new_run(order)
@@ -249,9 +249,9 @@ class KernelEmulation:
 
 
 def _limits(source: CudaSource, library: EmulatedLibrary) -> LaunchLimits:
-    """Return the limits of launches: those of every GPU, so that what none takes is refused here, too.
+    """Return the limits of launches on any GPU, so that launches which no GPU can run are refused here, too.
 
-    Static shared memory counts where a library has one instance: of several, it is not known of each.
+    Static shared memory counts only if a library has one instance: for several, the size of each is unknown.
     """
     static = sum(each.size for each in library.shared) if len(library.instances) == 1 else 0
     bounds = _launch_bounds(source)
@@ -259,7 +259,7 @@ def _limits(source: CudaSource, library: EmulatedLibrary) -> LaunchLimits:
 
 
 def _launch_bounds(source: CudaSource) -> int | None:
-    """Return the threads that `__launch_bounds__` allows; None without it, or if it is no number."""
+    """Return the threads that `__launch_bounds__` allows; None without it, or if it is not a number."""
     text = "\n".join(source.text.split("\n")[source.at - source.line :])
     head, entry, _ = text.partition(f"{source.entry}(")
     found = _BOUNDS.findall(re.sub(r"//.*", "", re.split(r"[;}]", head)[-1])) if entry else []
@@ -279,25 +279,25 @@ def emulate(
     in_process: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Compute an operator by its kernel in CUDA C++, on the CPU, with every access to memory checked.
+    """Run the CUDA C++ kernel of an operator on the CPU, and check every memory access.
 
     Args:
         operator: The operator.
-        args: Its arguments; tensors on the CPU.
-        order: Order in which the threads of a block take their turns: `forward`, `backward`, `alternating`,
-            `random` or `random(7)`, with a seed.
-        in_process: True to run in this process, where a debugger sees it; a crash of the kernel then ends it.
+        args: Its arguments; tensors must be on the CPU.
+        order: Order in which the threads of a block run: `forward`, `backward`, `alternating`, `random`, or
+            `random(7)` with a seed.
+        in_process: True to run in this process, for a debugger; then a crash of the kernel ends the process.
         kwargs: Its keyword arguments.
 
     Returns:
         The results that a call returns. There are no gradients.
 
     Raises:
-        KernelFaultError: If the kernel does what it must not.
-        NotEmulatedError: If it holds what the CPU cannot run.
-        KernelRefusedError, UsageError: If it takes no such call, or there is none in CUDA C++.
-        ArgumentError, MutationError, LayoutError, ShapeError: As of any call.
-        CompileError, ToolchainError, KernelSignatureError, LaunchError: As of a call on a GPU.
+        KernelFaultError: If the kernel has a fault, such as a race or an access outside of its memory.
+        NotEmulatedError: If the kernel uses features that the CPU cannot run.
+        KernelRefusedError, UsageError: If the kernel does not take the call, or is not in CUDA C++.
+        ArgumentError, MutationError, LayoutError, ShapeError: As in any call.
+        CompileError, ToolchainError, KernelSignatureError, LaunchError: As in a call on a GPU.
 
     Example:
         >>> import opsmith.ops
@@ -310,7 +310,7 @@ def emulate(
         raise errors.UsageError(
             "only an operator of opsmith can be emulated",
             argument="operator",
-            expected="what `opsmith.operator` returns",
+            expected="an operator that `opsmith.operator` returns",
             got=repr(operator),
             hint='declare it: `@opsmith.operator("ns::name")`',
         )
@@ -325,11 +325,11 @@ def emulate(
     devices = {tensor.device.type for tensor in tensors_in(values)} - {"cpu"}
     if devices:
         raise errors.UsageError(
-            "a kernel is emulated on tensors of the CPU",
+            "a kernel is emulated on CPU tensors",
             operator=operator.name,
             expected="tensors on cpu",
             got=f"a tensor on {min(devices)}",
-            hint="give it copies: `x.cpu()`",
+            hint="pass copies on the CPU: `x.cpu()`",
         )
     specification = operator.specification
     refuse_unsupported(specification, values)
@@ -349,7 +349,7 @@ def emulate(
     raise kernels[0].error(
         errors.KernelRefusedError,
         f"its CUDA kernel does not take the call: {'; '.join(reasons)}",
-        hint="call it with what the kernel takes",
+        hint="call it with arguments that the kernel takes",
     )
 
 
@@ -375,7 +375,7 @@ def _returned(schema: Schema, values: Sequence[Any], results: Any) -> Any:
 
 
 def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> errors.OpsmithError:
-    """Return the error for the first of some findings."""
+    """Return the error for the first of several findings."""
     first = faults[0]
     more = f" (and {len(faults) - 1} more)" if faults[1:] else ""
     lines = [first.message + more]
@@ -400,11 +400,11 @@ def fault_error(kernel: CudaKernel, faults: Sequence[EmulationFinding]) -> error
 
 
 def parse_order(text: Any, hint: str) -> Order:
-    """Return the order of the threads that a text names: `forward`, or `random(7)`.
+    """Return the order of the threads that a text names, such as `forward` or `random(7)`.
 
     Args:
         text: The text.
-        hint: A call with an order, for the message.
+        hint: Example of a call with an order, for the message.
 
     Raises:
         UsageError: If there is no such order.

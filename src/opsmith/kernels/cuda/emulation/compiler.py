@@ -1,4 +1,4 @@
-"""Compilation of a CUDA kernel for the CPU, several instances in one library, through the cache."""
+"""Compile a CUDA kernel for the CPU, several instances in one library, or find it in the cache."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from opsmith.kernels.cuda.source import CudaSource
 
 RUNTIME = HERE / "runtime" / "runtime.cpp"
 PREFIX = "cuda_on_cpu.h"
-"""Header of all kernels, which a compiler reads once and keeps."""
+"""Header of all kernels, which is precompiled once."""
 SOURCE, OBJECT, LIBRARY, RUNTIME_OBJECT = "kernel.cpp", "kernel.o", "kernel.so", "runtime.o"
 BEGIN, END = "begin.s", "end.s"
 GROUP = 6
-"""Most instances in one library: a text is read once for all of them, and the cores share the libraries."""
+"""Maximum number of instances in one library: they share one text, and the cores share the libraries."""
 MAX_SHARED = 227 * 1024
-"""Most bytes of shared memory of a block, on any GPU so far."""
+"""Maximum bytes of shared memory of a block, on any GPU so far."""
 
 _FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-gdwarf-4", "-fPIC", "-pipe", "-w", "-fvisibility=hidden"),
@@ -57,9 +57,9 @@ _GCC_FLAGS = (
         "-fno-tree-sra",
         "-fno-reorder-blocks",
         "-fno-thread-jumps",
-    ),  # requests are those of the text: requests.h
-    "-fno-gnu-unique",  # else two libraries share the shared memory of a template
-    # Behind the calls of the sanitizer, whose time a kernel takes, nothing is worth the compiler's.
+    ),  # keep the requests of the source: requests.h
+    "-fno-gnu-unique",  # otherwise two libraries use the same shared memory of a template
+    # The calls of the sanitizer dominate the run time, so optimisation is not worth the compile time.
     *("-fno-var-tracking", "-fno-var-tracking-assignments", "-fno-tree-loop-optimize", "-fno-tree-ter"),
     *("-fno-forward-propagate", "-fno-dce", "-fno-dse", "-fno-if-conversion", "-fno-if-conversion2"),
     *("-fno-split-wide-types", "-fno-combine-stack-adjustments", "-fno-cprop-registers"),
@@ -67,12 +67,12 @@ _GCC_FLAGS = (
     *("--param", "tsan-distinguish-volatile=1", "--param", "tsan-instrument-func-entry-exit=0"),
 )
 _CLANG_FLAGS = (
-    "-fno-delete-null-pointer-checks",  # else an access by a null pointer is no code at all
+    "-fno-delete-null-pointer-checks",  # otherwise the compiler removes accesses by a null pointer
     *("-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
     *("-mllvm", "-tsan-handle-cxx-exceptions=0", "-mllvm", "-tsan-instrument-read-before-write=1"),
 )
 _FILLED_LOCALS = "-ftrivial-auto-var-init=pattern"
-"""Flag by which a local variable that is read before it is written has a value that shows."""
+"""Flag that fills local variables with a conspicuous value before they are written."""
 _RUNTIME_FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions")
 _LINK_FLAGS = ("-shared", "-Wl,-Bsymbolic,-z,defs")
 
@@ -119,8 +119,8 @@ class SharedVariable:
 
     Attributes:
         name: Name of the variable.
-        offset: Bytes from the begin of shared memory.
-        size: Bytes.
+        offset: Offset in shared memory, in bytes.
+        size: Size in bytes.
     """
 
     name: str
@@ -134,10 +134,10 @@ class EmulatedLibrary:
 
     Attributes:
         path: File of the library.
-        instances: Its instances, in order.
+        instances: Instances in the library, in order.
         handle: The loaded library.
         parameters: Parameters of each instance.
-        shared: Variables in shared memory, of all instances.
+        shared: Variables in shared memory of all instances.
     """
 
     path: Path
@@ -154,15 +154,15 @@ def emulated_libraries(
 
     Raises:
         CompileError: If the source is wrong.
-        NotEmulatedError: If the source holds what the CPU cannot run.
+        NotEmulatedError: If the source uses features that the CPU cannot run.
         ToolchainError: If there is no compiler, or the system is not Linux.
     """
     if sys.platform != "linux":
         raise errors.ToolchainError(
-            "CUDA kernels are run on the CPU under Linux alone",
+            "CUDA kernels run on the CPU only under Linux",
             operator=operator,
             got=f"the platform {sys.platform}",
-            hint="run them under Linux, as in a container",
+            hint="run them under Linux, for example in a container",
         )
     toolchain = kernel_toolchain()
     groups = in_groups(sorted(instances, key=str), processors())
@@ -176,7 +176,7 @@ def emulated_libraries(
 
 
 def in_groups(instances: Sequence[Instance], processors: int) -> list[tuple[Instance, ...]]:
-    """Part instances into libraries of about the same size, as many as let each processor compile as much."""
+    """Split instances into libraries of about the same size, so that all processors compile equally much."""
     rounds = -(-len(instances) // (processors * GROUP))
     count = min(len(instances), processors * rounds)
     ends = [len(instances) * number // count for number in range(count + 1)]
@@ -192,7 +192,7 @@ def _loaded(entry: CacheEntry, instances: tuple[Instance, ...]) -> EmulatedLibra
 
 
 def _shared_variables(handle: Any, content: bytes) -> tuple[SharedVariable, ...]:
-    """Return the variables in shared memory of a library, and tell its runtime where they are."""
+    """Return a library's variables in shared memory, and pass their places to its runtime."""
     symbols = [each for each in defined_thread_locals(content) if each[2]]
     guards = [offset for symbol, offset, _ in symbols if symbol.startswith("_ZGV")]
     variables = [each for each in symbols if not each[0].startswith("_ZGV")]
@@ -216,7 +216,7 @@ def _variable_name(symbol: str) -> str:
 
 
 def _table(handle: Any, number: int) -> tuple[CudaParameter, ...]:
-    """Return the parameters of an instance, which the compiler left in the library as numbers."""
+    """Return the parameters of an instance, which are numbers in the library."""
     name = f"{TABLE}{number}"
     count = ctypes.c_int.in_dll(handle, name).value
     return decode_table([*(ctypes.c_int * (1 + count * FIELDS)).in_dll(handle, name)])
@@ -253,7 +253,7 @@ def _library(
         (directory / SOURCE).write_text(text, encoding="utf-8")
         folders = include_flags(source, directory)
         if nvidia_folders(source):
-            _write_prefix(directory)  # which reads NVIDIA's vectors here
+            _write_prefix(directory)  # so that it includes NVIDIA's vectors
             folders = ["-iquote", ".", *folders]
         else:
             folders = ["-iquote", str(prefix().directory), *folders]
@@ -265,7 +265,7 @@ def _library(
         shared = _STUB.format(symbols=symbols, size=MAX_SHARED)
         (directory / BEGIN).write_text(_LABELS.format(place="begin"))
         (directory / END).write_text(_LABELS.format(place="end") + shared)
-        # A linker keeps this order in each section: the labels stand around the kernel's variables.
+        # A linker keeps this order in each section, so the labels are around the kernel's variables.
         objects = [BEGIN, OBJECT, END, str(runtime().directory / RUNTIME_OBJECT)]
         done = toolchain.run([*_LINK_FLAGS, *objects, "-o", LIBRARY], directory)
         if done.status:
@@ -293,13 +293,13 @@ def _flags(toolchain: Toolchain) -> list[str]:
 
 @cache
 def _fills_locals(toolchain: Toolchain) -> bool:
-    """Return True if a compiler can fill local variables without a value: g++ 12 or later, and clang."""
+    """Return True if a compiler can fill uninitialized local variables: g++ 12 or later, and clang."""
     with TemporaryDirectory() as directory:
         return not toolchain.run(["-E", "-x", "c++", _FILLED_LOCALS, os.devnull], Path(directory)).status
 
 
 def _keep_only(directory: Path, name: str) -> None:
-    """Remove the other files of a build: copies of headers, and texts that the manifest has."""
+    """Remove the other files of a build: copies of headers, and texts that are in the manifest."""
     for path in directory.iterdir():
         if path.is_file() and path.name != name:
             path.unlink()
@@ -332,7 +332,7 @@ def _runtime(toolchain: Toolchain) -> CacheEntry:
         for path in (HERE / "launch_record.h", *_runtime_files()):
             (directory / path.name).write_bytes(path.read_bytes())
         arguments = [*_RUNTIME_FLAGS, "-c", RUNTIME.name, "-o", RUNTIME_OBJECT]
-        expected = "a compiler of C++17 on Linux, as g++ 11 or clang 14"
+        expected = "a compiler of C++17 on Linux, such as g++ 11 or clang 14"
         toolchain.build("the emulation of CUDA C++", arguments, directory, expected)
         _keep_only(directory, RUNTIME_OBJECT)
 

@@ -1,13 +1,13 @@
-// CUDA C++ for a compiler of the CPU: stands before an unmodified kernel. runtime/ has the other half.
+// CUDA C++ for a CPU compiler, which reads this file before an unmodified kernel. The other half is in runtime/.
 #pragma once
 #include <stddef.h>
-// Attributes stand on the first declaration, as clang wants it: before the headers of C.
-// Also the copies that the compiler makes by itself are checked.
+// clang requires attributes on the first declaration, so they are declared before the headers of C.
+// Copies that the compiler makes implicitly are checked, too.
 extern "C" void* memcpy(void*, const void*, size_t) noexcept __asm__("emulated_memcpy");
 extern "C" void* memmove(void*, const void*, size_t) noexcept __asm__("emulated_memmove");
 extern "C" void* memset(void*, int, size_t) noexcept __asm__("emulated_memset");
 #ifdef __clang__
-// It copies structs by calls of C's functions whatever their declarations say: in a kernel's object, these are them.
+// It copies structs by calls of C's functions, regardless of their declarations. In a kernel's object, they are these.
 extern "C" void* emulated_copy(void*, const void*, size_t, void* pc, void* stack);
 extern "C" void* emulated_fill(void*, int, size_t, void* pc, void* stack);
 #define EMULATED_OF_C(name, T, function)                                                              \
@@ -20,7 +20,7 @@ EMULATED_OF_C(memcpy, const void*, emulated_copy)
 EMULATED_OF_C(memmove, const void*, emulated_copy)
 EMULATED_OF_C(memset, int, emulated_fill)
 #endif
-// A kernel has the heap of a GPU, which is not emulated. To clang `new` is declared from the first line on.
+// The heap of a GPU is not emulated. In clang, `new` is declared from the first line on.
 #define EMULATED_NO_HEAP(attribute) __attribute__((attribute("the heap of a GPU is not emulated")))
 extern "C" void* malloc(size_t) noexcept EMULATED_NO_HEAP(error);
 #ifdef __clang__
@@ -60,15 +60,15 @@ void* operator new[](size_t) EMULATED_NO_HEAP(error);
 #undef __grid_constant__
 #undef __cluster_dims__
 #undef __maxnreg__
-// Inlined into the kernel, functions take structs as copies, whose reads the compiler lets the runtime check.
+// Functions that are inlined into the kernel take structs as copies, so that the runtime checks the reads.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __constant__
 #define __managed__
 #define __grid_constant__
-// The library's segment of thread-local memory holds shared memory and nothing else, so that it is known as a
-// whole, and `extern __shared__` needs no other text.
+// The library's segment of thread-local memory contains only shared memory, so that its bounds are known and
+// `extern __shared__` needs no change of the text.
 #define __shared__ thread_local
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -80,7 +80,7 @@ void* operator new[](size_t) EMULATED_NO_HEAP(error);
 #define EMULATED_INLINE inline __attribute__((always_inline))
 #define EMULATED_UNCHECKED __attribute__((no_sanitize_thread, no_sanitize_undefined, noinline))
 #ifdef __clang__
-#define EMULATED_UNCOUNTED __attribute__((no_sanitize("coverage")))  // no step of the kernel: see instrumentation.h
+#define EMULATED_UNCOUNTED __attribute__((no_sanitize("coverage")))  // not a step of the kernel: see instrumentation.h
 #else
 #define EMULATED_UNCOUNTED
 #endif
@@ -120,7 +120,7 @@ EMULATED_VECTORS(double, double, 16, 16)
 using std::int16_t, std::int32_t, std::int64_t, std::int8_t;
 using std::uint16_t, std::uint32_t, std::uint64_t, std::uint8_t;
 
-// The runtime sets these before a thread goes on. For the kernel they are constants, whose reads are not checked.
+// The runtime sets these before a thread continues. For the kernel they are constants, whose reads are not checked.
 extern "C" const uint3 emulated_thread, emulated_block;
 extern "C" const dim3 emulated_block_dim, emulated_grid_dim;
 #define threadIdx emulated_thread
@@ -173,7 +173,7 @@ template <class... P, void (*f)(P...)> struct Call<void (*)(P...), f> {
 EMULATED_INLINE void __syncwarp(unsigned mask = 0xffffffffu, EMULATED_HERE) {
   emulated::emulated_warp(emulated::SYNC, mask, nullptr, 0, 0, 32, nullptr, file, line);
 }
-// Overloads are CUDA's own, so that a compiler of the CPU refuses what NVRTC does.
+// The overloads are the same as CUDA's, so that a CPU compiler refuses the same calls as NVRTC.
 #define EMULATED_SHUFFLE(name, kind, T, A)                                                            \
   EMULATED_INLINE T name(unsigned mask, T value, A by, int width = 32, EMULATED_HERE) {               \
     return emulated::warp<T>(emulated::kind, mask, value, int(by), width, file, line);                \
@@ -238,7 +238,7 @@ EMULATED_UNCHECKED inline void __nanosleep(unsigned) { emulated::emulated_spin(_
 
 // ---- Atomics. All threads of a launch are fibers of one thread of the CPU, so that plain code is atomic.
 
-// Overloads are CUDA's own. `long` stands beside `long long`, as int64_t and uint64_t are of it here.
+// The overloads are the same as CUDA's, and `long` in addition to `long long`, since int64_t and uint64_t are `long`.
 #define EMULATED_CALLER __builtin_return_address(0), __builtin_dwarf_cfa()
 #define EMULATED_SCOPES(name, T)                                                                      \
   EMULATED_INLINE T name##_block(T* at, T value) { return name(at, value); }                          \
@@ -290,7 +290,7 @@ EMULATED_EXCHANGE(unsigned long)
 EMULATED_EXCHANGE(unsigned long long)
 EMULATED_EXCHANGE(unsigned short)
 
-// ---- Loads and stores that say how they are cached.
+// ---- Loads and stores with a cache policy.
 
 #define EMULATED_LOAD(name) template <class T> EMULATED_INLINE T name(const T* at) { return *at; }
 #define EMULATED_STORE(name) \

@@ -1,4 +1,4 @@
-// CUDA's functions of real numbers that C does not have. A float is computed in double, and rounded once.
+// CUDA's functions of real numbers that C lacks. A float is computed in double precision and rounded once.
 #pragma once
 
 inline double rsqrt(double a) { return 1 / std::sqrt(a); }

@@ -1,4 +1,4 @@
-// Functions of half precision that NVIDIA's headers have for a GPU alone, computed in float and rounded once.
+// Functions of half precision that NVIDIA's headers have only for GPUs, computed in float and rounded once.
 #pragma once
 
 #define EMULATED_OF_ONE(name, S, P, to, from, pair, f)                                                \

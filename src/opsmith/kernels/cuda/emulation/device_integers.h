@@ -43,7 +43,7 @@ inline long long __mul64hi(long long a, long long b) { return (long long)(((__in
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
-// Of the 24 lowest bits of each number the 32 lowest of the product.
+// The 32 lowest bits of the product of the 24 lowest bits of each number.
 inline int __mul24(int a, int b) { return int(unsigned(a << 8 >> 8) * unsigned(b << 8 >> 8)); }
 inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 inline unsigned __usad(unsigned a, unsigned b, unsigned c) { return (a > b ? a - b : b - a) + c; }

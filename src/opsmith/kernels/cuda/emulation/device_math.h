@@ -1,4 +1,4 @@
-// CUDA's functions of numbers, by those of C. A CPU rounds as IEEE 754 has it; what a GPU approximates is exact here.
+// CUDA's functions of numbers, computed by C's functions. A CPU rounds as in IEEE 754, so GPU approximations are exact.
 #pragma once
 
 namespace emulated {
@@ -43,7 +43,7 @@ inline long long __double_as_longlong(double v) { return emulated::bits<long lon
 #include "device_rounding.h"
 #include "device_functions.h"
 
-// glibc declares these names, and defines none of them.
+// glibc declares these names, but does not define them.
 extern "C" inline float __expf(float a) { return std::exp(a); }
 extern "C" inline float __exp10f(float a) { return std::pow(10.0f, a); }
 extern "C" inline float __logf(float a) { return std::log(a); }
@@ -58,7 +58,7 @@ using std::abs, std::isfinite, std::isinf, std::isnan, std::signbit;
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 EMULATED_INLINE constexpr std::common_type_t<A, B> max(A a, B b) {
   const std::common_type_t<A, B> x = a, y = b;
-  return x < y || x != x ? y : x;  // of nan and a number the number
+  return x < y || x != x ? y : x;  // the number, if the other one is nan
 }
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 EMULATED_INLINE constexpr std::common_type_t<A, B> min(A a, B b) {

@@ -5,7 +5,7 @@
 
 namespace emulated {
 
-// Computes with another rounding than the CPU's own. Volatile numbers keep the operation between the two changes.
+// Computes in a different rounding mode. Volatile numbers keep the operation between the two changes of the mode.
 template <class R, class T, class F> EMULATED_UNCHECKED R rounded(int mode, T a, T b, T c, F f) {
   volatile T x = a, y = b, z = c;
   fesetround(mode);
@@ -14,8 +14,8 @@ template <class R, class T, class F> EMULATED_UNCHECKED R rounded(int mode, T a,
   return result;
 }
 
-// A whole number of a floating-point number that is one, as a GPU has it: the nearest where there is none. Of nan
-// (PTX manual, cvt) it is 0 from 32 to 32 bits, and otherwise the highest bit alone.
+// Converts a floating-point number without a fraction to a whole number, as a GPU does. Outside of the range, it is
+// the nearest whole number. For nan (PTX manual, cvt) it is 0 from 32 to 32 bits, and otherwise only the highest bit.
 template <class To, class From> EMULATED_INLINE To saturated(From from) {
   using Limits = std::numeric_limits<To>;
   if (from != from) return sizeof(From) == 4 && sizeof(To) == 4 ? To(0) : To(1ull << (8 * sizeof(To) - 1));

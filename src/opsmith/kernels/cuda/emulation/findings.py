@@ -1,4 +1,4 @@
-"""Findings about an emulated kernel, from the runtime's reports: for each kind its cause, words and hint."""
+"""Findings about an emulated kernel, from the runtime's reports: cause, message and hint of each kind."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PRECEDENCE = (
     *("misaligned", "mutates-input", "out-of-bounds", "undefined", "raises", "divergent-barrier", "race"),
     *("endless", "uninitialized", SKIPPED, NOTE),
 )
-"""Causes, those first that explain others: what lies beyond a row is another thread's, and so a race."""
+"""Causes, in an order in which earlier ones explain later ones: an access beyond a row may cause a race."""
 
 _ENDING = (Kind.CRASH, Kind.STACK_OVERFLOW, Kind.OUT_OF_MEMORY)
-"""Kinds of reports after which the runtime ends its process."""
+"""Kinds of reports that end the process of the runtime."""
 
 _POINTER = "see that the pointer is one of a parameter, and the offset within its tensor"
 _SMALLER = "try it on smaller tensors"
@@ -45,11 +45,11 @@ class EmulationFinding(CpuFinding):
 
 
 Message = Callable[[ReportReader, Report], EmulationFinding]
-"""Function that makes the finding of a report."""
+"""Function that makes a finding from a report."""
 
 
 def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult) -> list[EmulationFinding]:
-    """Return the findings of a launch, those first that explain others."""
+    """Return the findings of a launch; findings that explain others come first."""
     reader = ReportReader(source, launch, result.reports)
     found = [MESSAGES[Kind(each.kind)](reader, each) for each in _root_reports(result.reports)]
     if result.status is not None and not any(each.kind in _ENDING for each in result.reports):
@@ -58,11 +58,10 @@ def findings_of(source: CudaSource, launch: EmulatedLaunch, result: LaunchResult
 
 
 def _root_reports(reports: Iterable[Report]) -> list[Report]:
-    """Leave out the reports that others explain.
+    """Leave out the reports that other reports explain.
 
-    What a race reads before it is written is not uninitialized for another reason. Elements of a result that
-    a thread would have written which was ended, or that a launch which was given up had still to write, are
-    not missing for another reason.
+    A race explains reads of uninitialized memory at the same place. If a thread was ended, or a launch was
+    given up, this explains elements of a result that are not written.
     """
     found = list(reports)
     kinds = {Kind(each.kind) for each in found}
@@ -102,7 +101,7 @@ def _finding(
 
 
 def _says(cause: str, text: str, hint: str = "") -> Message:
-    """Return the function that makes a finding of these words, with `ReportReader.words` in braces."""
+    """Return a function that makes a finding from these texts, with `ReportReader.words` in braces."""
     return lambda reader, report: _finding(reader, report, cause, text.format(**reader.words(report)), hint)
 
 
@@ -178,9 +177,9 @@ def _threads(count: int) -> str:
 
 
 def _returns_before(source: CudaSource, barrier: SourceLine) -> bool:
-    """Return True if a `return` of the kernel stands before a barrier: threads may end there on purpose.
+    """Return True if the kernel has a `return` before a barrier, where threads may end on purpose.
 
-    A barrier in another function counts as one behind the whole kernel.
+    A barrier in a different function counts as a barrier after the whole kernel.
     """
     lines = source.text.split("\n")[source.at - source.line :]
     body = _body("\n".join(line.partition("//")[0] for line in lines))
@@ -191,7 +190,7 @@ def _returns_before(source: CudaSource, barrier: SourceLine) -> bool:
 
 
 def _body(text: str) -> str:
-    """Return the text up to the end of the function that begins it."""
+    """Return the part of a text up to the end of the function at its beginning."""
     depth = 0
     for match in re.finditer(r"[{}]", text):
         depth += 1 if match[0] == "{" else -1
@@ -222,7 +221,7 @@ def _not_written(reader: ReportReader, report: Report) -> EmulationFinding:
 
 
 def _ended_process(source: CudaSource, status: int) -> EmulationFinding:
-    """Return the finding about a process that ended in a launch without a report of the runtime."""
+    """Return the finding for a process that ended in a launch without a report of the runtime."""
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
         message = "the process in which it ran was killed, as where memory runs out"
@@ -320,4 +319,4 @@ MESSAGES: dict[Kind, Message] = {
     Kind.BEYOND_SHARED_VARIABLE: _beyond_shared_variable,
     Kind.OUT_OF_MEMORY: _says(SKIPPED, "this machine has no memory for the launch", _SMALLER),
 }
-"""Function that makes the finding of each kind of report."""
+"""Function that makes a finding, by kind of report."""

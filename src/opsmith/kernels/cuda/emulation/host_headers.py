@@ -1,4 +1,4 @@
-"""Headers in place of CUDA's for a compiler of the CPU: they stand in for them, complete or refuse them."""
+"""Headers for a CPU compiler that replace, complete or refuse CUDA's headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNSUPPORTED = {
     "texture_fetch_functions.h": "textures are",
     "thrust/device_vector.h": "Thrust is",
 }
-"""Headers of what is not emulated, with the subject of the message."""
+"""Headers of features that are not emulated, with the subject of the message."""
 _EMPTY = (
     "cuda.h",
     "cuda_runtime.h",
@@ -37,13 +37,13 @@ _EMPTY = (
     "device_launch_parameters.h",
     "device_functions.h",
 )
-"""Headers whose language is there without them."""
+"""Headers whose declarations exist without them."""
 _HALVES = {
     "cuda_fp16.h": "__half, __half2, half, __half2float, __float2half_rn, __halves2half2",
     "cuda_bf16.h": "__nv_bfloat16, __nv_bfloat162, bfloat16, __bfloat162float, __float2bfloat16_rn, "
     "__halves2bfloat162",
 }
-"""Headers of half precision, with the arguments by which `EMULATED_HALVES` completes them."""
+"""Headers of half precision, with the arguments of `EMULATED_HALVES`, which completes them."""
 _HALF = """\
 #pragma once
 #include_next <{name}>
@@ -74,21 +74,21 @@ _TARGET = """\
 #define NV_IF_TARGET(c, ...) EMULATED_THIRD(c, __VA_ARGS__, (), ())
 #define NV_IF_ELSE_TARGET(c, yes, no) EMULATED_WHERE(c, yes, no)
 """
-"""<nv/target> of CCCL as a CPU has it, which <cuda_fp16.h> includes, and NVIDIA's package does not bring."""
+"""CCCL's <nv/target> for a CPU: <cuda_fp16.h> includes it, but NVIDIA's package lacks it."""
 
 
 def device_headers() -> list[Path]:
-    """Return the headers that stand before every kernel."""
+    """Return the headers that are included before every kernel."""
     return sorted(HERE.glob("*.h"))
 
 
 def kernel_texts(source: CudaSource) -> list[str]:
-    """Return the text of a kernel, and those of the author's headers."""
+    """Return the text of a kernel, and the texts of the author's headers."""
     return [source.text, *includes_of(source.text, source.folder).values()]
 
 
 def nvidia_folders(source: CudaSource) -> list[Path]:
-    """Return the folders of NVIDIA's headers if a kernel includes one of these; a plain kernel needs none."""
+    """Return the folders of NVIDIA's headers if a kernel includes such a header; else an empty list."""
     names = {match["name"] for text in kernel_texts(source) for match in _INCLUDED.finditer(text)}
     names -= {*UNSUPPORTED, *_EMPTY}
     folders = include_directories()
@@ -96,7 +96,7 @@ def nvidia_folders(source: CudaSource) -> list[Path]:
 
 
 def include_flags(source: CudaSource, directory: Path) -> list[str]:
-    """Write the headers that stand in for NVIDIA's, and return the flags by which a kernel finds headers."""
+    """Write the headers that replace NVIDIA's, and return the flags with which a kernel finds headers."""
     texts = {
         **{f"unsupported/{name}": f"#error {each} not emulated\n" for name, each in UNSUPPORTED.items()},
         **{f"unsupported/{name}": "#pragma once\n" for name in _EMPTY},
@@ -123,7 +123,7 @@ def include_flags(source: CudaSource, directory: Path) -> list[str]:
 
 
 def including_line(source: CudaSource, name: str) -> int:
-    """Return the line on which a kernel includes a header; that of the kernel if another header does."""
+    """Return the line on which a kernel includes a header; the kernel's own line if another header does."""
     for match in _INCLUDED.finditer(source.text):
         if match["name"] == name:
             return source.line + source.text.count("\n", 0, match.start("name"))

@@ -1,4 +1,4 @@
-"""Kernels for the CPU that compute by an emulated one in CUDA C++: `opsmith.testing.emulated_cuda`."""
+"""Kernels for the CPU that run an emulated CUDA C++ kernel: `opsmith.testing.emulated_cuda`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EmulatedCalls:
         in_process: True if the kernels run in this process.
 
     Attributes:
-        calls: Number of calls that a kernel ran, by the operator's name.
+        calls: Number of calls that kernels ran, by the operator's name.
         refused: Reasons why a kernel did not take a call, by the operator's name.
     """
 
@@ -50,12 +50,12 @@ class EmulatedCalls:
 
 
 _contexts: ContextVar[tuple[EmulatedCalls, ...]] = ContextVar("emulated_calls", default=())
-"""The contexts that calls are in, the innermost last."""
+"""The active contexts, the innermost last."""
 
 
 @contextmanager
 def recorded_calls(order: Order, *, in_process: bool) -> Iterator[EmulatedCalls]:
-    """Context manager in which emulated kernels take the calls of this thread, and are counted."""
+    """Context manager in which emulated kernels take the calls of this thread, and calls are counted."""
     calls = EmulatedCalls(order, in_process)
     token = _contexts.set((*_contexts.get(), calls))
     try:
@@ -65,9 +65,9 @@ def recorded_calls(order: Order, *, in_process: bool) -> Iterator[EmulatedCalls]
 
 
 class EmulatedKernel(BuiltKernel[CudaSource]):
-    """Kernel for the CPU that computes by a kernel in CUDA C++, with every access to memory checked.
+    """Kernel for the CPU that runs a kernel in CUDA C++, with a check of every memory access.
 
-    It takes the calls of a thread that is inside of `recorded_calls`.
+    It takes the calls of threads inside of `recorded_calls`.
 
     Attributes:
         emulated: The kernel in CUDA C++.
@@ -93,7 +93,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
 
     @property
     def _current(self) -> KernelEmulation:
-        """The emulation of the kernel; a new one after the kernel has read its source again."""
+        """The emulation of the kernel; it is new after the kernel has read its source again."""
         if self.source is not self.emulated.source:
             self.reload()
         return self._emulation
@@ -108,7 +108,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
 
         Raises:
             CompileError: If its source is wrong.
-            KernelSignatureError: If its parameters are not the operator's arguments and results.
+            KernelSignatureError: If its parameters do not match the operator's arguments and results.
             LaunchError: If a constant cannot be computed.
         """
         contexts = _contexts.get()
@@ -125,7 +125,7 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
     def _refusal(self, values: Sequence[Any]) -> str | None:
         specification = self.operator.specification
         signature = call_signature(values)
-        if is_symbolic(signature):  # each run of the compiled code decides again
+        if is_symbolic(signature):  # each run of the compiled code makes a new choice
             return dtype_refusal(specification.schema.names, values, self.dtypes)
         emulation = self._current
         if signature in self._limits:
@@ -137,21 +137,21 @@ class EmulatedKernel(BuiltKernel[CudaSource]):
         return choice if isinstance(choice, str) else None
 
     def _limit(self, signature: Any, error: errors.OpsmithError) -> str:
-        """Remember and return the reason why the CPU cannot run calls of a signature, until `reload`."""
+        """Store, until `reload`, and return the reason why the CPU cannot run calls of a signature."""
         reason = self._limits[signature] = f"{error.problem}: {error.got}; {error.hint}"
         return reason
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the arguments that the kernel copies into another layout."""
+        """Return the arguments that the kernel copies into a different layout."""
         values = with_defaults(self.operator.specification, values)
         choice = self._current.choose(values)
         return () if isinstance(choice, str) else self.emulated.copied_tensors(choice, values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the operator; by what comes next if the kernel cannot be run on the CPU.
+        """Compute the operator; if the kernel cannot run on the CPU, by the next kernel or the reference.
 
         Raises:
-            KernelFaultError: If the kernel does what it must not.
+            KernelFaultError: If the kernel has a fault.
         """
         specification = self.operator.specification
         values = specification.schema.call_values(args, kwargs)

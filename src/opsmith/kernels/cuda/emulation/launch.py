@@ -1,4 +1,4 @@
-"""Launches of emulated kernels: memory between pages without access, and processes that run them."""
+"""Launches of emulated kernels: memory between inaccessible pages, and processes that run launches."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from opsmith.kernels.cuda.parameters import PackedParameters
 from opsmith.torch_library.result_layouts import extent_of
 
 MAX_REPORTS = 48
-"""Most reports of one launch, each of other lines."""
+"""Maximum number of reports of one launch, each for different lines."""
 MAX_REQUESTS = 8192
-"""Most kinds of requests of one launch that are counted apart."""
+"""Maximum number of kinds of requests that are counted separately in one launch."""
 THREAD_STEPS, BLOCK_STEPS = 10_000_000, 40_000_000
-"""Steps after which a thread or a block is given up: accesses, and pieces of code without a branch."""
+"""Maximum steps of a thread and of a block. Steps are accesses, and pieces of code without a branch."""
 STEPS = 400_000_000
-"""Steps of all blocks after which a launch is given up."""
+"""Maximum steps of all blocks of a launch."""
 ALIGNED = 64
 """Alignment in bytes of the memory that torch allocates on the CPU."""
 ORDERS = ("forward", "backward", "alternating", "random")
-"""Orders in which the threads of a block take their turns, as in the runtime."""
+"""Orders in which the threads of a block run, in the order of the runtime's numbers."""
 
 
 _libraries_lock = lock_of(sys.modules[__name__], "_libraries_lock")
-"""Lock of the state of the libraries: each runs one launch at a time, and a child process copies it."""
+"""Lock of the libraries' state: each library runs one launch at a time, and a child process copies it."""
 
 
 class Kind(IntEnum):
@@ -84,7 +84,7 @@ class Index(ctypes.Structure):
     _fields_ = [("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32)]
 
     def __str__(self) -> str:
-        """Return the index as messages show it."""
+        """Return the index in the form of messages."""
         return f"({self.x}, {self.y}, {self.z})"
 
 
@@ -147,18 +147,18 @@ class _LaunchRecord(ctypes.Structure):
 
 
 class _CountedRecord(ctypes.Structure):
-    """The same for a launch whose requests are counted."""
+    """Memory for a launch whose requests are counted."""
 
     _fields_ = [*_RECORDED, ("requests", Requests * MAX_REQUESTS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Order in which the threads of a block take their turns.
+    """Order in which the threads of a block run.
 
     Attributes:
         name: One of `ORDERS`.
-        seed: Seed of a random one.
+        seed: Seed of a random order.
     """
 
     name: str
@@ -173,7 +173,7 @@ class TensorUse:
         label: Name of the argument, result or scratch buffer.
         writable: True if a kernel may write it.
         initialized: True if it has values before the launches.
-        complete: True if each of its elements must be written, or initialized.
+        complete: True if each of its elements must be written or initialized.
     """
 
     label: str
@@ -184,13 +184,13 @@ class TensorUse:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTensor:
-    """Tensor in guarded memory, which launches write into.
+    """Tensor in guarded memory, into which launches write.
 
     Attributes:
-        use: Its use.
+        use: Permitted use of the tensor.
         tensor: The tensor.
-        marks: A byte for each item of its memory, 1 if a launch has written it; None if all are initialized,
-            or there is only one launch.
+        marks: A byte for each item of its memory, 1 if a launch has written it. None if all items are
+            initialized, or there is only one launch.
     """
 
     use: TensorUse
@@ -199,7 +199,7 @@ class LaunchTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, use: TensorUse, *, followed: bool) -> LaunchTensor:
-        """Copy a tensor; a launch that is `followed` by another tells it what it has written."""
+        """Copy a tensor; if the launch is `followed` by another one, it marks the items that it writes."""
         marked = followed and use.writable and not use.initialized and tensor.numel()
         marks = guarded(torch.zeros(extent_of(tensor), dtype=torch.uint8)) if marked else None
         return cls(use, guarded(tensor, filled=use.initialized), marks)
@@ -219,7 +219,7 @@ class EmulatedLaunch:
         entry: Index of the instance in it.
         geometry: Grid, block and dynamic shared memory.
         packed: Parameters.
-        passed: Indices of the tensors that the parameters hold.
+        passed: Indices of the tensors in the parameters.
         tensors: Tensors of the call.
         order: Order of the threads.
     """
@@ -234,7 +234,7 @@ class EmulatedLaunch:
 
 
 EmulatedRun = tuple[EmulatedLaunch, ...]
-"""Launches of a call, one after the other; none if there is nothing to write."""
+"""Launches of a call, one after the other; empty if there is nothing to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +253,13 @@ class LaunchResult:
 
 
 def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
-    """Copy a tensor into memory of its own that child processes share, with no access before and behind.
+    """Copy a tensor into new memory that child processes share, between inaccessible pages.
 
-    The copy has the memory that its elements span, and the alignment of the tensor.
+    The copy has only the memory that its elements span, and the alignment of the tensor.
 
     Args:
         tensor: A strided tensor on the CPU.
-        filled: True to copy the elements; otherwise each byte is 0xff, which is nan.
+        filled: True to copy the elements. Otherwise each byte is 0xff, so floats are nan.
     """
     item = tensor.element_size()
     lead = tensor.storage_offset() * item % ALIGNED // item
@@ -275,7 +275,7 @@ def guarded(tensor: Tensor, *, filled: bool = True) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if not filled:
         whole.fill_(0xFF)
-    # The end lies at the end of a page, as far as the alignment allows.
+    # The copy ends at the end of a page, as far as the alignment allows.
     slack = (size - (lead + extent) * item) // ALIGNED * ALIGNED // item
     elements = whole.view(tensor.dtype)[slack + lead : slack + lead + extent]
     if filled:
@@ -288,7 +288,7 @@ def run_launches(
 ) -> list[list[LaunchResult]]:
     """Run the launches of calls, one after the other, and return the result of each launch of each call.
 
-    A child process runs them. Where a kernel ends it, the next child goes on with the launch behind.
+    A child process runs them. If a kernel ends this process, a new child continues with the next launch.
 
     Args:
         runs: The launches of each call.
@@ -317,7 +317,7 @@ def run_launches(
 
 
 def _copied(record: Any, status: int | None) -> LaunchResult:
-    """Copy what the runtime has written about a launch."""
+    """Copy the runtime's record of a launch."""
     reports, requests = record.outcome.reports, record.outcome.requests
     return LaunchResult(
         tuple(map(Report.from_buffer_copy, record.reports[:reports])),
@@ -327,8 +327,8 @@ def _copied(record: Any, status: int | None) -> LaunchResult:
 
 
 def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Any) -> int:
-    """Run launches in a forked process, which calls the libraries and nothing else; return its status."""
-    _libc().fflush(None)  # what this process has printed, the child must not print again
+    """Run launches in a forked process, which only calls the libraries, and return its status."""
+    _libc().fflush(None)  # otherwise the child would print buffered output again
     with _libraries_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: threads and fork
         parent = os.getpid()
@@ -349,7 +349,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Any) -> int:
             os._exit(0)
     try:
         _, status = os.waitpid(child, 0)
-    except BaseException:  # as Ctrl-C: nobody else would end it
+    except BaseException:  # for example Ctrl-C: nothing else ends the child
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise
@@ -357,7 +357,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Any) -> int:
 
 
 class _PreparedLaunch:
-    """Launch whose arguments are laid out, so that a forked process only has to call its library.
+    """Launch with prepared arguments, so that a forked process only has to call its library.
 
     Args:
         run: The launches of a call.
@@ -420,7 +420,7 @@ class _PreparedLaunch:
 
 
 def _elements_of(tensor: Tensor) -> Tensor | None:
-    """Mark the elements of a tensor in the memory that it spans; None if there is nothing between them."""
+    """Mark the elements of a tensor in the memory that it spans; None if there are no gaps between them."""
     extent = extent_of(tensor)
     if extent <= tensor.numel() and not any(step == 0 for step in tensor.stride()):
         return None

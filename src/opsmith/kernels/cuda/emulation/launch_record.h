@@ -21,16 +21,16 @@ enum Kind : int32_t {
   MISALIGNED,
   DIVERGENT_BARRIER,     // threads of a block wait at different barriers
   BARRIER_AFTER_EXIT,    // threads wait at a barrier, and others have ended
-  DEADLOCK,              // lanes wait for lanes of their mask that do not come
-  ABSENT_LANE,           // a shuffle from a lane that takes no part
-  NOT_IN_MASK,           // a lane that its own mask does not name
+  DEADLOCK,              // lanes wait for lanes of their mask that never arrive
+  ABSENT_LANE,           // a shuffle from a lane that does not take part
+  NOT_IN_MASK,           // a lane that is not in its own mask
   NOT_WRITTEN,           // elements of a result
-  UNDEFINED,             // what C++ gives no meaning
+  UNDEFINED,             // undefined behaviour in C++
   TRAP,                  // `assert` or `__trap()`
   ENDLESS,
-  TOO_LONG,              // more steps than a launch may take, of no thread in particular
-  WAITS_FOR_BLOCK,       // a thread waits in a loop for what only a later block can write
-  CRASH,                 // a fault of memory that no check foresaw
+  TOO_LONG,              // more steps than a launch may take, without an endless thread
+  WAITS_FOR_BLOCK,       // a thread waits in a loop for a value that only a later block can write
+  CRASH,                 // a memory fault that no check predicted
   STACK_OVERFLOW,
   UNORDERED_SUM,         // floating-point numbers that threads add to one element, in no fixed order
   BEYOND_SHARED_VARIABLE,  // beyond a shared variable whose size the source states
@@ -49,11 +49,11 @@ struct Index { uint32_t x, y, z; };
 
 // A tensor of the launch.
 struct Region {
-  uint64_t base, bytes;  // from its first element to behind its last
-  const uint8_t* mask;   // a byte for each item: 1 if it is an element; null if all are
-  uint8_t* written;      // the same: 1 if a launch before has written it, or this one has at its end; may be null
+  uint64_t base, bytes;  // from its first element to the end of its last
+  const uint8_t* mask;   // a byte for each item: 1 if it is an element; null if all items are elements
+  uint8_t* written;      // 1 for each item that an earlier launch, or this one at its end, has written; may be null
   int32_t item, writable, initialized;
-  int32_t complete;      // 1 if what is never written is reported
+  int32_t complete;      // 1 if unwritten elements are reported
 };
 
 struct Report {
@@ -70,7 +70,7 @@ enum Use : int32_t { NO_USE, READS, WRITES, ATOMICS };
 
 // Requests of warps from one place in the code to one tensor, or to shared memory.
 struct Requests {
-  uint64_t pc;            // offset in the library; 0 for all others, when the table is full
+  uint64_t pc;            // offset in the library; 0 for all further places when the table is full
   int32_t region, use, size, unused;     // size: bytes of a lane
   uint64_t count, lanes, parts, fewest;  // parts: sectors of global memory, or wavefronts of shared memory
 };
@@ -82,7 +82,7 @@ struct Options {
   uint64_t thread_steps, block_steps, steps;  // limits: of a thread, of a block, and of the launch
   int32_t handle_faults;
   int32_t most_requests;  // capacity for requests; 0: none are counted
-  int32_t first, unused;  // first: 1 if the kernel's variables get their first values
+  int32_t first, unused;  // first: 1 if the kernel's variables are reset to their initial values
   Requests* requests;
 };
 

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++ on the CPU, with every access to memory checked, and threads in several orders."""
+"""Kernels in CUDA C++ on the CPU, with a check of every memory access, and threads in several orders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Emulated(OnCpu):
     """A kernel in CUDA C++, emulated."""
 
     promise = (
-        "kernels in CUDA C++ give what the reference gives, without races and within their memory, on the CPU"
+        "kernels in CUDA C++ return the reference's results on the CPU, without races and within their memory"
     )
     together, compiles = 24, True
 
@@ -37,7 +37,7 @@ class Emulated(OnCpu):
         self.emulation.build([call.values for call in calls])
 
     def prepare(self, call: CpuCall) -> int | str:
-        """Prepare a call with copies of what the kernel writes into."""
+        """Prepare a call with copies of the tensors into which the kernel writes."""
         values = copies_of_written(self.schema, call.values, copy_with_strides)
         prepared = self.emulation.prepare(values)
         if isinstance(prepared, str):
@@ -60,7 +60,7 @@ class Emulated(OnCpu):
     def _computed(
         self, values: list[Any], call: EmulatedCall, run: EmulatedRun, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return what a run has computed, and write what it has written."""
+        """Return the results of a run, and copy its writes into the arguments."""
         returned = call.finish(self.kernel, run)
         given = self.schema.call_values(args, kwargs)
         for argument, value, new in zip(self.schema.arguments, given, values, strict=True):

@@ -1,4 +1,4 @@
-"""Places that reports of the runtime name: lines of the author, elements of tensors, shared memory."""
+"""Places in the runtime's reports: the author's lines, elements of tensors, shared memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SourceLine:
 
     Attributes:
         where: `file:line`.
-        text: Its text; empty if it is unknown.
+        text: Text of the line; empty if it is unknown.
         file: The file.
         number: Number of the line, from 1.
     """
@@ -54,7 +54,7 @@ class SourceLines:
         self.chains = dict(zip(ordered, lines_at(library, ordered), strict=True))
 
     def at(self, counter: int, file: bytes | None = None, number: int = 0) -> SourceLine:
-        """Return the author's line of a program counter, or of a file and line that the kernel passed."""
+        """Return the author's line for a program counter, or for a file and line that the kernel passed."""
         chain = list(self.chains.get(counter, ()))
         if file is not None and number:
             chain.insert(0, Line("", file.decode(errors="replace"), number))
@@ -77,7 +77,7 @@ class ReportReader:
         self.lines = SourceLines(source, launch.library.path, counters)
 
     def words(self, report: Report) -> dict[str, str | int]:
-        """Return the words for the parts of a report: its thread, the access, the memory."""
+        """Return texts for the parts of a report: its thread, the access, the memory."""
         use = verb(report.write)
         words: dict[str, str | int] = {
             "who": thread_words(report),
@@ -97,7 +97,7 @@ class ReportReader:
         return words
 
     def memory(self, report: Report, write: str = "reads", size: bool = True) -> str:
-        """Return the words for an access: verb, bytes and place."""
+        """Return the text for an access: verb, bytes and place."""
         words = f"{write} {report.size} bytes of " if size else ""
         if report.region == IN_SHARED:
             return f"{words}shared memory at byte {report.offset}"
@@ -119,7 +119,7 @@ class ReportReader:
 
 
 def _element_words(given: LaunchTensor, offset: int) -> str:
-    """Return the words for a byte of a tensor, or beside it, by its offset from the first element."""
+    """Return the text for a byte in or near a tensor, by its offset from the first element."""
     tensor, name = given.tensor, _named(given)
     item, extent = tensor.element_size(), extent_of(tensor)
     offset = int(offset)
@@ -128,7 +128,7 @@ def _element_words(given: LaunchTensor, offset: int) -> str:
     if offset >= extent * item:
         beyond = offset - extent * item
         return f"memory behind {name}: " + (
-            "just behind its last element" if not beyond else f"{_items(beyond, item)} further than its end"
+            "just after its last element" if not beyond else f"{_items(beyond, item)} further than its end"
         )
     return f"{name} at element {index_of(tensor, offset)}"
 
@@ -144,7 +144,7 @@ def _items(bytes: int, item: int) -> str:
 
 
 def index_of(tensor: Tensor, offset: int) -> list[int]:
-    """Return the index of the element at an offset in bytes, or of the one before it."""
+    """Return the index of the element at an offset in bytes, or of the element before it."""
     left, index = offset // tensor.element_size(), [0] * tensor.dim()
     for at in sorted(range(tensor.dim()), key=tensor.stride, reverse=True):
         if tensor.stride(at) and tensor.shape[at] > 1:
@@ -154,7 +154,7 @@ def index_of(tensor: Tensor, offset: int) -> list[int]:
 
 
 def thread_words(report: Report) -> str:
-    """Return the words for the thread of a report."""
+    """Return the text for the thread of a report."""
     return f"thread {report.thread} of block {report.block}"
 
 
@@ -164,5 +164,5 @@ def verb(write: int) -> str:
 
 
 def text_of(report: Report) -> str:
-    """Return the text of a report; empty for none."""
+    """Return the text of a report; empty if it has none."""
     return (report.text or b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Errors for kernels that a compiler of the CPU refuses."""
+"""Errors for kernels that a CPU compiler refuses."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _INLINE_PTX = "opsmith_inline_ptx"
 _ATTRIBUTE = re.compile(
     r"(?:call to '[^\n]*' declared with (?:attribute error|'error' attribute)|'[^'\n]*' is unavailable): "
 )
-"""Words that compilers put before the text of a function's attribute `error` or `unavailable`."""
+"""Text that compilers print before the text of a function's attribute `error` or `unavailable`."""
 _ERROR = re.compile(r"^(?P<file>[^\n]+?):\d+(?::\d+)?: (?:fatal )?error: (?P<text>[^\n]*)", re.MULTILINE)
 _NAMES = re.compile(
     r"'[^'\n]*\b(?:__|cuda|CU|tex[1-3C]|surf[1-3C]|syncthreads_|make_|(?:double|u?long(?:long)?)\d)\w*[^'\n]*'|"
     r"'(?:all|any|ballot|d(?:add|mul|sub)|fdivide|r?normf?|[a-z]+2[a-z]+)'"
 )
-"""Names that compilers of a GPU know and the emulation may lack, as an error quotes them."""
+"""Names that GPU compilers know and that the emulation may lack, in the quotes of an error."""
 _HEADER_MISSING = re.compile(r"No such file or directory|file not found")
 _ASKS_FOR_A_GPU = re.compile(r"\b(?:__CUDA\w*|__NVCC__|NV_IF_(?:ELSE_)?TARGET)\b")
-"""Names by which a text is another one for a GPU's compiler."""
+"""Macros that make the text differ for a GPU compiler."""
 
 
 def refused(
     printed: str, source: CudaSource, operator: str, instances: Sequence[Instance] = ()
 ) -> errors.CompileError | errors.NotEmulatedError:
-    """Return the error for a kernel that a compiler of the CPU refuses: at fault, or of a GPU.
+    """Return the error for a kernel that a CPU compiler refuses: it is wrong, or it needs a GPU.
 
-    What the emulation names as a GPU's is not emulated. Else NVRTC decides, if it is here. Without it, an
-    error is the author's unless a GPU's compiler may know more than that of the CPU.
+    A feature that the emulation names as unsupported is not emulated. Otherwise NVRTC decides, if it is
+    installed. Without NVRTC, the kernel is wrong unless a GPU compiler may accept it.
 
     Args:
         printed: Output of the compiler.
-        source, operator, instances: What it compiles.
+        source, operator, instances: The source, operator and instances that it compiles.
     """
     unsupported = _IN_UNSUPPORTED.search(printed)
     got = quoted_errors(_ATTRIBUTE.sub("", printed), source, own_headers(source))
@@ -61,7 +61,7 @@ def refused(
         got = f"{source.path}:{line}: {unsupported['text']}\n    {source.quoted(line).strip()}"
     elif _INLINE_PTX in printed:
         lines = re.sub(rf"[^\n]*?: [^\n]*{_INLINE_PTX}[^\n]*", _named_ptx, got).splitlines()
-        got = "\n".join(lines[:3])  # what follows from it says nothing
+        got = "\n".join(lines[:3])  # later errors follow from these
     if not named:
         verdict = by_nvrtc(source, operator, instances)
         if isinstance(verdict, errors.CompileError):
@@ -75,10 +75,10 @@ def refused(
         where=source.where,
         hint=hint
         or (
-            "see that the header lies beside the kernel, or is installed"
+            "check that the header is in the kernel's folder, or is installed"
             if _HEADER_MISSING.search(got) and not named
-            else "put what a GPU alone has between `#ifdef __CUDA_ARCH__` and `#else`, and behind that plain "
-            "C++ that does the same"
+            else "put code that only a GPU can run between `#ifdef __CUDA_ARCH__` and `#else`, and after it "
+            "plain C++ that does the same"
         ),
     )
 
@@ -86,7 +86,7 @@ def refused(
 def by_nvrtc(
     source: CudaSource, operator: str, instances: Sequence[Instance]
 ) -> errors.CompileError | Literal["taken"] | None:
-    """Return the error of NVRTC for some instances, or that it takes them; None if it cannot be asked."""
+    """Return NVRTC's error for some instances, or `taken` if it accepts them; None without NVRTC."""
     try:
         if instances:
             describe_instances(source, operator, instances, ARCHITECTURES[-1])
@@ -100,14 +100,14 @@ def by_nvrtc(
 
 
 def _may_be_of_a_gpu(printed: str, source: CudaSource) -> bool:
-    """Return True if a GPU's compiler may take what the CPU's refuses, by the first error.
+    """Return True if a GPU compiler may accept a text that a CPU compiler refuses, by the first error.
 
-    That is so if it names what a GPU has, if the emulation declares what does not fit, if a header is
-    missing, if it is in a header of NVIDIA's, or if the text is another one for a GPU. An error of syntax is
-    the author's all the same.
+    This is possible if the error names a GPU feature or a declaration of the emulation, if a header is
+    missing, if the error is in a header of NVIDIA, or if the text differs for a GPU. A syntax error is always
+    the author's.
     """
     found = [*_ERROR.finditer(printed)]
-    if not found:  # it is of the assembler or the linker
+    if not found:  # the error comes from the assembler or the linker
         return True
     first, about = found[0], printed[: found[1].start()] if found[1:] else printed
     if _NAMES.search(first["text"]) or _HEADER_MISSING.search(first["text"]):

@@ -1,4 +1,4 @@
-"""Faults of a kernel that the compiler in use does not let the emulation see."""
+"""Faults of a kernel that the emulation cannot detect with the current compiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opsmith.kernels.cuda.source import CudaSource
 
 _TYPE = r"[\w:]+(?:\s*<[^<>;]*>)?(?:\s+[\w:]+)*\s*\*[\s*]*"
 _POINTER_CAST = re.compile(rf"reinterpret_cast|_cast\s*<\s*{_TYPE}>|\(\s*{_TYPE}\)\s*[\w(&*]")
-"""Cast to a pointer: without one, a kernel has no misaligned address."""
+"""Cast to a pointer; a kernel without such a cast has no misaligned address."""
 _COPIES = (
     "clang does not show whether a whole struct, such as a `float4`, is copied at a misaligned address: "
     "name g++ in CXX"
@@ -19,9 +19,9 @@ _COPIES = (
 
 
 def unseen_faults(source: CudaSource) -> str | None:
-    """Return the faults that cannot be seen in a kernel, and the way out; None if all of them can.
+    """Return the undetectable faults in a kernel, with a remedy; None if all faults can be detected.
 
-    clang checks the alignment of numbers and of members, but not that of structs that it copies as a whole.
+    clang checks the alignment of numbers and members, but not the alignment of structs that it copies whole.
 
     Args:
         source: The kernel.

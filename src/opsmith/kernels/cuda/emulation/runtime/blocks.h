@@ -16,7 +16,7 @@ extern "C" int emulated_barrier(const char* file, int line, int kind, int value)
 
 constexpr int IDLE_ROUNDS = 16;  // rounds of all threads in which they only spin
 
-// All threads that have not returned wait: were they at the same barrier?
+// All threads that have not returned wait: checks that they are at the same barrier.
 static void release_block() {
   Fiber *one = nullptr, *ended = nullptr;
   int count = 0, all = 1, exited = 0;

@@ -1,4 +1,4 @@
-// Threads of a block as fibers: each has a stack of its own, and runs until it waits or returns.
+// Threads of a block as fibers: each has a separate stack, and runs until it waits or returns.
 #pragma once
 #include <stdint.h>
 #include <sys/mman.h>
@@ -17,12 +17,12 @@
 
 namespace emulated {
 
-constexpr size_t STACK = 256 << 10, GUARD = 64 << 10;  // the guard is no memory: what overruns a stack faults there
+constexpr size_t STACK = 256 << 10, GUARD = 64 << 10;  // the guard is inaccessible: a stack overflow faults there
 constexpr int WARP = 32;
 
 enum State : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
 
-// An operation of a warp in which a lane takes part: what it gives, and what it gets.
+// An operation of a warp in which a lane takes part: its input and its result.
 struct WarpOperation {
   int kind, size, argument, width, line;
   unsigned mask;
@@ -81,7 +81,7 @@ static void prepare(Fiber& fiber) {
 static void enter(Fiber& fiber) { swapcontext(&scheduler, &fiber.context); }
 static void leave() { swapcontext(&running->context, &scheduler); }
 #else
-// Saves what a function has to keep (System V ABI), and goes on where `to` was left.
+// Saves the registers that a function must preserve (System V ABI), and continues where `to` was left.
 asm(R"(
 .text
 .type emulated_switch,@function

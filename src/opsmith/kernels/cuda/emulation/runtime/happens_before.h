@@ -1,7 +1,7 @@
-// Order of accesses to memory: which of them a barrier, a warp or a fence puts one after the other.
+// Order of memory accesses that barriers, warps and fences establish.
 //
-// Blocks run one after the other, and a race is found nevertheless: two accesses, one of them a write, with nothing
-// that orders them. An access is known by the thread, the epoch (barriers of all blocks so far) and the thread's clock.
+// Blocks run one after the other, but races are found nevertheless: two unordered accesses, one of which is a write. An
+// access is identified by the thread, the epoch (barriers of all blocks so far) and the thread's clock.
 #pragma once
 #include <array>
 #include <unordered_map>
@@ -14,7 +14,7 @@ constexpr uint32_t ATOMIC = 1u << 31;
 
 struct Access { uint32_t tid, epoch, clock, pc; };  // tid + 1, 0: none; its top bit in a conflict: atomic
 
-// Accesses that nothing orders: the last of them, the lanes of one warp, or more (`warps`, `blocks`).
+// Unordered accesses: the last access, the lanes of one warp, or more (`warps`, `blocks`).
 struct Group {
   Access last;     // of several blocks: of the first of them
   uint32_t lanes;  // of several warps: another thread, as in `tid`
@@ -23,7 +23,7 @@ struct Group {
   uint32_t clocks : 29;  // where lanes differ in their clocks: an index into `lane_accesses`, plus 1
 };
 
-// Of an item of memory the last plain write, and the reads and atomics since then.
+// For an item of memory: the last plain write, and later reads and atomics.
 struct Cell {
   Access write;
   Group reads, atomics;
@@ -32,7 +32,7 @@ struct Cell {
   }
 };
 
-// What comes before something: for each thread a clock, and for each block an epoch (thread 0).
+// The accesses that are ordered before an event: for each thread a clock, and for each block an epoch (thread 0).
 using Knowledge = std::unordered_map<uint64_t, uint32_t>;
 
 static uint32_t epoch, block_begin;
@@ -70,7 +70,7 @@ static bool by_fence(const Access& past) {
   return is_known(block_acquired, block, past) || is_known(acquired[running->tid], block, past);
 }
 
-// The lanes of the running thread's warp whose accesses nothing orders before what it does now.
+// The lanes of the running thread's warp whose accesses are not ordered before the current access.
 static uint32_t unordered_lanes(const Group& past) {
   const uint32_t mine = running->tid;
   uint32_t found = 0;
@@ -82,7 +82,7 @@ static uint32_t unordered_lanes(const Group& past) {
   return found;
 }
 
-// True if accesses come before what the running thread does now.
+// True if accesses are ordered before the current access of the running thread.
 static bool is_before(const Group& past) {
   if (past.blocks) return false;
   if (past.last.epoch >= block_begin && past.last.epoch != epoch) return true;
@@ -94,7 +94,7 @@ static bool is_before(const Group& past) {
 
 static bool is_before(const Access& past) { return is_before(Group{past, 1u << thread_of(past) % WARP, 0, 0, 0, 0}); }
 
-// Notes the clock of a lane that joins others, whose clocks may differ.
+// Records the clock of a lane that joins other lanes, whose clocks may differ.
 static void enter_clock(Group& group, uint32_t lane) {
   if (!group.clocks) {
     if (group.last.clock == running->clock) return;
@@ -104,7 +104,7 @@ static void enter_clock(Group& group, uint32_t lane) {
   lane_accesses[group.clocks - 1][lane] = running->clock;
 }
 
-// An access of a group that nothing orders before the running thread, and that is not its own.
+// An access of a group, by another thread, that is not ordered before the running thread.
 static Access foreign_access(const Group& group) {
   Access other = group.last;
   if (group.blocks || other.epoch < block_begin) return other;
@@ -116,17 +116,17 @@ static Access foreign_access(const Group& group) {
   return other;
 }
 
-// Two accesses to an item without an order; `other.tid` 0 for none.
+// Two unordered accesses to an item; `other.tid` is 0 if there are none.
 struct Conflict { Access other; bool other_write; };
 
-// Enters an access into a cell. `within`: shared memory, which each block has anew.
+// Records an access in a cell. `within`: shared memory, which is new for each block.
 static inline Conflict enter_access(Cell& cell, bool write, bool atomic, bool within, uint32_t pc) {
   const uint32_t me = running->tid + 1, bit = 1u << (running->tid % WARP);
   const auto foreign = [](const Access& past) { return past.epoch < block_begin; };
   const auto counts = [&](const Access& past) { return past.tid && !(within && foreign(past)); };
   const auto enter = [&](Group& group) {
     if (!counts(group.last) || is_before(group)) {
-      // Those that come before this one need not be remembered.
+      // Accesses that are ordered before this one need not be kept.
       group = {{}, bit, 0, 0, 0, group.last.epoch == epoch ? uint32_t(group.clocks) : 0};
       if (group.clocks) lane_accesses[group.clocks - 1][running->tid % WARP] = running->clock;
     } else if (foreign(group.last)) {
@@ -163,7 +163,8 @@ static inline Conflict enter_access(Cell& cell, bool write, bool atomic, bool wi
   return found;
 }
 
-// An atomic takes what those before it at the address have released, and releases what its thread did before a fence.
+// An atomic acquires everything that earlier atomics at the address released. It releases the accesses of its thread
+// before a fence.
 static void order_atomic(uint64_t address) {
   if (!fences) return;
   Knowledge &mine = acquired[running->tid], &there = released[address];

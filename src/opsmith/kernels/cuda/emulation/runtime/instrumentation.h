@@ -97,7 +97,7 @@ void __ubsan_handle_type_mismatch_v1(Mismatch* data, void* at) {
         made->region = which, made->offset = int64_t(address - regions[which].base);
     if (is_shared(address)) made->region = IN_SHARED, made->offset = int64_t(address - dynamic_begin);
   }
-  end_thread();  // as on a GPU; and vectors of the CPU would fault
+  end_thread();  // as on a GPU; vector instructions of the CPU would fault, too
 }
 static void undefined(Kind kind, const Source& at, const char* text, uint64_t pc) {
   if (!running) return;

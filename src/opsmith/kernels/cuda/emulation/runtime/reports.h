@@ -1,4 +1,4 @@
-// Reports of what is wrong, each pair of places once, in memory that Python gives.
+// Reports of faults, one for each pair of places, in memory from Python.
 #pragma once
 #include <unordered_set>
 
@@ -11,7 +11,7 @@ static Outcome* outcome;
 static Region* regions;
 static int region_count;
 static Report* reports;
-static std::vector<uint64_t> racing_reads;    // of each report the plain read that an atomic races with; or 0
+static std::vector<uint64_t> racing_reads;    // for each report, the plain read that races with an atomic, or 0
 static std::unordered_set<uint64_t> guesses;  // plain reads that only prepare an atomic at the same address
 static bool stopped;
 static uint64_t library;                      // its address in memory
@@ -22,7 +22,7 @@ static uint64_t code(const void* pc) { return pc ? (uint64_t)pc - 1 - library : 
 
 static Index index_of(uint32_t at, const Index& size) { return {at % size.x, at / size.x % size.y, at / size.x / size.y}; }
 
-// A new report; null if there is one of the same places, which counts it.
+// A new report; null if there is a report for the same places, which is counted up instead.
 static Report* report(Kind kind, uint64_t pc, uint64_t other_pc = 0, const char* file = nullptr, int line = 0) {
   for (int at = 0; at < outcome->reports; at++) {
     Report& each = reports[at];
@@ -58,7 +58,7 @@ static void report_race(const Conflict& conflict, bool atomic, uint64_t address,
   racing_reads.back() = atomic && !conflict.other_write ? conflict.other.pc : !write && other_atomic ? pc : 0;
 }
 
-// The loop of a compare-and-swap begins with a plain read, whose value need not be the last one.
+// The loop of a compare-and-swap begins with a plain read, whose value need not be the latest.
 static void drop_guesses() {
   int kept = 0;
   for (int at = 0; at < outcome->reports; at++)

@@ -1,25 +1,25 @@
-// Requests of warps to memory, as a GPU would make them: a model, without caches and without time.
+// Memory requests of warps, as on a GPU: a model without caches and without time.
 //
-// Lanes run one after another here. Each leaves a trail: the blocks of code that it passes and its accesses, with
-// program counter and stack pointer. The trails of a warp are then replayed in step: lanes in the deepest call go
-// first, of these the ones at the lowest address, and lanes at the same place together (S. Collange, "Stack-less SIMT
-// reconvergence at low cost", 2011). So lanes that took different ways meet again where the code does. Accesses that
-// are replayed together are one request.
+// Lanes run one after another here. Each lane records a trail: the blocks of code that it passes and its accesses, with
+// program counter and stack pointer. The trails of a warp are then replayed in step. Lanes in the deepest call continue
+// first; among these, the lanes at the lowest address. Lanes at the same place continue together (S. Collange,
+// "Stack-less SIMT reconvergence at low cost", 2011). So lanes that took different paths meet again where the paths
+// join. Accesses that are replayed together are one request.
 //
-// It approximates. The code is that of a compiler for the CPU: a GPU's may unroll, predicate, keep in registers, read
-// twice, or join what stands side by side. Lanes of a GPU may also meet later than they could.
+// This is an approximation. A CPU compiler generates the code; a GPU compiler may unroll, predicate, keep values in
+// registers, read twice, or merge neighbouring accesses. Lanes of a GPU may also meet later than possible.
 #pragma once
 #include "segments.h"
 #include "steps.h"
 
 namespace emulated {
 
-constexpr size_t TRAIL = 1024;  // what a thread passes before others of its warp have to follow
+constexpr size_t TRAIL = 1024;  // maximum length of a trail before other lanes of the warp must follow
 constexpr uint64_t SECTOR = 32;
 constexpr int BANKS = 32;       // of 4 bytes
 
 struct Passed {
-  uint64_t place;  // stack pointer from the stack's end on, and program counter: the deepest call is the least
+  uint64_t place;  // stack pointer from the stack's end, and program counter: the deepest call has the smallest value
   uint64_t address;
   uint32_t size;
   Use use;
@@ -31,14 +31,14 @@ struct Trail {
 };
 
 static bool counting;
-static uint64_t caller_stack;  // stack pointer of the code that has called
+static uint64_t caller_stack;  // stack pointer of the caller
 static std::vector<Trail> trails;
 static std::unordered_map<uint64_t, int> requests_at;  // by place, region, use and size
 
 static void pass(uint64_t pc, uint64_t address, uint32_t size, Use use) {
   Trail& mine = trails[running->tid];
   const uint64_t place = (caller_stack - stack_of(*running)) << 32 | pc;
-  // What is no number of 1 to 16 bytes is read in pieces, as wide as its size lets all of them be.
+  // A value of other than 1, 2, 4, 8 or 16 bytes is read in equal pieces, as wide as its size allows.
   const uint32_t piece = size && (size & (size - 1) || size > 16) ? std::min(size & -size, 16u) : size;
   uint32_t done = 0;
   do {
@@ -70,8 +70,8 @@ static Cost sectors_of(uint64_t* addresses, int count, uint32_t size) {
   return {parts, (bytes + SECTOR - 1) / SECTOR};
 }
 
-// Updates of one address come one after another (CUDA C++ Programming Guide, "SIMT architecture"): each goes with the
-// next of the other addresses. The fewest are those of lanes that update elements side by side.
+// Updates of one address are serialised (CUDA C++ Programming Guide, "SIMT architecture"), in parallel with the next
+// updates of the other addresses. The minimum is reached if lanes update neighbouring elements.
 static Cost sectors_of_atomics(uint64_t* addresses, int count, uint32_t size) {
   const uint64_t fewest = (count * size + SECTOR - 1) / SECTOR;
   uint64_t parts = 0;
@@ -89,9 +89,9 @@ static Cost sectors_of_atomics(uint64_t* addresses, int count, uint32_t size) {
   return {parts, fewest};
 }
 
-// A wavefront takes one word of each bank to all lanes that want it (CUDA C++ Programming Guide, "Shared memory"); where
-// lanes use 8 bytes half a warp goes at once, and a quarter where they use 16 (G. Thomas-Collignon and P. Micikevicius,
-// "Volta: architecture and performance optimization", GTC 2018). Atomics of one word come one after another.
+// A wavefront carries one word of each bank to all lanes that need it (CUDA C++ Programming Guide, "Shared memory"). If
+// lanes use 8 bytes, half a warp is served at once; if they use 16, a quarter (G. Thomas-Collignon and P. Micikevicius,
+// "Volta: architecture and performance optimization", GTC 2018). Atomics of one word are serialised.
 static Cost wavefronts_of(const Request& request, uint32_t size, bool atomic) {
   const int together = size > 8 ? 8 : size > 4 ? 16 : 32;
   Cost cost{};
@@ -113,7 +113,7 @@ static Cost wavefronts_of(const Request& request, uint32_t size, bool atomic) {
   return cost;
 }
 
-// Variables of the library that are registers of a GPU: threadIdx and its like.
+// Variables of the library that are registers on a GPU, such as threadIdx.
 static bool is_register(uint64_t address) {
   for (const Index* each : {&emulated_thread, &emulated_block, &emulated_block_dim, &emulated_grid_dim})
     if (address - (uint64_t)each < sizeof(Index)) return true;
@@ -142,7 +142,7 @@ static Requests& requests_of(uint64_t pc, int region, Use use, uint32_t size) {
   return made = {pc, region, use, int32_t(size), 0, 0, 0, 0, 0};
 }
 
-// Counts what lanes use together: of each tensor, use and size apart.
+// Counts the accesses that lanes make together, separately for each tensor, use and size.
 static void count_requests(uint64_t pc, int count, const Passed* const* uses, const uint8_t* lanes) {
   int regions_of[WARP];
   for (int at = 0; at < count; at++) regions_of[at] = region_of(uses[at]->address);
@@ -167,7 +167,7 @@ static void count_requests(uint64_t pc, int count, const Passed* const* uses, co
   }
 }
 
-// Replays the lanes of a warp as far as is known what each of them does next.
+// Replays the lanes of a warp as long as the next step of each lane is known.
 static void replay(int first) {
   const int end = std::min<int>(first + WARP, int(fibers.size()));
   for (;;) {

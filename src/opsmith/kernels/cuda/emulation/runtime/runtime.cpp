@@ -1,7 +1,7 @@
-// Runs the threads of a block as fibers, and checks every access of theirs to memory.
+// Runs the threads of a block as fibers, and checks all their memory accesses.
 //
-// A kernel is compiled with -fsanitize=thread, alignment and others, but no library of a sanitizer is linked: what
-// the compiler calls is defined in instrumentation.h. This file is compiled without them.
+// A kernel is compiled with -fsanitize=thread, alignment and others, but no sanitizer library is linked. The functions
+// that the compiler calls are defined in instrumentation.h. This file is compiled without sanitizers.
 #include <stdio.h>
 
 #include "blocks.h"
@@ -11,7 +11,7 @@ using namespace emulated;
 
 extern "C" {
 extern const Entry emulated_entries[];
-extern __thread unsigned char emulated_dynamic[];  // dynamic shared memory, behind all else: see compiler.py
+extern __thread unsigned char emulated_dynamic[];  // dynamic shared memory, after all other variables: see compiler.py
 }
 
 static void (*body)(void**);
@@ -68,12 +68,12 @@ EMULATED_EXPORTED void emulated_run(
   const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
   for (uint64_t at = 0; at < blocks && !stopped; at++) {
     block_index = emulated_block = index_of(uint32_t(at), grid_size);
-    memset((void*)tls_begin, 0xff, dynamic_end - tls_begin);  // nan, where nothing is written
+    memset((void*)tls_begin, 0xff, dynamic_end - tls_begin);  // nan, until it is written
     run_block(random, turn, at + 1 == blocks);
   }
   running = nullptr;
   report_unwritten();
   drop_guesses();
-  fflush(stdout);  // what the kernel has printed: the process may end without it
+  fflush(stdout);  // the kernel's output, which the end of the process might lose
   outcome->finished = 1;
 }

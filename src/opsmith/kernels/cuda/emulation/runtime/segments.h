@@ -1,4 +1,4 @@
-// Parts of the library in memory: its code, its variables and shared memory; and faults of memory that no check foresaw.
+// Parts of the library in memory: its code, its variables and shared memory; and memory faults that no check predicted.
 #pragma once
 #include <link.h>
 #include <signal.h>
@@ -34,12 +34,12 @@ static int find_segments(dl_phdr_info* info, size_t, void*) {
   return 1;
 }
 
-// Variables of the kernel: labels that the linker puts around them, see compiler.py.
+// Variables of the kernel, between labels that the linker places around them: see compiler.py.
 extern "C" {
 extern unsigned char emulated_data_begin[], emulated_data_end[], emulated_bss_begin[], emulated_bss_end[];
 }
 
-// Gives the kernel's variables the values that they had before the first launch of all.
+// Resets the kernel's variables to their values before the very first launch.
 static void reset_variables() {
   static std::vector<unsigned char> data, bss;
   static bool kept;

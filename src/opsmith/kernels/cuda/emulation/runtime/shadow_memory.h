@@ -1,4 +1,4 @@
-// Checks of each access to memory: is it within what it belongs to, has it been written, does another one race with it?
+// Checks of each memory access: it must be within its tensor or variable, initialized, and without a race.
 #pragma once
 #include "requests.h"
 
@@ -7,9 +7,9 @@ namespace emulated {
 static std::vector<Cell> shared_cells, global_cells;
 static std::vector<std::vector<Cell>> region_cells;
 
-// Where each shared variable of known size begins and ends, in order, from the begin of shared memory.
+// Begin and end of each shared variable of known size, in order, from the beginning of shared memory.
 static std::vector<uint32_t> shared_extents;
-static std::vector<uint32_t> shared_guards;  // where the compiler keeps whether a variable has been constructed
+static std::vector<uint32_t> shared_guards;  // guard variables of the compiler for constructed variables
 
 // True if an access to static shared memory leaves the variable in which it begins.
 static bool leaves_variable(uint64_t begin, uint64_t end) {
@@ -107,7 +107,7 @@ static void access(uint64_t address, int size, bool write, bool atomic, uint64_t
   access_nowhere(address, size, write, pc);
 }
 
-// A volatile access to global memory is how threads signal one another; in shared memory it orders nothing.
+// Threads signal one another by volatile accesses to global memory; in shared memory, these establish no order.
 static void volatile_access(void* at, int size, bool write, uint64_t pc) {
   if (!running) return;
   const uint64_t address = (uint64_t)at;
@@ -119,7 +119,7 @@ static void volatile_access(void* at, int size, bool write, uint64_t pc) {
   order_atomic(address);
 }
 
-// Marks what the launch has written for the one behind it, and reports elements of results that are not written.
+// Marks the items that the launch has written, for the next launch, and reports unwritten elements of results.
 static void report_unwritten() {
   for (int which = 0; which < region_count && !stopped; which++) {
     const Region& region = regions[which];

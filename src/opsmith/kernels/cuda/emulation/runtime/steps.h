@@ -1,4 +1,4 @@
-// Steps of threads: where they are, and what ends a thread that runs too long, or that only waits.
+// Steps of threads: count them, and end threads that run too long or only wait.
 #pragma once
 #include <string.h>
 
@@ -11,9 +11,9 @@ Index emulated_thread, emulated_block, emulated_block_dim, emulated_grid_dim;  /
 }
 
 static uint64_t block_end;  // steps after which this block is too long, or endless
-static uint64_t progress;   // rises where a thread does what another may wait for
+static uint64_t progress;   // rises when a thread does something for which another may wait
 
-constexpr uint32_t SPINS = 1024;  // at one address, until another thread goes on
+constexpr uint32_t SPINS = 1024;  // at one address, until another thread continues
 
 [[noreturn]] static void end_thread() {
   running->killed = true;
@@ -28,13 +28,13 @@ constexpr uint32_t SPINS = 1024;  // at one address, until another thread goes o
   end_thread();
 }
 
-constexpr size_t WINDOW = 1 << 14;  // last steps that are compared with one another
+constexpr size_t WINDOW = 1 << 14;  // number of last steps that are compared with one another
 static std::vector<uint64_t> window;
 static const Fiber* watched;
 static uint64_t elsewhere;  // steps of other threads since the last of the watched one
 
-// True if the last steps repeat what comes before them, over and over: by the failure function of D. Knuth, J. Morris
-// and V. Pratt ("Fast pattern matching in strings", 1977).
+// True if the last steps are a repeated sequence, by the failure function of D. Knuth, J. Morris and V. Pratt ("Fast
+// pattern matching in strings", 1977).
 static bool window_repeats() {
   std::vector<size_t> border(window.size());
   for (size_t at = 1, length = 0; at < window.size(); border[at++] = length) {
@@ -44,7 +44,7 @@ static bool window_repeats() {
   return window.size() - border.back() <= WINDOW / 4;
 }
 
-// A thread, or its block, has taken all of its steps: it is endless if it only repeats the same ones.
+// A thread, or its block, has used all its steps: it is endless if it only repeats the same steps.
 static void watch(uint64_t pc, uint64_t address) {
   if (watched != running) {
     const bool waits = watched && watched->state != DONE && ++elsewhere < WINDOW * fibers.size();
@@ -62,7 +62,7 @@ static void step(uint64_t pc, uint64_t address = 0) {
   if (running->steps > options.thread_steps || outcome->steps > block_end) watch(pc, address);
 }
 
-// The last atomic: it is progress if it has changed the value.
+// The last atomic counts as progress if it has changed the value.
 static struct { const void* at; size_t size; unsigned char value[16]; } last_atomic;
 
 static void settle_atomic() {
@@ -76,7 +76,7 @@ static void begin_atomic(const void* at, size_t size) {
   memcpy(last_atomic.value, at, last_atomic.size);
 }
 
-// A thread looks again at what another one may change.
+// A thread reads again a value that another thread may change.
 static void spin(uint64_t address, uint64_t pc) {
   if (running->spin_address != address) running->spin_address = address, running->spins = 0;
   running->last_access = pc;

@@ -1,18 +1,18 @@
-// Sums of floating-point numbers by atomics, whose order changes how they round.
+// Sums of floating-point numbers by atomics, whose order changes the rounding.
 #pragma once
 #include "segments.h"
 
 namespace emulated {
 
-// Terms that threads have added to an element; what a thread adds to its own is no other term.
+// Terms that threads have added to an element; further additions of the same thread do not count as new terms.
 struct Sum {
   uint32_t block, epoch, adder;  // of the last term
   uint32_t terms;                // all of them
-  uint32_t unordered;            // of this block without those before the last barrier, which are one
+  uint32_t unordered;            // of this block; all terms before the last barrier count as one
 };
 static std::unordered_map<uint64_t, Sum> sums;
 
-// Enters a term of the running thread; true if it is the third one in no fixed order, so that the sum may round otherwise.
+// Adds a term of the running thread; true if it is the third unordered term, so that the sum may round differently.
 static bool adds_unordered(uint64_t address) {
   Sum& sum = sums[address];
   const bool same_block = sum.block == block_begin;

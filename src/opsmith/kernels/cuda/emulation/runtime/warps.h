@@ -77,7 +77,7 @@ static void vote(int first, unsigned members, Fiber& mine) {
   memcpy(own.result, &folded, sizeof folded);
 }
 
-// Lets the lanes at one `__activemask()` go on, once no other lane of the warp can come to it.
+// Lets the lanes at one `__activemask()` continue when no other lane of the warp can arrive there.
 static bool release_active(int first, unsigned waits) {
   unsigned members = 0;
   for (unsigned left = waits; left; left &= left - 1) {
@@ -96,7 +96,7 @@ static bool release_active(int first, unsigned waits) {
   return members != 0;
 }
 
-// Lets the lanes of a warp go on that wait for one another, where all of a mask are there.
+// Lets waiting lanes of a warp continue when all lanes of their mask have arrived.
 static bool release_warp(int first) {
   const int end = std::min<int>(first + WARP, int(fibers.size()));
   unsigned waits = 0, alive = 0;
