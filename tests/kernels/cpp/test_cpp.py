@@ -216,6 +216,26 @@ def test_called_by_many_threads_at_once() -> None:
     assert wrong == []
 
 
+def test_numbers_of_16_bits_have_the_assignments_of_others() -> None:
+    @opsmith.operator("cpp_kernels::assigned")
+    def mixed(x: Tensor) -> Tensor:
+        return ((x + x - 1) * x) / 3
+
+    dtypes = [torch.float32, torch.float16, torch.bfloat16]
+    mixed.kernel(
+        "cpu",
+        entry="f",
+        dtypes=dtypes,
+        cpp="template <class T> void f(View<const T, 1> x, View<T, 1> y) {\n"
+        "  for (int64_t i = 0; i < x.size(0); i++) {\n"
+        "    T s = x(i); s += x(i); s -= 1; s *= x(i); s /= 3; y(i) = s;\n  }\n}",
+    )
+    for dtype in dtypes:
+        x = torch.tensor([0.3, -2.5, 7.125], dtype=dtype)
+        assert mixed.explain(x).forward.startswith("kernel")
+        assert_close(mixed(x), mixed.reference(x), rtol=0, atol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.every(5)
 @pytest.mark.parametrize("kind", ["Half", "BFloat16"])

@@ -19,9 +19,10 @@ def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str
     not pass for no single property, as where none ran, is a failure of its own.
 
     Example:
-        >>> report = Report("demo::twice", (Outcome("forward", "passed"),), seed=0)
-        >>> ElementTree.fromstring(junit([report]))[0].attrib["tests"]
-        '1'
+        >>> outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))
+        >>> suite = ElementTree.fromstring(junit([Report("demo::twice", outcomes, seed=0)]))[0]
+        >>> suite.attrib["tests"], suite.attrib["failures"]
+        ('2', '0')
     """
     suite = Element("testsuite", name="opsmith")
     for report in reports:

@@ -83,6 +83,12 @@ struct Half {
   }
 };
 
+template <class T> using of_16_bits = std::enable_if_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, T&>;
+template <class T> of_16_bits<T> operator+=(T& to, float by) { return to = float(to) + by; }
+template <class T> of_16_bits<T> operator-=(T& to, float by) { return to = float(to) - by; }
+template <class T> of_16_bits<T> operator*=(T& to, float by) { return to = float(to) * by; }
+template <class T> of_16_bits<T> operator/=(T& to, float by) { return to = float(to) / by; }
+
 // ---- dtypes, by torch's numbers.
 
 template <class T> struct dtype_of;
