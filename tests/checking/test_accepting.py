@@ -44,7 +44,7 @@ def test_what_follows_from_an_accepted_finding_is_accepted() -> None:
         [Outcome("gradient", "failed", failures=(root,)), Outcome("second_order", "failed", failures=(late,))]
     )
     report = with_baseline(Report("demo::op", tuple(made), seed=0), Report("demo::op", (made[0],), seed=0))
-    assert [each.accepted for each in report.failures] == ["it stands in the baseline"] * 2
+    assert [each.accepted for each in report.failures] == ["it is in the baseline"] * 2
     assert [each.status for each in report.outcomes] == ["passed", "passed"]
 
 
@@ -53,9 +53,9 @@ def test_another_input_or_cause_is_not_accepted() -> None:
     report = checked(accept=other)
     assert not report.passed
     assert [each for each in report.remarks if "no longer occurs" in each] == [
-        "`gradient of `weight`: sign` is accepted (of another argument), and no longer occurs: "
-        "take it out of `accept`",
-        "`gradient: scale` is accepted (of another cause), and no longer occurs: take it out of `accept`",
+        "`gradient of `weight`: sign` is accepted (of another argument), but no longer occurs: "
+        "remove it from `accept`",
+        "`gradient: scale` is accepted (of another cause), but no longer occurs: remove it from `accept`",
     ]
 
 
@@ -84,7 +84,7 @@ def test_declarations_accept() -> None:
         (["gradient"], "accepted findings are given by property and cause"),
         ({"gradient": "r"}, "accepted findings are given by property and cause"),
         ({("gradient", "sign", "x", "y"): "r"}, "accepted findings are given by property and cause"),
-        ({("gradient", "sign"): ""}, "an accepted finding needs its reason"),
+        ({("gradient", "sign"): ""}, "an accepted finding needs a reason"),
         ({("gradent", "sign"): "r"}, "there is no property `gradent`"),
         ({("gradient", "because"): "r"}, "there is no cause `because`"),
     ],

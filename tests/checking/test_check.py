@@ -75,7 +75,7 @@ def test_an_unknown_property_is_an_error_that_lists_them(chosen: dict[str, list[
         opsmith.check(cube, samples=[(torch.ones(2),)], **chosen)
     assert "`second_order`" in str(raised.value)
     assert "write `forward`" in str(raised.value)
-    with pytest.raises(errors.UsageError, match="take one of those names"):
+    with pytest.raises(errors.UsageError, match="use these names in `only` or `skip`"):
         opsmith.check(cube, samples=[(torch.ones(2),)], only=["weather"])
     with pytest.raises(errors.UsageError, match="write `forward`"):
         opsmith.check(cube, samples=[(torch.ones(2),)], only="gradient,forwrad")
@@ -105,9 +105,9 @@ def test_hooks_on_saved_tensors_are_no_place_for_a_check() -> None:
         with pytest.raises(errors.UsageError) as raised, hooks:
             opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST)
         assert raised.value.message().splitlines() == [
-            "a check was begun among hooks on saved tensors",
-            "  expected: none: torch refuses them under `vmap` and `torch.func`",
-            "  got: hooks, of `saved_tensors_hooks` or `save_on_cpu`",
+            "a check cannot run while hooks on saved tensors are active",
+            "  expected: no hooks: torch refuses them under `vmap` and `torch.func`",
+            "  got: hooks of `saved_tensors_hooks` or `save_on_cpu`",
             "  hint: call `check` outside of the `with`",
         ]
     with graph.disable_saved_tensors_hooks("the caller has none either"):

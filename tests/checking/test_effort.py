@@ -54,7 +54,7 @@ def test_few_samples_and_more_effort_stay_as_they_are() -> None:
 def test_a_report_says_what_looked_at_fewer_samples() -> None:
     operator = sampled((2,), (3,), (4,), (5,), (0,))
     report = opsmith.check(operator, effort="quick", only=["forward", "memory"])
-    assert report.remarks == ("`memory` looked at 4 of the 6 samples: the effort is `quick`",)
+    assert report.remarks == ("`memory` used 4 of the 6 samples: the effort is `quick`",)
     assert not opsmith.check(operator, effort="quick", only=["forward"]).remarks
     assert not opsmith.check(operator, only=["memory"]).remarks
 

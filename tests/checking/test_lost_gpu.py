@@ -41,7 +41,7 @@ def test_it_is_a_finding_and_nothing_else_runs() -> None:
     report = opsmith.check(doubled, only=["forward", "gradient", "vmap"])
     (failure,) = report.failures
     assert (failure.property, failure.cause) == ("forward", "raises")
-    late = "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
+    late = "a GPU reports it only after the call: `CUDA_LAUNCH_BLOCKING=1` shows which call it was"
     assert f"AcceleratorError: {MESSAGE}" in failure.message
     assert late in failure.message
     reasons = {each.property: each.reason for each in report.outcomes}

@@ -53,7 +53,7 @@ FAST = ("forward", "gradient")
 def test_inputs_that_no_time_is_left_for_are_a_limit_in_each_property(limits: Any) -> None:
     found = limits(25.0)
     assert [(each.property, each.severity) for each in found] == [("forward", "limit"), ("gradient", "limit")]
-    assert "inputs were left out, or were not finished: 60 s are over" in found[0].message
+    assert "inputs were left out or not finished after 60 s" in found[0].message
 
 
 def test_one_input_that_takes_too_long_is_not_finished(limits: Any) -> None:

@@ -39,7 +39,7 @@ def test_a_baseline_lets_what_is_known_pass(opsmith: Run, write: Write, space: s
     done = opsmith("check", target, "--baseline", str(baseline), *FAST)
     assert done.exit_code == 0, done.output
     assert f"{space}::wrong: passed; 1 accepted" in done.stdout
-    assert "accepted: it stands in the baseline" in done.stdout
+    assert "accepted: it is in the baseline" in done.stdout
     missing = opsmith("check", target, "--baseline", str(tmp_path / "none.json"), *FAST)
     assert missing.exit_code == 2
     assert "cannot be read" in missing.stderr

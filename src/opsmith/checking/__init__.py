@@ -1,4 +1,4 @@
-"""Checks of operators: is it right, and if not, what is wrong, where, and why?"""
+"""Checks of operators: find out if an operator is right; if not, report the fault and its cause."""
 
 from __future__ import annotations
 

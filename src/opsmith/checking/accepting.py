@@ -1,4 +1,4 @@
-"""Accepted findings: failures that an author knows of and leaves as they are, each with the reason."""
+"""Accepted findings: failures that an author knows and does not repair, each with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AcceptedFinding:
         cause: The cause.
         input: The argument or result; None for any.
         reason: The reason for accepting it.
-        alone: True if `input` None stands for a failure that names none.
+        alone: True if an `input` of None covers only failures that name no input.
     """
 
     property: str
@@ -39,7 +39,7 @@ class AcceptedFinding:
     alone: bool = False
 
     def covers(self, failure: Failure) -> bool:
-        """True if a failure is this finding."""
+        """True if this finding covers a failure."""
         return (failure.property, failure.cause) == (self.property, self.cause) and (
             failure.input == self.input or (self.input is None and not self.alone)
         )
@@ -50,14 +50,14 @@ class AcceptedFinding:
 
 
 def accepted_findings(given: Any, operator: str) -> tuple[AcceptedFinding, ...]:
-    """Read what an author accepts.
+    """Read the findings that an author accepts.
 
     Args:
         given: Reasons by `(property, cause)` or `(property, cause, input)`; None for none.
         operator: Name of the operator, for messages.
 
     Raises:
-        UsageError: If it is no such mapping, or a name is no property or cause.
+        UsageError: If `given` is not such a mapping, or if a property or cause of that name does not exist.
 
     Example:
         >>> [str(each) for each in accepted_findings({("vmap", "raises"): "it reads numbers"}, "demo::op")]
@@ -77,9 +77,9 @@ def _finding(key: Any, reason: Any) -> AcceptedFinding:
         raise _unusable(key)
     if not isinstance(reason, str) or not reason.strip():
         raise errors.UsageError(
-            "an accepted finding needs its reason",
+            "an accepted finding needs a reason",
             argument="accept",
-            expected="a text that says why it is accepted",
+            expected="a text that says why you accept it",
             got=shown(reason),
             hint=f"write `accept={{{key!r}: 'it reads numbers'}}`",
         )
@@ -107,14 +107,14 @@ def _unusable(given: Any) -> errors.UsageError:
 
 
 def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFinding]) -> list[Outcome]:
-    """Mark failures as accepted, and those that follow from accepted ones alone.
+    """Mark accepted failures, and failures that follow only from accepted failures.
 
     Args:
-        outcomes: With severities and root causes.
+        outcomes: The outcomes, with severities and root causes.
     """
 
     def marked(outcome: Outcome, reason: Callable[[Failure], str | None]) -> Outcome:
-        """The outcome, with reasons; that of the author says more than a baseline."""
+        """The outcome, with reasons; the author's reason takes precedence over the baseline."""
         new = (replace(each, accepted=each.accepted or reason(each)) for each in outcome.failures)
         return replace(outcome, failures=tuple(new))
 
@@ -122,7 +122,7 @@ def mark_accepted(outcomes: Sequence[Outcome], findings: Sequence[AcceptedFindin
         return next((each.reason for each in findings if each.covers(failure)), None)
 
     def by_root(failure: Failure) -> str | None:
-        """The reason, if all that the failure may follow from is accepted."""
+        """The reason, if every failure that may explain this one is accepted."""
         found = [each.accepted for each in roots if each.property == failure.follows]
         return found[0] if found and None not in found else None
 
@@ -137,14 +137,14 @@ def unused_remarks(outcomes: Iterable[Outcome], findings: Iterable[AcceptedFindi
     ran = {each.property for each in every if each.status != "skipped"}
     failures = [failure for each in every for failure in each.failures]
     return tuple(
-        f"`{each}` is accepted ({each.reason}), and no longer occurs: take it out of `accept`"
+        f"`{each}` is accepted ({each.reason}), but no longer occurs: remove it from `accept`"
         for each in findings
         if each.property in ran and not any(each.covers(failure) for failure in failures)
     )
 
 
 def with_baseline(report: Report, baseline: Report) -> Report:
-    """The report with the failures accepted that an earlier report has as well.
+    """The report, in which each failure that an earlier report has as well is accepted.
 
     Args:
         baseline: The earlier report on the same operator.
@@ -157,15 +157,16 @@ def with_baseline(report: Report, baseline: Report) -> Report:
     return replace(report, outcomes=outcomes, unverified=unverified_kernels(outcomes))
 
 
-BASELINE = "it stands in the baseline"
+BASELINE = "it is in the baseline"
 
 
 def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[str, ...], str]:
-    """Read what a project accepts of an operator: `accept` in `[tool.opsmith]` of its pyproject.toml.
+    """Read the accepted findings of an operator from a project: `accept` in `[tool.opsmith]` of
+    pyproject.toml.
 
     Args:
         operator: Name of the operator, as its report has it.
-        folder: Folder in which the file is looked for, and then in its parents; the current one by default.
+        folder: Folder in which to look for the file, before its parents; the current folder by default.
 
     Raises:
         UsageError: If the file, or an entry, cannot be read.
@@ -176,7 +177,7 @@ def project_findings(operator: str, folder: Path | None = None) -> dict[tuple[st
         return {}
     try:
         entries: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # the last of too many brackets
+    except (OSError, ValueError, RecursionError) as error:  # the last bracket, if there are too many
         raise _bad_entry(file, str(error)) from error
     for key, missing in (("tool", {}), ("opsmith", {}), ("accept", [])):
         if not isinstance(entries, dict):

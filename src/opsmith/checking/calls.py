@@ -44,7 +44,7 @@ class Differentiated:
     """The flat arguments of a sample that gradients flow to.
 
     Args:
-        argnums: Those to check.
+        argnums: Positions of the arguments to check.
         refused: The reason for each input that has no gradient to check.
     """
 
@@ -52,11 +52,11 @@ class Differentiated:
     refused: dict[str, str]
 
     def subsets(self, effort: Effort | None = None) -> Iterator[tuple[int, ...]]:
-        """Each input alone, then all of them together; with an effort, other choices too.
+        """Each input alone, then all of them together; with `effort`, other choices of inputs too.
 
         Args:
-            effort: Level of effort: every choice of up to four inputs; of more, every pair, and all but one.
-                With `quick`, all but one.
+            effort: Level of effort. Other choices are all of up to four inputs; of more inputs, every pair,
+                and all inputs except one. With `quick`, they are all inputs except one.
         """
         for argnum in self.argnums:
             yield (argnum,)
@@ -75,8 +75,9 @@ class Differentiated:
 def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     """Select the inputs of a sample to differentiate by: floating tensors with a gradient, derived or given.
 
-    There are none if no result has a dtype with gradients. A floating result without a graph still counts:
-    finite differences must confirm that it is constant. Most properties ask; the operator is called once.
+    No input is selected if no result has a dtype with gradients. A floating result without a graph still
+    counts: finite differences must confirm that it is constant. The operator is called once for all
+    properties.
     """
     if not any(results_with_gradient(subject, sample, subject.call(sample, sample.at()))):
         return Differentiated((), {})
@@ -114,11 +115,11 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
 
 
 def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False) -> torch.dtype:
-    """Return the dtype that a call or its backward computes in for arguments in float64: that, or float32.
+    """Return the dtype that a call or its backward computes in for arguments in float64: float64 or float32.
 
-    It is declared, or else measured, on results and gradients together: of a gradient that is zero but for
-    rounding, nothing says how large its terms are. A derived sample may show less than the author's: a norm
-    of one element is constant.
+    It is declared, or else measured on results and gradients together, because a gradient that is zero except
+    for rounding does not show how large its terms are. A derived sample may show less than the author's
+    sample: a norm of one element is constant.
 
     Args:
         by_reference: True for the reference, and autograd through it.
@@ -134,7 +135,7 @@ def computed_in(subject: Subject, sample: Sample, *, by_reference: bool = False)
 
 
 def _computed_in(subject: Subject, sample: Sample, call: Callable[[list[Any]], Any]) -> torch.dtype:
-    with Overlooking():  # what it raises, other properties report
+    with Overlooking():  # other properties report its exceptions
         argnums = differentiated(subject, sample).argnums
         grads = plain_grad_outputs(subject, sample).in_double()
 
@@ -153,14 +154,14 @@ SINGLE = 2.0**-16
 """Largest error of a computation in float32, relative to the largest element."""
 
 LOST = 0.05
-"""Share of a move that must be lost; a constant in float32 changes a move by a millionth."""
+"""Share of a result's change that must be lost; a float32 constant alters this change by a millionth."""
 
 
 def through_default_dtype(subject: Subject) -> Sequence[tuple[Sample, str]]:
-    """Results in float64 that lose digits in a tensor of torch's default dtype: the sample, and the name.
+    """Sample and name of each float64 result that loses digits in a tensor of torch's default dtype.
 
-    They change where the default is float64. A constant in that dtype changes them as well, but not how they
-    move with the inputs: digits that are lost do not come back.
+    Such a result changes if the default is float64. A constant in the default dtype changes it as well, but
+    does not alter how it responds to changes of the inputs; lost digits do.
     """
     samples, found = subject.samples, partial(_through_default_dtype, subject)
     return subject.once("default dtype", samples[0], found) if samples else ()
@@ -173,7 +174,7 @@ def _through_default_dtype(subject: Subject) -> Sequence[tuple[Sample, str]]:
         flat = sample.in_double()
         near = [perturbed(value, LITTLE, subject.generator()) for value in flat]
         runs: list[Sequence[Tensor | None]] = []
-        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
+        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and its exceptions are reported
             for dtype in (torch.float32, torch.float64):
                 with default_dtype(dtype):
                     runs += [subject.call(sample, [*map(replica, each)]) for each in (flat, near)]
@@ -184,10 +185,11 @@ def _through_default_dtype(subject: Subject) -> Sequence[tuple[Sample, str]]:
 
 
 def _loses_digits(results: Sequence[Tensor | None]) -> bool:
-    """True if a result moves otherwise under a default dtype of float32 than under float64.
+    """True if a result responds differently to its inputs under a default dtype of float32 than under
+    float64.
 
     Args:
-        results: The result under float32, that of perturbed inputs, and both under float64.
+        results: The result of the inputs and of perturbed inputs under float32, and both under float64.
     """
     if any(each is None or each.dtype not in (torch.float64, torch.complex128) for each in results):
         return False
@@ -195,7 +197,7 @@ def _loses_digits(results: Sequence[Tensor | None]) -> bool:
     if not one.shape == near.shape == wide.shape == wide_near.shape or torch.equal(one, wide):
         return False
     if largest_magnitude((one - wide).nan_to_num()) > SINGLE * largest_magnitude(wide):
-        return False  # other numbers, as those that are drawn in the default dtype
+        return False  # different numbers, such as random numbers drawn in the default dtype
     moves = (wide_near - wide).nan_to_num()
     noise = 16 * torch.finfo(torch.float64).eps * largest_magnitude(wide)
     off = largest_magnitude((near - one).nan_to_num() - moves)
@@ -203,10 +205,10 @@ def _loses_digits(results: Sequence[Tensor | None]) -> bool:
 
 
 def in_all_digits(subject: Subject, function: Callable[[T], R]) -> Callable[[T], R]:
-    """A function of flat arguments, with all digits for those in float64.
+    """A function of flat arguments that keeps all digits of those in float64.
 
-    A class whose forward loses them through torch's default dtype, which `forward` reports, runs in a wider
-    one: finite differences of what was rounded are noise.
+    A class whose forward loses digits through torch's default dtype runs under a wider default, since finite
+    differences of rounded results are noise. The property `forward` reports the lost digits.
     """
     if not (subject.kind.own_forward and through_default_dtype(subject)):
         return function
@@ -221,9 +223,9 @@ def in_all_digits(subject: Subject, function: Callable[[T], R]) -> Callable[[T],
 
 @computed_once
 def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
-    """Inputs by which a class refuses a gradient for a sample by an error of its own code, with its text.
+    """Inputs for which a class refuses a gradient on a sample by an error of its own code, with its text.
 
-    It does so whenever the input requires a gradient, alone and with all others.
+    The class must refuse whenever the input requires a gradient, alone and together with all others.
     """
     return _refused(subject, sample, sample.inexact, _statement) if subject.kind.own_forward else {}
 
@@ -231,10 +233,10 @@ def refusals_in(subject: Subject, sample: Sample) -> dict[str, str]:
 def _refused(
     subject: Subject, sample: Sample, argnums: Sequence[int], words: Callable[[Exception], str | None]
 ) -> dict[str, str]:
-    """The inputs by which a backward is refused, alone and with the others, and the words of the errors.
+    """The inputs whose gradient is refused, alone and together with the others, with the text of the errors.
 
     Args:
-        words: Gives the words of an error that refuses a gradient; None for any other error.
+        words: Returns the text of an error that refuses a gradient; None for any other error.
     """
 
     def refusal(*argnums: int) -> str | None:
@@ -252,29 +254,29 @@ def _refused(
 
 
 def _statement(error: Exception) -> str | None:
-    """The error that the operator's own code states, and not for another one that surprised it."""
+    """Text of an error that the operator's code raises on purpose, not because of an unexpected error."""
     before = None if error.__suppress_context__ else error.__context__
     surprised = isinstance(before, Exception) and not isinstance(before, ImportError) and not stated(before)
     return error_words(error) if stated(error) and not surprised else None
 
 
 def _without_derivative(error: Exception) -> str | None:
-    """The words of torch where it has no derivative of an operation."""
+    """Text of torch's error for an operation without a derivative; None for any other error."""
     lacks = isinstance(error, RuntimeError) and has_message(error, NO_DERIVATIVE)
     return first_line(error) if lacks and not raised_within(error) else None
 
 
 def leaves_out(subject: Subject, name: str) -> bool:
-    """True if a class's backward returns None for an input in every return statement: it may be meant."""
+    """True if a class's backward returns None for an input in every return statement, maybe on purpose."""
     origin = subject.specification.origin
     if not isinstance(origin, AdoptedFunction):
         return False
-    names = origin.parameters.names  # an argument may have another name than its parameter
+    names = origin.parameters.names  # the name of an argument may differ from its parameter's
     return name in names and never_returned(origin.subject.backward, names.index(name))
 
 
 def rule_location(subject: Subject, name: str) -> str:
-    """`file:line` of what computes the gradient of an input."""
+    """`file:line` of the code that computes the gradient of an input."""
     specification = subject.specification
     rule = specification.gradients.rules.get(name)
     if isinstance(rule, Formula):

@@ -11,9 +11,9 @@ UNKNOWN = "unknown"
 Happened = Literal["wrong", "raises", "damage", "minor", "less"]
 """Kind of event that a cause stands for.
 
-`wrong`: numbers, shapes, side effects. `raises`: an exception. `damage`: foreign memory, memory that never
-returns, the end of a process. `minor`: digits, and memory that is held longer. `less`: nothing is wrong, and
-less is offered.
+`wrong`: wrong numbers or shapes, or side effects. `raises`: an exception. `damage`: access to foreign memory,
+memory that is never freed, or the end of a process. `minor`: lost digits, or memory that is held too long.
+`less`: nothing is wrong, but the operator can do less.
 """
 
 
@@ -26,13 +26,14 @@ class Cause:
         meaning: The fault, in a sentence.
         decided_by: The required evidence.
         fix: The usual repair, in one sentence that begins with a verb.
-        numeric: True if numbers decide it; if samples disagree, the cause that fits all of them counts.
-        compares: True if the numbers of two runs decide it, which differ where they draw others.
-        unsteady: True if two runs may give different numbers, so that comparing runs is meaningless.
+        numeric: True if numbers decide it; if samples disagree, the cause that fits all samples is named.
+        compares: True if the numbers of two runs decide it; they also differ if the runs draw random numbers.
+        unsteady: True if it means that two runs may give different numbers, so that comparing runs is
+            useless.
         root: True if it explains every failure of tracing, mapping or copying the operator.
         broad: True if it names no reason, so that an earlier failure with a root cause explains it.
-        meant: True if a convention of its author may explain it, although numbers do not decide it.
-        happened: Kind of event that it stands for.
+        meant: True if its author may intend it as a convention, although numbers do not decide it.
+        happened: Kind of event that it is.
     """
 
     name: str
@@ -53,9 +54,9 @@ _WORDS = {
     "raises": ("The call raises an exception, or the process dies.", "The exception, or the signal."),
     "out-of-bounds": (
         "The operator reads or writes memory outside of its tensors and arrays, or memory that was freed.",
-        "A call with other numbers in the memory around each tensor; AddressSanitizer, with guards around "
-        "each argument; for Triton each pointer in its interpreter; for CUDA C++ each access, on the CPU; "
-        "for a call in place the bits around its arguments.",
+        "A call with different numbers in the memory around each tensor; AddressSanitizer, with guards "
+        "around each argument; in Triton, each pointer in its interpreter; in CUDA C++, each access, on the "
+        "CPU; in an in-place call, the bits around its arguments.",
     ),
     "undefined": (
         "C++ does not define what the kernel does: a signed overflow, a null or misaligned pointer.",
@@ -63,43 +64,43 @@ _WORDS = {
     ),
     "uninitialized": (
         "A result depends on memory that was read before anything was written to it.",
-        "The same call with other bytes in variables and in the memory of the results; for CUDA C++ each "
-        "read of shared memory and of results.",
+        "The same call with different bytes in variables and in the memory of the results; in CUDA C++, "
+        "each read of shared memory and of results.",
     ),
     "misaligned": (
         "A kernel in CUDA C++ uses a wide type at an address that is not a multiple of its size.",
         "The address of each access, on the CPU.",
     ),
     "divergent-barrier": (
-        "Some threads of a block, or lanes of a warp, wait at a barrier that the others do not reach.",
+        "Some threads of a block, or some lanes of a warp, wait at a barrier that the rest do not reach.",
         "The barrier at which each thread waits, on the CPU; the masks of shuffles.",
     ),
     "race": (
-        "Two threads access the same memory, one of them writes, and nothing orders the two accesses.",
+        "Two threads access the same memory without synchronization, and one of them writes.",
         "Barriers, fences and atomics between each pair of accesses to an element, on the CPU.",
     ),
     "endless": (
         "A kernel in CUDA C++ does not end.",
-        "The number of steps of a thread, on the CPU; a round in which all threads only wait.",
+        "The number of steps of a thread, on the CPU; or a state in which all threads wait.",
     ),
     "mutates-input": (
-        "The operator writes into an argument, and does not declare it.",
+        "The operator writes into an argument without a declaration.",
         "The bits of every argument before and after the call and the backward.",
     ),
     "not-written": (
-        "The operator leaves elements of an argument unwritten, or gives the argument other memory.",
+        "The operator does not write all elements of an argument, or moves the argument to other memory.",
         "The bits of each element before and after the call, and after the reference.",
     ),
     "overwritten": (
-        "The operator writes into elements of an argument that the reference leaves as they are.",
+        "The operator writes into elements of an argument that the reference does not change.",
         "The bits of each element before and after the call, and after the reference.",
     ),
     "version": (
-        "The operator writes into an argument without raising its version: a backward uses the new value.",
+        "The operator writes into an argument and does not raise its version: a backward uses the new value.",
         "The version counter before and after the call; a node that saved the argument before the call.",
     ),
     "half-written": (
-        "A call that raises an exception has already written into an argument.",
+        "A call writes into an argument before it raises an exception.",
         "Calls with one size changed, which the reference refuses before it writes.",
     ),
     "mutates-grad-output": (
@@ -115,59 +116,59 @@ _WORDS = {
         "The addresses of the storages.",
     ),
     "nondeterministic": (
-        "Two runs on the same bits differ by more than the order of a sum explains.",
-        "Two runs from the same random state; a random state that changes and is not declared.",
+        "Two runs on the same inputs differ by more than a change in the order of summation explains.",
+        "Two runs from the same random state; a random state that changes without a declaration.",
     ),
     "stale-state": (
         "The results depend on earlier calls, or on other threads.",
-        "The same call alone, and after or between calls with other arguments, also in the same tensors; "
-        "the memory of two results.",
+        "The same call alone, and after or between calls with other arguments, also if these reuse the same "
+        "tensors; the memory of two results.",
     ),
     "looks-at-caller": (
-        "The results depend on the caller: on frames, modules, `sys.argv` or the environment.",
-        "The same call from a script's thread, without a frame or a module that shows a check.",
+        "The results depend on the caller: on stack frames, modules, `sys.argv` or the environment.",
+        "The same call from a thread that looks like a script: no stack frame or module shows a check.",
     ),
     "side-effect": (
-        "The operator changes something else: `.grad` of a tensor, a global, a default of torch.",
+        "The operator changes other state: `.grad` of a tensor, a global variable, a default of torch.",
         "The state outside of the operator before and after the call and the backward.",
     ),
     "gradient-count": (
         "The backward returns more or fewer gradients than there are inputs.",
         "The number of gradients that the backward returned, or an error of torch's engine.",
     ),
-    "shape": ("A result or gradient has the wrong shape.", "Its shape beside the right one."),
-    "dtype": ("A result or gradient has the wrong dtype.", "Its dtype beside the right one."),
+    "shape": ("A result or gradient has the wrong shape.", "Its shape, compared with the right shape."),
+    "dtype": ("A result or gradient has the wrong dtype.", "Its dtype, compared with the right dtype."),
     "missing-gradient": (
-        "The gradient is None or zero, and the right one is not.",
-        "None or zeros, and finite differences that are not zero.",
+        "The gradient is None or zero, and the right gradient is not.",
+        "None or zeros, where finite differences are not zero.",
     ),
     "nan": (
-        "A value is nan or infinite where the right one is finite, or finite where the right one is not.",
-        "The places of such elements.",
+        "A value is nan or infinite where the right value is finite, or finite where it should not be.",
+        "The indices of such elements.",
     ),
     "empty": (
-        "The operator is wrong for tensors without elements, and right for others.",
+        "The operator is wrong only for tensors without elements.",
         "The same call on samples with and without elements.",
     ),
     "layout": (
-        "The operator is right for contiguous tensors, and wrong for the same numbers in another layout.",
-        "The same numbers, contiguous and in the other layout.",
+        "The operator is right for contiguous tensors, and wrong for the same numbers in a different layout.",
+        "Calls with the same numbers, contiguous and in the other layout.",
     ),
     "ignores-grad-output": (
         "The gradient does not depend on grad_output.",
-        "The gradient is the same for other grad_outputs, and right for ones.",
+        "The gradient is the same for every grad_output, and right for a grad_output of ones.",
     ),
     "nonlinear-grad": (
         "The gradient is not linear in grad_output.",
-        "The gradient for a u + b v beside the same sum of the gradients for u and v.",
+        "The gradient for a u + b v, compared with a times that for u plus b times that for v.",
     ),
     "input-needs-grad": (
-        "The gradient is wrong for some choices of the inputs that require one, and right for others.",
-        "Every choice, one after the other.",
+        "The gradient is wrong only for some choices of the inputs that require a gradient.",
+        "Gradients for every choice of inputs.",
     ),
     "precision": (
         "A value is computed in a narrower dtype than the arguments have.",
-        "The error beside the rounding of the narrower dtype, on inputs that need more digits.",
+        "The error, compared with the rounding of the narrower dtype, on inputs that need more digits.",
     ),
     "sign": ("The gradient has the wrong sign.", "The negated gradient is right, on every fresh input."),
     "scale": (
@@ -176,98 +177,98 @@ _WORDS = {
     ),
     "unreduced-broadcast": (
         "The gradient is not summed over the broadcast dimensions.",
-        "The sum over these dimensions is right; or the gradient is one part of that sum.",
+        "The sum over these dimensions is right, or the gradient is one part of that sum.",
     ),
     "swapped-inputs": (
-        "The gradient is that of another input.",
-        "The gradient of each input is right for the other one, on every fresh input.",
+        "The gradients of two inputs are swapped.",
+        "The gradient of each of the two is right for the other, on every fresh input.",
     ),
     "transposed": (
-        "Two dimensions of the gradient are swapped.",
-        "With the two dimensions swapped back the gradient is right, on every fresh input.",
+        "Two dimensions of the gradient are transposed.",
+        "The gradient with these two dimensions transposed is right, on every fresh input.",
     ),
     "shifted": (
-        "The elements of the gradient are shifted by some places.",
-        "Rolled or padded back by that many places the gradient is right, on every fresh input.",
+        "The elements of the gradient are shifted by some positions.",
+        "The gradient rolled or padded back by as many positions is right, on every fresh input.",
     ),
     "region": (
-        "The gradient or result is wrong at some indices, or where a condition holds, and right elsewhere.",
-        "The wrong elements of every fresh input are those of the condition.",
+        "The gradient or result is wrong only at some indices, or only where a condition is true.",
+        "On every fresh input, the wrong elements are those for which the condition is true.",
     ),
     "approximate": (
         "The gradient is off by at most a thousandth of its largest element, in every sample.",
-        "The largest error beside the largest right element.",
+        "The largest error, compared with the largest right element.",
     ),
     "missing-term": (
         "A term of the gradient is missing.",
-        "The gradient is what autograd gives if one path through the reference is cut, on every fresh input.",
+        "The gradient equals autograd's with one path through the reference cut, on every fresh input.",
     ),
     "second-order": (
         "The gradient is right, and its own derivatives are wrong.",
-        "Derivatives of the gradient beside finite differences of it.",
+        "Derivatives of the gradient, compared with finite differences of the gradient.",
     ),
     "forward-mode": (
         "The gradient is right, and the tangent is wrong.",
-        "The tangent beside finite differences, and its product with the gradient.",
+        "The tangent, compared with finite differences; its product with the gradient.",
     ),
     "fake-mismatch": (
-        "The fake kernel gives other shapes, dtypes or strides than the results have.",
+        "The fake kernel returns shapes, dtypes or strides that differ from those of the results.",
         "Shapes, dtypes, strides and devices of both.",
     ),
     "kernel-mismatch": (
-        "A kernel, or a rule for batches, gives other numbers than the reference, perhaps in one mode alone.",
-        "Its results beside those of the reference in float64, in rounding units.",
+        "A kernel, or a rule for batches, returns wrong numbers, maybe in one mode only.",
+        "Its results, compared with those of the reference in float64, in rounding units.",
     ),
     "not-refused": (
         "A kernel takes sizes that the reference refuses.",
-        "A call that both take, and then the same call with one size changed.",
+        "A call that both accept, then the same call with one size changed.",
     ),
     "leak": (
-        "The operator never frees tensors that nothing needs any more.",
-        "Weak references after the backward and the cycle collector.",
+        "The operator never frees tensors that are no longer needed.",
+        "Weak references after the backward and a run of the cycle collector.",
     ),
     "held": (
         "The operator keeps tensors longer than they are needed: in a reference cycle, or on the context.",
-        "Weak references after the backward, before the cycle collector; the attributes of the context.",
+        "Weak references after the backward, before a run of the cycle collector; attributes of the context.",
     ),
     "resources": (
         "A kernel uses more registers, spills or shared memory than its author allows, or than a GPU has.",
-        "Registers, spills and shared memory, as the assembler reports them, beside the limits.",
+        "Registers, spills and shared memory, as the assembler reports them, compared with the limits.",
     ),
     "narrow-index": (
-        "An index of a kernel in C++ or CUDA C++ has 32 bits, so that larger tensors are refused.",
-        "The types of the indices, which the compiler names.",
+        "An index of a kernel in C++ or CUDA C++ has 32 bits, so that the kernel refuses larger tensors.",
+        "The types of the indices, as the compiler names them.",
     ),
     "not-exercised": (
-        "A formula, kernel or claim never ran: no sample reaches it, or time ran out.",
+        "A formula, kernel or declaration was never tested: no sample reaches it, or time ran out.",
         "The samples do not reach it, or inputs were left out.",
     ),
     "frozen-size": (
-        "A line makes a number of a size without need, so that code is compiled for each size.",
+        "A line turns a size into a number without need, so that code is compiled for each size.",
         "A run on symbolic sizes; the line at which a size is fixed.",
     ),
     "recompiles": (
-        "Compiled code serves one size alone, and is compiled anew for each other size.",
-        "A run on symbolic sizes, which fixes a size or raises; the guard that compiled code fails.",
+        "Compiled code works for one size only, and is compiled again for each other size.",
+        "A run on symbolic sizes that fixes a size or raises; the guard that fails in compiled code.",
     ),
     UNKNOWN: (
-        "The values are wrong, and the evidence fits no other cause.",
-        "None of the evidence for the other causes.",
+        "The values are wrong, and no other cause fits the evidence.",
+        "The evidence for every other cause is missing.",
     ),
 }
-"""Meaning and evidence of each cause, in the order of precedence."""
+"""Meaning of each cause, and the evidence that decides it, in the order of precedence."""
 
 _FIXES = {
     "raises": "Run the replay, and correct the line at which the traceback ends.",
     "out-of-bounds": "Compare each index with the size before the access: `if (i < n)`.",
-    "undefined": "Compute in a wider type, and test pointers and shifts before you use them.",
+    "undefined": "Compute in a wider type; test pointers and shifts before use.",
     "uninitialized": "Write each element before it is read; give each variable a first value.",
     "misaligned": "Use the wide type only where the address is a multiple of its size.",
     "divergent-barrier": "Move the barrier out of the branch, so that every thread reaches it.",
     "race": "Put a barrier between the two accesses, or make the write atomic.",
     "endless": "Let every thread change the condition of its loop.",
     "mutates-input": "Write into a copy (`x.clone()`), or declare the write: `mutates=`.",
-    "not-written": "Write every element that the reference writes, into the memory that was given.",
+    "not-written": "Write every element that the reference writes, into the memory of the argument.",
     "overwritten": "Write only into the elements that the reference writes.",
     "version": "Write with in-place functions of torch, not through `.data`, NumPy or a pointer.",
     "half-written": "Test all sizes, dtypes and devices before the first write.",
@@ -279,15 +280,15 @@ _FIXES = {
     "looks-at-caller": "Take what the operator needs as an argument.",
     "side-effect": "Return the value, or restore the old state in the same call.",
     "gradient-count": "Return one gradient for each argument of forward, None for those without one.",
-    "shape": "Compare the shape of each step with the right one, the last reduction or broadcast first.",
+    "shape": "Compare each step's shape with the right shape, beginning at the last reduction or broadcast.",
     "dtype": "Convert the result to the dtype that the reference returns.",
     "missing-gradient": "Write the formula; if there is no gradient, declare `opsmith.non_differentiable`.",
     "nan": "Look for a division by zero, a logarithm or a root at the index in the message.",
-    "empty": "Return early where a size is 0, or let the reductions begin at their neutral element.",
+    "empty": "Return early if a size is 0, or begin reductions at their neutral element.",
     "layout": "Use the strides of the tensor, or make it contiguous first.",
     "ignores-grad-output": "Multiply by grad_output.",
     "nonlinear-grad": "Use grad_output once in each term, as a factor.",
-    "input-needs-grad": "Test each flag of `ctx.needs_input_grad` for its own input alone.",
+    "input-needs-grad": "Use each flag of `ctx.needs_input_grad` for the gradient of its own input only.",
     "precision": "Compute in the dtype of the arguments; use no buffer, constant or cast with fewer digits.",
     "sign": "Negate the formula, or swap the two operands of its subtraction.",
     "scale": "Divide by the factor in the message; often a 2 is forgotten, or a mean replaces a sum.",
@@ -295,7 +296,7 @@ _FIXES = {
     "swapped-inputs": "Exchange the two gradients.",
     "transposed": "Transpose the result (`.mT`), or swap the two factors of the product.",
     "shifted": "Correct the index, the offset or the padding by the number of places in the message.",
-    "region": "Look at the branch or loop bound that treats the indices in the message differently.",
+    "region": "Look for a branch or loop bound that treats the indices in the message differently.",
     "approximate": "Use the exact formula, and constants with all digits.",
     "missing-term": "Add the term that the message names.",
     "second-order": "Write the gradient with differentiable operations: no `.detach()`, no `.item()`.",
@@ -303,16 +304,16 @@ _FIXES = {
     "fake-mismatch": "Give the fake kernel the shapes, dtypes and strides of the real results.",
     "kernel-mismatch": "Run the replay, and compare kernel and reference at the index in the message.",
     "not-refused": "Test the sizes in the kernel as the reference does, and raise an error.",
-    "leak": "Save tensors by `save_for_backward` alone; keep none in a global or a closure.",
+    "leak": "Save tensors only by `save_for_backward`; keep none in a global variable or a closure.",
     "held": "Save tensors by `save_for_backward`, not as attributes of the context.",
     "resources": "Use fewer registers or less shared memory, or allow more.",
     "narrow-index": "Use `int64_t` for indices.",
     "not-exercised": "Add a sample that reaches it, or raise the effort: `--thorough`.",
     "frozen-size": "Use an expression that stays symbolic: no `int()`, `range()` or `if` on a size.",
-    "recompiles": "Remove the line that makes a number of a size.",
+    "recompiles": "Remove the line that turns a size into a number.",
     UNKNOWN: "Compare the formula with its derivation at the index in the message, term by term.",
 }
-"""The usual repair of each cause: what to do first, in one sentence."""
+"""The usual repair of each cause, in one sentence."""
 
 _TRAITS = {
     "numeric": "missing-gradient nan precision sign scale unreduced-broadcast swapped-inputs transposed "
@@ -332,7 +333,7 @@ _HAPPENED: dict[Happened, str] = {
     "minor": "half-written precision approximate held frozen-size",
     "less": "narrow-index not-exercised recompiles",
 }
-"""Kinds of events, each with its causes; all others are `wrong`."""
+"""Kinds of events, each with its causes; every other cause is of the kind `wrong`."""
 
 
 def _cause(name: str, meaning: str, decided_by: str) -> Cause:

@@ -1,6 +1,6 @@
 """Check an operator: run every selected property on its samples and return one report.
 
-A schedule has the order in which properties run, and what keeps one from running.
+A schedule decides the order in which properties run, and the reasons to skip a property.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from opsmith.kernels.languages import language
 from opsmith.kernels.launches_on_cpu import launches_on_cpu
 
 
-# Inference mode of the caller would leave nothing to differentiate. What warns would do so hundreds of times.
+# Inference mode of the caller would prevent derivatives. A warning would appear hundreds of times.
 @torch.inference_mode(mode=False)
 @without_warnings()
 @launches_on_cpu()
@@ -74,34 +74,35 @@ def check(
     strict: bool = False,
     accept: Accepting | None = None,
 ) -> Report:
-    """Check an operator: results, gradients, second order, side effects and more, each against its reference.
+    """Check an operator's results, gradients, second order, side effects and more against its reference.
 
     Args:
-        operator: The operator; or an `autograd.Function` class, or an operator of torch.library, which are
-            checked as they are, through `apply` or `torch.ops`.
+        operator: The operator. An `autograd.Function` class or an operator of torch.library is checked as it
+            is, through `apply` or `torch.ops`.
         samples: Tuples of arguments, or a function that returns them; the operator's own samples by default.
-            Those of a class determine the types of its arguments, too.
+            The samples of a class also determine the types of its arguments.
         only: Names of the properties to check, or `integration` for those that use torch's tools; all by
             default.
         skip: Names of properties to leave out.
         seed: Seed of all random numbers: the same seed gives the same report.
-        effort: Level of effort: `quick`, `default` or `thorough`; or an `Effort` of your own.
-        progress: Called with a property's name before it runs, how many are done, and how many there are.
-        isolate: Run each property in a forked child process, so that the death of one is a failure and not
-            the end; a number is the limit of each in seconds.
-        sanitize: Run kernels in C++ under the compiler's sanitizers too, which is the property `sanitized`;
-            otherwise it runs where `only` names it.
+        effort: Level of effort (`quick`, `default` or `thorough`), or an `Effort` that you made.
+        progress: Function called before each property with its name, the number of properties that have run,
+            and the number of all properties.
+        isolate: Run each property in a forked child process: if a property ends its process, this is a
+            failure, and the check goes on. A number is the time limit of each property in seconds.
+        sanitize: Also run kernels in C++ under the compiler's sanitizers (property `sanitized`). By default,
+            this property runs only if `only` names it.
         strict: Let the report pass only if there is no warning either, and every kernel ran.
-        accept: Findings to accept, beside those that the operator's declaration accepts: the reason by
-            `(property, cause)`, or by `(property, cause, input)`. They are listed, and do not count.
+        accept: Findings to accept, in addition to those that the operator's declaration accepts: the reason
+            by `(property, cause)`, or by `(property, cause, input)`. They are listed, but do not count.
 
     Raises:
         MissingSamplesError: If there are no samples.
-        SampleError: If a sample does not fit the arguments, or holds or gives what cannot be compared.
-        UsageError: If `operator` is not an operator, a name in `only` or `skip` is not a property, they leave
-            nothing to check, `accept` names no finding, `effort` is not a level, `seed` is not an integer
-            that torch takes, or hooks on saved tensors are set.
-        ToolchainError: If kernels are to be sanitised, and there are no sanitizers here.
+        SampleError: If a sample does not fit the arguments, or if its values or results cannot be compared.
+        UsageError: If `operator` is not an operator, a name in `only` or `skip` is not a property, these two
+            leave nothing to check, `accept` is not a mapping of findings, `effort` is not a level, `seed` is
+            not an integer that torch takes, or hooks on saved tensors are active.
+        ToolchainError: If `sanitize` is set, and this machine has no sanitizers.
 
     Example:
         >>> import opsmith.ops
@@ -138,7 +139,7 @@ def check(
         compile_kernels(given)
         subject, refused = runnable_samples(given, limit_s)
         if subject.samples:
-            loading = load_compiler() if only is None else 0.0  # a single property may need no compiler
+            loading = load_compiler() if only is None else 0.0  # some properties need no compiler
             inputs = tried_inputs(subject, refused, limit_s)
             if inputs.read_outside:
                 schedule.skip(READ_OUTSIDE)
@@ -178,12 +179,12 @@ def check(
     )
 
 
-READ_OUTSIDE = "not run: what it gives depends on memory that is not its own (see `forward`)"
+READ_OUTSIDE = "not run: its results depend on memory that is not its own (see `forward`)"
 
 NOT_RUN = "it could not be run at all: see `forward`"
 
 SEEDS = range(-(2**32), 2**32)
-"""Seeds that torch takes, with room for the separate streams of a seed."""
+"""Range of seeds that torch takes, reduced to leave room for the separate streams of a seed."""
 
 
 def _refuse_seed(seed: Any) -> None:
@@ -199,12 +200,12 @@ def _refuse_seed(seed: Any) -> None:
 
 
 PROCESS_DAMAGED = (
-    "not run: a kernel would damage this process (see `sanitized`); with `isolate` it runs all the same"
+    "not run: a kernel would damage this process (see `sanitized`); use `isolate` to run it anyway"
 )
 
 
 def _unrun(operator: Any, first: Outcome, seed: int, level: Effort, *, strict: bool) -> Report:
-    """The report on an operator that cannot run at all, as one property found."""
+    """The report on an operator that cannot run at all, from the outcome of the property that found this."""
     others = (Outcome(name, "skipped", NOT_RUN) for name in USUAL if name != first.property)
     name = operator.name if isinstance(operator, Operator) else getattr(operator, "__qualname__", operator)
     first = graded(replace(first, reason=missing_here(first.failures)))
@@ -227,9 +228,9 @@ def selected(
     """Names of the properties to check.
 
     Args:
-        only: As of `check`.
-        skip: As of `check`.
-        also: Names of properties that options of their own request.
+        only: As for `check`.
+        skip: As for `check`.
+        also: Names of properties that separate options request.
 
     Raises:
         UsageError: If a name is not a property or not a string, or nothing is left.
@@ -243,7 +244,7 @@ def selected(
     if not wanted:
         raise errors.UsageError(
             "nothing is left to check",
-            expected="one property at least that `only` has and `skip` has not",
+            expected="at least one property in `only` that is not in `skip`",
             got=f"only={'all' if chosen is None else sorted(chosen)}, skip={sorted(unwanted)}",
             hint="leave `only` or `skip` out, or name other properties",
         )
@@ -257,7 +258,7 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
     found = frozenset(each for name in given for each in GROUPS.get(name, (name,)))
     unknown = sorted(found - set(PROPERTIES))
     for name in unknown:
-        language(name)  # of a package that no kernel has named yet: it adds its property
+        language(name)  # the property of a package that no kernel has named yet: loading the package adds it
     unknown = sorted(found - set(PROPERTIES))
     if unknown:
         every = [*PROPERTIES, *GROUPS]
@@ -265,13 +266,13 @@ def _known(names: Iterable[str] | None) -> frozenset[str] | None:
         raise errors.UsageError(
             f"there is no property `{unknown[0]}`",
             expected=", ".join(f"`{name}`" for name in every),
-            hint=f"write `{close[0]}`" if close else "take one of those names for `only` or `skip`",
+            hint=f"write `{close[0]}`" if close else "use these names in `only` or `skip`",
         )
     return found
 
 
 def _names(given: Any) -> list[str]:
-    """Names that a caller gives, in a list or alone; commas part several."""
+    """Names that a caller gives as a list or as one string, in which commas separate them."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise errors.UsageError(
@@ -302,19 +303,19 @@ def environment() -> dict[str, str]:
 
 
 def refuse_hooks() -> None:
-    """Refuse to run among hooks on saved tensors: torch refuses them under `vmap`, whatever the operator.
+    """Refuse to run while hooks on saved tensors are active, since torch refuses these under `vmap`.
 
     Raises:
-        UsageError: If the caller is inside of `saved_tensors_hooks`, or of what is made of them.
+        UsageError: If the caller is inside of `saved_tensors_hooks`, or of a region that uses it.
     """
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks("a check has none"):
             return
     except RuntimeError as error:
         raise errors.UsageError(
-            "a check was begun among hooks on saved tensors",
-            expected="none: torch refuses them under `vmap` and `torch.func`",
-            got="hooks, of `saved_tensors_hooks` or `save_on_cpu`",
+            "a check cannot run while hooks on saved tensors are active",
+            expected="no hooks: torch refuses them under `vmap` and `torch.func`",
+            got="hooks of `saved_tensors_hooks` or `save_on_cpu`",
             hint="call `check` outside of the `with`",
         ) from error
 
@@ -322,7 +323,7 @@ def refuse_hooks() -> None:
 Progress = Callable[[str, int, int], None]
 
 MOST_HANGS = 2
-"""Number of hangs after which nothing else runs: each takes its time."""
+"""Number of hangs after which nothing else runs, since each hang takes the whole time limit."""
 
 FATAL = (
     "illegal memory access",
@@ -334,10 +335,10 @@ FATAL = (
     "device-side assert",
     "unspecified launch failure",
 )
-"""Words of CUDA for errors after which a process cannot use the GPU, by its documentation."""
+"""Texts of the CUDA errors after which a process cannot use the GPU, according to CUDA's documentation."""
 
 LIMIT = "limit"
-"""Evidence of a call, or a process, that was stopped for its time."""
+"""Evidence of a call or process that was stopped after its time limit."""
 
 
 @dataclass
@@ -347,7 +348,7 @@ class Schedule:
     Args:
         wanted: Names of the properties that the caller asks for.
         limit_s: Seconds that a property may take in a child process; 0 for none.
-        progress: As of `check`.
+        progress: As for `check`.
         found: The outcomes so far, by the property's name.
     """
 
@@ -361,7 +362,7 @@ class Schedule:
 
     @property
     def names(self) -> list[str]:
-        """Names of all properties of the report, in its order."""
+        """Names of all properties of the report, in order."""
         return [name for name in PROPERTIES if name in USUAL or name in self.wanted]
 
     @property
@@ -375,14 +376,14 @@ class Schedule:
         found, left = [], unsteady_inputs(self.failures)
         if left:
             names = f"sample{'s' * (len(left) > 1)} {', '.join(map(str, sorted(left)))}"
-            words = f"a call writes, or two runs differ, on derived inputs alone ({names})"
-            found.append(f"{words}: the rest ran without")
+            words = f"a call writes into an argument, or two runs differ, only on derived inputs ({names})"
+            found.append(f"{words}: the other properties ran without these inputs")
         if self._used is not None:
-            found.append(f"two runs give different numbers; the rest ran {self._used.words()}")
+            found.append(f"two runs give different numbers; the other properties ran {self._used.words()}")
         return tuple(found)
 
     def run_apart(self, subject: Subject) -> None:
-        """Run the properties that run kernels in processes of their own, before any kernel runs here."""
+        """Run the properties that run kernels in separate processes, before any kernel runs in this one."""
         subject = replace(subject, limit_s=self.limit_s or subject.limit_s)
         for name in self.names:
             if name not in USUAL:
@@ -393,20 +394,20 @@ class Schedule:
                     raise error.reason from None
 
     def skip(self, reason: str) -> None:
-        """Skip every property that is asked for and did not run."""
+        """Skip every requested property that did not run."""
         self._stopped = True
         for name in USUAL:
             if name in self.wanted:
                 self.found[name] = Outcome(name, "skipped", reason)
 
     def run_all(self, inputs: Inputs) -> None:
-        """Run the properties that are left, those first on which others depend."""
+        """Run the remaining properties; those on which others depend run first."""
         hung_before = _hung([*inputs.refused, *inputs.deaths])
         for name in sorted(self.names, key=lambda name: "first" not in PROPERTIES[name].traits):
             if name not in self.found:
                 self._announce(name)
                 self.found[name] = self._outcome(PROPERTIES[name], inputs, hung_before)
-        if not self._stopped:  # each stands in the property that would run it, left out or not
+        if not self._stopped:  # each is reported by the property that would run it, even if that was left out
             unrun = Property("forward", "", partial(unrun_kernels, {**self.found}))
             for failure in run(unrun, inputs.whole, self.limit_s).failures:
                 before = self.found[failure.property]
@@ -436,7 +437,7 @@ class Schedule:
         if unsteady is not None:
             reason = f"not compared: two runs give different numbers (see `{unsteady}`)"
             steady = None if "compiles" in known.traits else self._steady(inputs.subject)
-            # One call of a transformed operator makes several, between which no state can be restored.
+            # A transformed operator is called several times in one call; no state can be restored in between.
             if steady is None or ("transforms" in known.traits and steady.outside is not None):
                 return Outcome(known.name, "skipped", reason)
             self._used, subject = steady, replace(subject, steady=steady)
@@ -455,11 +456,11 @@ class Schedule:
         return self._first(lambda each: each.evidence.get("exception") == SystemExit.__name__) is not None
 
     def _first(self, shows: Callable[[Failure], bool]) -> str | None:
-        """Name of the first property with a failure that shows something; None for none."""
+        """Name of the first property with a failure for which `shows` is true; None if there is none."""
         return next((each.property for each in self.failures if shows(each)), None)
 
     def _steady(self, subject: Subject) -> SteadyRuns | None:
-        """The conditions under which runs are the same, tried once for the same failures; None for none."""
+        """The conditions under which runs agree, tried once for the same failures; None if there are none."""
         failures = self.failures
         key = tuple((each.property, each.cause, each.input) for each in failures)
         if key not in self._conditions:
@@ -478,7 +479,7 @@ class Schedule:
 
 
 def _loses_gpu(failure: Failure) -> bool:
-    """True if a kernel broke the GPU's context."""
+    """True if a kernel's error made the GPU unusable for this process."""
     fatal = any(text in failure.message for text in FATAL)
     return fatal and failure.evidence.get("exception") == torch.AcceleratorError.__name__
 

@@ -1,4 +1,4 @@
-"""Levels of effort: the limits that a check keeps to."""
+"""Levels of effort: the limits of a check."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import get_args
 from opsmith.core.effort_level import Level, effort_at, no_such_level
 
 LARGE = 40_000
-"""Most elements of a sample for `Effort.elements` of them to be moved."""
+"""Largest sample, in elements, of which `Effort.elements` elements are moved; of a larger sample, fewer."""
 
 LEAST = 16
-"""Fewest elements to move, however large a sample is."""
+"""Minimum number of elements to move, however large a sample is."""
 
 ALL = sys.maxsize
 """No limit."""
@@ -22,7 +22,7 @@ ALL = sys.maxsize
 
 @dataclass(frozen=True)
 class ByLevel:
-    """A limit of each level: `quick`, `default` and `thorough`."""
+    """A limit for each level: `quick`, `default` and `thorough`."""
 
     quick: int
     default: int
@@ -37,18 +37,19 @@ class ByLevel:
 class Effort:
     """Limits of a check: how many inputs, layouts and runs each property goes through.
 
-    A limit is a number; `ALL` stands for no limit. Those that are not given are those of the level.
+    A limit is a number, or `ALL` for no limit.
 
     Args:
-        name: `quick`, `default` or `thorough`; of an effort of your own, the level that it is made from.
+        name: `quick`, `default` or `thorough`; for an effort that you made, the level that it is made from.
         variations: Inputs to derive from the author's samples of each rank.
-        argument_values: Values of arguments other than tensors to try, of those that types and code know.
-        samples: Samples for the properties that make many runs of each.
-        elements: Elements of a sample that finite differences move one at a time; in a larger sample, some of
-            them and random directions stand for all.
-        exhaustive: True if each sample is traced by every means: opcheck, each backend of `torch.compile`,
-            each dtype of autocast, fake tensors of each dtype. Kernels run in several threads, too.
-        seconds: Seconds after which a property takes no further input.
+        argument_values: Values to try of arguments that are not tensors, out of those that types and code
+            show.
+        samples: Samples for the properties that run each sample many times.
+        elements: Elements of a sample that finite differences move one at a time. In a larger sample, they
+            move some elements, and random directions instead of the rest.
+        exhaustive: True if each sample is traced by every means (opcheck, each backend of `torch.compile`,
+            each dtype of autocast, fake tensors of each dtype), and kernels also run in several threads.
+        seconds: Seconds after which a property starts no further input.
 
     Raises:
         UsageError: If the name is not a level.
@@ -68,10 +69,10 @@ class Effort:
     seconds: float
 
     full = ByLevel(False, True, True)
-    """True if the operator is compiled and exported, fake tensors of every dtype are tried (else of two),
-    gradients are taken by every choice of inputs (else by each alone, by all but one, and by all), side
-    effects are checked on slices of larger tensors too, and CUDA kernels are compiled for every architecture
-    (else for the latest alone)."""
+    """True if the operator is compiled and exported, fake tensors of every dtype are tried (else of two
+    dtypes), gradients are computed for every choice of inputs (else for each input alone, for all inputs
+    except one, and for all), side effects are also checked on slices of larger tensors, and CUDA kernels are
+    compiled for every architecture (else only for the latest)."""
     subset = ByLevel(4, ALL, ALL)
     """Samples for the properties that run on a few of them."""
     layouts = ByLevel(7, ALL, ALL)
@@ -79,41 +80,41 @@ class Effort:
     layout_samples = ByLevel(2, 6, ALL)
     """Samples that are tried in several layouts."""
     layout_combinations = ByLevel(1, 3, 12)
-    """Trials of a sample in which several tensors have an odd layout at once."""
+    """Runs of a sample in which several tensors have an unusual layout at once."""
     sanitized_samples = ByLevel(2, 8, ALL)
     """Samples on which kernels run under sanitizers in every layout."""
     special_samples = ByLevel(1, 2, ALL)
-    """Samples that special values are put into."""
+    """Samples into which special values are put."""
     transform_samples = ByLevel(0, 1, ALL)
     """Samples on which `vmap` and symbolic sizes are tried in full."""
     batched_samples = ByLevel(1, ALL, ALL)
-    """Samples that are differentiated by several grad_outputs at once."""
+    """Samples that are differentiated for several grad_outputs at once."""
     spot_checked_after = ByLevel(1, ALL, ALL)
-    """Samples on which every element is moved; on later ones a few elements and random directions stand for
-    all, as long as these agree with autograd."""
+    """Samples of which every element is moved. Of later samples, a few elements and random directions are
+    moved, unless these disagree with autograd."""
     tangent_weights = ByLevel(1, 2, 2)
-    """Random weights of the results by which tangents are held to finite differences."""
+    """Random weightings of the results with which tangents are compared with finite differences."""
     fresh = ByLevel(2, 3, 6)
     """Fresh inputs on which a hypothesis about a cause is tested."""
     repeats = ByLevel(2, 3, 10)
-    """Runs of a call that must give the same each time."""
+    """Repeated runs of a call that must give equal results."""
     neighbours = ByLevel(0, 2, 2)
     """Samples of other shapes whose calls are interleaved with the tested call."""
     programs = ByLevel(2_000, 10_000, 200_000)
-    """Programs of Triton that are interpreted in all."""
+    """Maximum number of Triton programs that a check interprets."""
     call_programs = ByLevel(500, 2_000, 20_000)
-    """Programs of Triton that are interpreted in one call."""
+    """Maximum number of Triton programs that are interpreted in one call."""
     threads = ByLevel(1_000_000, 4_000_000, 40_000_000)
-    """Threads of CUDA kernels that run on the CPU in all."""
+    """Maximum number of threads of CUDA kernels that a check runs on the CPU."""
     call_threads = ByLevel(100_000, 400_000, 4_000_000)
-    """Threads of CUDA kernels that run on the CPU in one call."""
+    """Maximum number of threads of CUDA kernels that run on the CPU in one call."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(Level):
             raise no_such_level(self.name, "check")
 
     def moved(self, size: int) -> int:
-        """Number of elements of a sample to move: fewer in a large one, since each move costs a whole run.
+        """Number of elements of a sample to move: fewer in a large sample, since each move costs a whole run.
 
         Args:
             size: Number of elements of the sample.

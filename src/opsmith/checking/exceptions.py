@@ -31,9 +31,9 @@ class NamedFault:
     """Fault that an exception names.
 
     Args:
-        cause: The word for it.
-        reason: The fault in a sentence; empty where the exception's own message names it.
-        position: Position of the input whose gradient it is about, among those that autograd sees.
+        cause: Name of the cause.
+        reason: The fault in a sentence; empty if the exception's own message names it.
+        position: Position of the input whose gradient is wrong, among the inputs that autograd sees.
     """
 
     cause: str
@@ -42,7 +42,7 @@ class NamedFault:
 
 
 def named_by(error: BaseException) -> NamedFault:
-    """The fault that an exception names; `raises` where it names none.
+    """The fault that an exception names; `raises` if it names none.
 
     Example:
         >>> text = "function FBackward returned an incorrect number of gradients (expected 2, got 1)"
@@ -88,14 +88,14 @@ _OURS: dict[type[errors.OpsmithError], str] = {
     errors.GraphCutError: "second-order",
     errors.IntegerResultError: "dtype",
 }
-"""Errors of ours that each stand for one fault."""
+"""Errors of opsmith that each name one fault."""
 
 
 _TORCHS = {
     r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": (
         "gradient-count",
         "the backward returns {got} gradient{got_s}, and the forward takes {expected} argument{expected_s}: "
-        "return one for each, in their order, and None for what has none",
+        "return a gradient for each argument, in their order, or None for an argument without one",
     ),
     r"returned an invalid gradient at index (?P<index>\d+) - got (?P<got>\[[^\]]*\]) but expected shape "
     r"compatible with (?P<expected>\[[^\]]*\])": (
@@ -106,7 +106,7 @@ _TORCHS = {
     r"got (?P<got>\S+)": ("dtype", "the gradient is {got}, and the input {expected}"),
     r"modified by an inplace operation": (
         "mutates-saved",
-        "something that was saved for the backward was written into after it was saved",
+        "a tensor that was saved for the backward was written into afterwards",
     ),
     r"a leaf Variable that requires grad is being used in an in-place operation": (
         "mutates-input",
@@ -114,18 +114,18 @@ _TORCHS = {
     ),
     r"view size is not compatible|use \.reshape\(\.\.\.\) instead": (
         "layout",
-        "it takes a view of a tensor that is not contiguous",
+        "it calls `view` on a tensor that is not contiguous",
     ),
 }
-"""Messages of torch's engine, with the cause of the fault that each names, and its words."""
+"""Messages of torch's engine, each with the cause that it shows and our text for the fault."""
 
 
 def _shape_cause(got: str, expected: str) -> str:
-    """Decide whether a gradient of a wrong shape was not summed over what was broadcast."""
+    """Cause of a gradient of a wrong shape: not summed over the broadcast dimensions, or another reason."""
     got_sizes, right = _sizes(got), _sizes(expected.partition(",  ")[0].partition(", or")[0])
     if len(got_sizes) < len(right) or got_sizes == right:
         return "shape"
-    # A gradient before the sum has more dimensions, or larger ones where the input has size one.
+    # A gradient before the sum has more dimensions, or larger dimensions where the input has size one.
     left = list(got_sizes)
     for size in right:
         if size in left:
@@ -141,7 +141,7 @@ def _sizes(text: str) -> list[int]:
 
 
 class UncheckableError(Exception):
-    """Exception that ends the check: the property cannot run here, whatever the operator is.
+    """Exception that ends the check: the property cannot run on this machine, for no operator.
 
     Args:
         reason: The error for the caller.
@@ -153,9 +153,9 @@ class UncheckableError(Exception):
 
 
 def refuse_own(error: BaseException) -> None:
-    """Raise an exception of the checker itself again: it is a bug of ours, not a finding.
+    """Raise an exception of the checker itself again: it is a bug of opsmith, not a finding.
 
-    An operator that calls `sys.exit` raises SystemExit. KeyboardInterrupt is the user's, except in a child
+    SystemExit is a finding: the operator calls `sys.exit`. KeyboardInterrupt is the user's, except in a child
     process, which Ctrl-C does not reach. EndlessCallError and OutOfTimeError end the property.
 
     Example:
@@ -185,7 +185,7 @@ class Raised:
 
 
 def attempt(call: Callable[[], T]) -> T | Raised:
-    """The result of a call in silence, or what it raises; an exception of the checker itself goes on.
+    """The result of a call with its output suppressed, or its exception; one of the checker is raised again.
 
     Example:
         >>> str(attempt(lambda: torch.ones(2).view(3)))
@@ -205,7 +205,7 @@ def error_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, without addresses.
+    """First line of an exception's message, without memory addresses.
 
     Example:
         >>> first_line(ValueError(f"no room in {object()}\\nbuy more"))
@@ -219,7 +219,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Overlooking:
-    """A region that ignores exceptions of the operator, which are reported elsewhere, or are the answer.
+    """A region that ignores exceptions of the operator, because they are reported elsewhere or expected.
 
     Example:
         >>> with Overlooking():
@@ -234,10 +234,10 @@ class Overlooking:
 
 
 def watched_calls(*more: CodeType) -> Watchdog:
-    """A region in which a call of the operator that does not return is stopped by `EndlessCallError`.
+    """A region in which `EndlessCallError` stops a call of the operator that does not return.
 
     Args:
-        more: Codes of other functions that call it.
+        more: Code objects of other functions that call it.
     """
     return Watchdog((*CALLS, *more), report_hang if in_child() else None)
 
@@ -249,14 +249,14 @@ RAISE = "RAISE_VARARGS"
 """Opcode of `raise` and `assert`."""
 
 TORCHS = ("aten", "prims", "prim")
-"""Namespaces of torch's own operators; others hold those of authors."""
+"""Namespaces of torch's own operators; other namespaces contain operators of authors."""
 
 _LIBRARY = Path(torch.__file__).parent
 _OPSMITH = Path(opsmith.__file__).parent
 
 
 def attribute_exception(error: Exception, again: Callable[[], Any]) -> bool:
-    """True if the operator raises an exception on purpose; in doubt, it does.
+    """True if the operator raises an exception on purpose, or if this cannot be decided.
 
     Args:
         error: The exception.
@@ -290,18 +290,18 @@ def attribute_exception(error: Exception, again: Callable[[], Any]) -> bool:
 
 
 def raised_within(error: BaseException) -> bool:
-    """True if a line of the operator's own code raises it, or compiled code that this calls."""
+    """True if a line of the operator's own code, or compiled code that it calls, raises the exception."""
     stack = [*_stack(error.__traceback__)]
     return bool(stack) and _is_operators(stack[-1][0])
 
 
 def within_backward(error: BaseException) -> bool:
-    """True if an error of a backward comes through code of the operator, as a class in its reference."""
+    """True if an error of a backward passes code of the operator, such as a class in its reference."""
     return any(_is_operators(frame) for frame, _ in _stack(error.__traceback__))
 
 
 def of_backward(error: BaseException) -> bool:
-    """True if torch's engine raises it, or a backward that the engine runs: the call has returned before."""
+    """True if torch's engine, or a backward that it runs, raises the exception after the call returned."""
     engine = {each.__code__ for each in (torch.autograd.grad, torch.autograd.backward)}
     engine.add(capabilities.differentiated.__code__)
     frames = (frame for frame, _ in _stack(error.__traceback__))
@@ -310,13 +310,13 @@ def of_backward(error: BaseException) -> bool:
 
 
 def by_statement(error: BaseException) -> bool:
-    """True if a statement raises it, a `raise` or an `assert`, of the operator or of torch."""
+    """True if a `raise` or `assert` statement of the operator or of torch raises the exception."""
     stack = [*_stack(error.__traceback__)]
     return bool(stack) and _opcode(*stack[-1]) == RAISE
 
 
 def stated(error: BaseException) -> bool:
-    """True if a statement of the operator's own code raises it.
+    """True if a `raise` or `assert` statement of the operator's own code raises the exception.
 
     Example:
         >>> try:
@@ -346,13 +346,13 @@ def _is_operators(frame: FrameType) -> bool:
 
 
 def _calls_other_operator(frame: FrameType) -> bool:
-    """True if a frame of torch calls an operator that is not torch's, which may check its arguments."""
+    """True if a frame of torch calls an author's operator, which may check its arguments."""
     called = frame.f_locals.get("self")
     return is_operator(called) and str(called).partition(".")[0] not in TORCHS
 
 
 def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> Any:
-    """The function without a frame of its own that raises at an instruction; None where none does."""
+    """The compiled function, without a frame of its own, that raises at an instruction; None if none does."""
     found: list[Any] = []
 
     def profile(caller: FrameType, event: str, called: Any) -> None:
@@ -362,7 +362,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        with Overlooking():  # it has raised once already
+        with Overlooking():  # this exception is known already
             again()
     finally:
         _profile_on(before)
@@ -370,7 +370,7 @@ def _raising(again: Callable[[], Any], frame: FrameType, instruction: int) -> An
 
 
 def _profile_on(before: Any) -> None:
-    """Restore the profiler; that of cProfile, which is not callable in Python 3.11, must be enabled again."""
+    """Restore the profiler; cProfile's is not callable in Python 3.11, and must be enabled again."""
     if before is None or callable(before):
         sys.setprofile(before)
     else:
@@ -390,14 +390,14 @@ def _is_known_module(name: str | None) -> bool:
 
 
 class WrongFormError(AboutOperatorError):
-    """A call returned another structure than is right, so that its tensors cannot be compared.
+    """A call returned a wrong structure, so that its tensors cannot be compared.
 
     Args:
         result: Name of the result.
         got: Description of the returned value.
-        expected: Words for what is right: a list of the reference's length, or the structure that a class
-            returned in the run that determined its results.
-        where: `file:line` of what returned it.
+        expected: Description of the right structure: a list of the reference's length, or the structure that
+            a class returned in the run that determined its results.
+        where: `file:line` of the code that returned it.
     """
 
     def __init__(self, result: str, got: str, expected: str, where: str) -> None:

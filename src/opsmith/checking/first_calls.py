@@ -1,6 +1,6 @@
 """First calls: each sample, and each input derived from one, is called once before any property runs on it.
 
-What cannot run, or not in float64, is reported once, and not by every property in the same words.
+A call that cannot run, or that cannot run in float64, is therefore reported once, not by every property.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from opsmith.judging.tensors import CPU, is_inexact
 from opsmith.kernels.launches_on_cpu import launched_kernels, runs_launches
 
 PROPERTY = "forward"
-"""Property that reports what a call raises."""
+"""Property that reports the exceptions of calls."""
 
 
 def unrunnable(operator: Any, samples: GivenSamples, seed: int, level: Effort, limit_s: float) -> Outcome:
-    """Try in a child process to find a subject's types: a class is run for this, and may end the process."""
+    """Try in a child process to find a subject's types: this runs a class, which may end the process."""
 
     def begin() -> Outcome:
         try:
@@ -66,12 +66,12 @@ def declared_at(operator: Any) -> str:
 
 
 def in_single_precision(subject: Subject, limit_s: float) -> Subject:
-    """Return the subject with samples in float32, if it takes these, as its author's are, and not float64.
+    """Return the subject with float32 samples, if its author's are in float32 and it does not take float64.
 
-    A forward that takes float64 and a backward that fails there, without a word of its own, stay as they are.
-    Where something asks for float64, such as finite differences, numbers are cast, and all that holds for a
-    function that computes in float32 holds for it. What launches kernels in Triton is narrowed whatever its
-    samples are, and also where it returns float32: GPU kernels seldom take float64.
+    Samples stay in float64 if the forward takes it and the backward fails without an error of its own. Where
+    float64 is needed, as for finite differences, numbers are cast, and the subject is judged like a function
+    that computes in float32. A subject that launches kernels in Triton is narrowed for all samples, and also
+    if it returns float32, since GPU kernels seldom take float64.
 
     Args:
         limit_s: Seconds that its calls may take in a child process; 0 for none.
@@ -88,13 +88,13 @@ def in_single_precision(subject: Subject, limit_s: float) -> Subject:
 
 
 def _is_single(sample: Sample) -> bool:
-    """True if the floating arguments of a sample are in float32, as its author gave them."""
+    """True if the floating arguments of a sample, as its author gave them, are in float32."""
     given = [sample.flat[argnum] for argnum in sample.inexact]
     return all(each.dtype in (torch.float32, torch.complex64) for each in given)
 
 
 def _tried(subject: Subject) -> Outcome:
-    """Return what it raises in float64, as the reason, if it takes float32; and the failure for that."""
+    """Return the error that it raises in float64 only, as the reason, and the failure for this error."""
     refusal: BaseException | str | None = None
     # A property reports a call that does not return.
     with suppress(EndlessCallError), watched_calls():
@@ -113,7 +113,7 @@ def _tried(subject: Subject) -> Outcome:
 
 
 def _failure(subject: Subject, sample: Sample, error: BaseException) -> Failure:
-    """The failure for what is raised in float64 alone; no error if no sample has that, or it is meant."""
+    """The failure for an error in float64 only; no error if no sample is in float64, or if it is meant."""
     found = raised(PROPERTY, subject, error, f"{sample} in float64")
     said = isinstance(error, Exception) and attribute_exception(
         error, lambda: _refusal(subject, sample, torch.float64)
@@ -129,7 +129,7 @@ def _failure(subject: Subject, sample: Sample, error: BaseException) -> Failure:
 
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseException | str | None:
-    """Return what a call on a sample and its backward raise in a dtype; None if they run in it."""
+    """Return the error that a call on a sample, or its backward, raises in a dtype; None if both run."""
     forward = True
     try:
         leaves, _, results = record(partial(subject.call, sample), sample.at(dtype), sample.inexact)
@@ -148,23 +148,23 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
 
 
 def compile_kernels(subject: Subject) -> None:
-    """Compile the kernels for the CPU at once, as derived inputs are tried on all of them."""
+    """Compile all kernels for the CPU at once, since derived inputs are tried on all of them."""
     kernels = [each.given for each in subject.kernels_on(CPU) if isinstance(each.given, BuiltKernel)]
     if len(kernels) > 1:
         with ThreadPoolExecutor(processors()) as threads:
-            # A thread has no context of its own: that of the check says which built kernels are used.
+            # A new thread has no context: it gets the check's context, which has the built kernels to use.
             done = [
                 threads.submit(copy_context().run, kernel.compile_ahead) for kernel in dict.fromkeys(kernels)
             ]
         for each in done:
-            with suppress(errors.LanguageError):  # of a language that cannot; a call that needs it raises
+            with suppress(errors.LanguageError):  # reported by a call that needs it
                 each.result()
 
 
 def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[Failure, ...]]:
-    """The subject with the samples that a call takes, and the failures for the others.
+    """The subject with the samples on which calls succeed, and the failures for the other samples.
 
-    Every property would raise on these, in the same words.
+    Every property would raise the same error on the other samples.
 
     Args:
         limit_s: Seconds that all calls may take in a child process; 0 for none.
@@ -174,7 +174,7 @@ def runnable_samples(subject: Subject, limit_s: float) -> tuple[Subject, tuple[F
         found = in_child_process(PROPERTY, subject, limit_s, partial(_first_calls, subject)).failures
         failures += found
         subject, left = _without(subject, found), len(subject.samples)
-        # A process that dies tries no further sample; one that hangs would cost its limit for each.
+        # After a process dies, go on with the next sample; after a hang do not, as each would cost the limit.
         if not any("signal" in each.evidence or "status" in each.evidence for each in found):
             break
         if len(subject.samples) == left:  # it died before any call
@@ -196,7 +196,7 @@ def _first_calls(subject: Subject) -> Outcome:
                 except BaseException as error:
                     refuse_own(error)
                     found.append(raised(PROPERTY, subject, error, str(sample)))
-    except EndlessCallError as error:  # the samples after it may hang as well, and are left to the properties
+    except EndlessCallError as error:  # later samples may hang as well; the properties try them
         found.append(endless(PROPERTY, subject.specification.where, error, watchdog))
     return Outcome(PROPERTY, "passed", failures=tuple(found))
 
@@ -212,20 +212,20 @@ def _without(subject: Subject, failures: tuple[Failure, ...]) -> Subject:
 OUTSIDE = "out-of-bounds"
 
 READS = Property(PROPERTY, "", partial(each_run, PROPERTY, read_outside, devices=True))
-"""Calls between margins, whose failures are those of results."""
+"""Calls whose tensors have margins around them; their failures count as failures of `forward`."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a check: the samples and derived inputs that calls take, and failures for the others.
+    """Inputs of a check: the samples and derived inputs on which calls succeed, and failures for the rest.
 
     Args:
         subject: The subject, with the samples that run.
         refused: Failures for the author's samples that do not run.
         derived: Inputs derived from the samples.
-        symmetric: Labels of the symmetric inputs of which one triangle alone is read.
-        deaths: Failures for the end of the process that derives inputs.
-        deadly: Sizes of 0 that end the process in a kernel.
+        symmetric: Labels of the symmetric inputs of which only one triangle is read.
+        deaths: Failures for the death of the process that derives inputs.
+        deadly: Sizes of 0 with which a kernel ends the process.
     """
 
     subject: Subject
@@ -242,7 +242,7 @@ class Inputs:
 
     @property
     def read_outside(self) -> bool:
-        """True if a call depends on memory outside of what it is given: no two runs can be compared."""
+        """True if a call depends on memory outside of its arguments, so that no two runs can be compared."""
         return any(each.cause == OUTSIDE for each in self.refused)
 
     def of(self, known: Property) -> Subject:
@@ -254,7 +254,7 @@ class Inputs:
         return replace(subject, symmetric=self.symmetric) if symmetric else subject
 
     def remarks(self, few: Iterable[str]) -> Iterator[str]:
-        """Yield remarks for the report on what was looked at.
+        """Yield remarks for the report on the inputs that were checked.
 
         Args:
             few: Names of the properties that ran on a subset of the samples.
@@ -262,16 +262,16 @@ class Inputs:
         names = ", ".join(f"`{name}`" for name in few)
         looked_at, every = len(sample_subset(self.subject).samples), len(self.subject.samples)
         if looked_at < every and names:
-            yield f"{names} looked at {looked_at} of the {every} samples: the effort is `quick`"
+            yield f"{names} used {looked_at} of the {every} samples: the effort is `quick`"
         if self.symmetric:
             names = ", ".join(f"`{label}`" for label in sorted(self.symmetric))
             yield (
-                f"derivatives by {names} are those among symmetric matrices: every sample has one there, of "
-                "which one triangle alone is read"
+                f"derivatives by {names} are taken among symmetric matrices: in every sample it is "
+                f"symmetric, and only one triangle is read"
             )
 
     def precision_remarks(self) -> Iterator[str]:
-        """Yield remarks for the report on launches that ran on the CPU, and on samples that were narrowed."""
+        """Yield remarks for the report on launches that ran on the CPU, and on samples cast to float32."""
         launched, subject = launched_kernels(), self.subject
         for words, names in launched.items():
             yield f"{words}: {', '.join(f'`{name}`' for name in names)}"
@@ -279,8 +279,8 @@ class Inputs:
             yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
 
     def reported(self, outcome: Outcome) -> Outcome:
-        """The outcome of results, with what was found before any property ran."""
-        if self.refused:  # also where results were not asked for: no property runs on these samples
+        """The outcome of the property `forward`, with the failures found before any property ran."""
+        if self.refused:  # also if `forward` was not requested: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
             # Properties that did not run refer to this outcome, so its own reason must name what is missing.
             reason = outcome.reason and (missing_here(failures) or "it could not be run at all")
@@ -297,10 +297,10 @@ class Inputs:
 
 
 def sample_subset(subject: Subject) -> Subject:
-    """The subject with the samples that differ most from one another, if the effort limits them.
+    """The subject with the samples that differ most from each other, if the effort limits their number.
 
-    First come samples in which other arguments are tensors, or have other numbers of dimensions, or no
-    elements; then the others in turn.
+    First come samples that differ in which arguments are tensors, in numbers of dimensions, or in having no
+    elements; then the remaining samples in order.
 
     Example:
         >>> import opsmith.ops
@@ -328,7 +328,7 @@ def _kind(sample: Sample) -> tuple[Any, ...]:
 
 
 def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float) -> Inputs:
-    """Derive inputs from the samples that run, and leave out those that end the process.
+    """Derive inputs from the samples that run, and leave out inputs that end the process.
 
     Args:
         subject: The subject, with the samples that run.
@@ -345,17 +345,17 @@ def tried_inputs(subject: Subject, refused: tuple[Failure, ...], limit_s: float)
 
 
 def _read_outside(subject: Subject, limit_s: float) -> tuple[Failure, ...]:
-    """The failures of calls that depend on memory outside of what they are given."""
-    if not (subject.specification.kernels or subject.kind.in_library):  # torch holds its own code to bounds
+    """The failures of calls that depend on memory outside of their arguments."""
+    if not (subject.specification.kernels or subject.kind.in_library):  # torch checks its own bounds
         return ()
     sizes = kernel_sizes(subject.by_reference() if limit_s else subject)
     more = replace(subject, samples=(*subject.samples, *sizes))
     found = run(READS, more, limit_s).failures
-    return tuple(each for each in found if each.cause == OUTSIDE)  # the properties report what it raises
+    return tuple(each for each in found if each.cause == OUTSIDE)  # the properties report its exceptions
 
 
 def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failure, ...]]:
-    """Derive inputs; none where this ends the child process that tries it first, with the failures."""
+    """Derive inputs; if this ends the child process that tries it first, return only the failures."""
 
     def begin() -> Outcome:
         return Outcome(PROPERTY, "passed", failures=_derived(subject, 0.0)[1])
@@ -365,7 +365,7 @@ def _derived(subject: Subject, limit_s: float) -> tuple[Variations, tuple[Failur
         return Variations(), deaths
     watchdog = watched_calls()
     try:
-        # Without it, torch takes an index of a sparse tensor that is out of range, and damages the process.
+        # Otherwise torch accepts an index out of range in a sparse tensor, which damages the process.
         with watchdog, torch.sparse.check_sparse_tensor_invariants():
             return variations(subject), ()
     except EndlessCallError as error:

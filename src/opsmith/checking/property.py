@@ -30,7 +30,7 @@ from opsmith.torch_library.torch_messages import NO_GPU, has_message
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The property was not checked, with the way out if there is one."""
+    """Reason why the property was not checked, with a hint if there is one."""
 
     reason: str
     hint: str = ""
@@ -41,7 +41,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A part of the property was not checked; the rest was."""
+    """Note that a part of the property was not checked, while the rest was."""
 
     text: str
 
@@ -51,39 +51,40 @@ Findings = Iterator[Finding]
 
 
 Trait = Literal["first", "compares-no-runs", "differences", "compiles", "on-request", "integration"]
-"""Trait of the way in which a property runs.
+"""Trait of a property that decides how it runs.
 
-`first`: before the others, as its failures can make every comparison meaningless. `compares-no-runs`: also
-where two runs give different numbers. `differences`: derivatives are compared with finite differences, so
-that inputs that are read in one triangle alone must be made symmetric. `compiles`: its time is told apart.
-`on-request`: only where it is named, as it takes long, or needs more than torch. `integration`: `only` and
-`skip` name it so, too.
+`first`: it runs before the others, since its failures can make every comparison meaningless.
+`compares-no-runs`: it also runs if two runs give different numbers. `differences`: it compares derivatives
+with finite differences, so that inputs of which only one triangle is read must be made symmetric. `compiles`:
+its time is reported separately. `on-request`: it only runs if it is named, since it takes long or needs more
+than torch. `integration`: `only` and `skip` also select it by the name `integration`.
 """
 
 Relation = Literal["about-results", "explains-gradients", "sends-gradients", "transforms", "reruns"]
-"""Trait by which failures of properties follow from each other.
+"""Trait that decides which failures of other properties explain a property's failures.
 
 `about-results`: a wrong gradient explains none of its failures. `explains-gradients`: its failure for an
-input explains what others find of the gradient by that input. `sends-gradients`: it passes a gradient of the
-right shape to every result. `transforms`: it traces, maps, copies or compiles the operator, so that any
-earlier failure may explain one of its own. `reruns`: it runs the forward several times for one answer, so
-that undeclared random numbers differ.
+input explains other properties' failures about the gradient by that input. `sends-gradients`: it passes a
+gradient of the right shape to every result. `transforms`: it traces, maps, copies or compiles the operator,
+so that any earlier failure may explain its failures. `reruns`: it runs the forward several times for one
+comparison, so that undeclared random numbers differ.
 """
 
 
 @dataclass(frozen=True)
 class Property:
-    """A property of a right operator.
+    """A property that every correct operator has.
 
     Args:
         name: One word, as in `only=["forward"]`.
-        title: Promise, in one sentence.
-        run: Yields failures, notes on parts left out, or the reason for skipping; yielding nothing is a pass.
-        inputs: The inputs that it runs on: the samples of the `authors`; a `few` of these where the effort
-            limits them, for what makes many runs of each, as a fault seldom shows on one alone; or `every`
-            input, those that were derived from the samples as well.
-        traits: What else holds of it.
-        given: Circumstance of all its failures, or a function that gives it for a subject.
+        title: The promise of the property, in one sentence.
+        run: Yields failures, notes on parts that were left out, or the reason for skipping. If it yields
+            nothing, the property passes.
+        inputs: The inputs that it runs on. `authors`: the author's samples. `few`: a few of these if the
+            effort limits them, for a property that runs each sample many times, since a fault seldom shows on
+            one sample only. `every`: the samples and all inputs derived from them.
+        traits: Its further traits.
+        given: Circumstance of all its failures, or a function that returns it for a subject.
     """
 
     name: str
@@ -96,12 +97,12 @@ class Property:
 
 
 def not_run(property: str, kernel: Kernel, reason: str, hint: str | None = None) -> Failure:
-    """The failure for a kernel that ran on no sample, so that nothing is known of it.
+    """The failure for a kernel that ran on no sample, so that it was not checked.
 
     Args:
         property: Name of the property that would run it.
-        reason: The reason; its first line stands beside the kernel's name.
-        hint: The way out, if there is one.
+        reason: The reason; its first line follows the kernel's name.
+        hint: A hint on the repair, if there is one.
     """
     given = kernel.given
     what = f"{given.language} kernel" if isinstance(given, BuiltKernel) else f"kernel for `{kernel.device}`"
@@ -116,7 +117,7 @@ def endless(property: str, location: str, error: EndlessCallError, watchdog: Wat
     Args:
         location: `file:line` of the operator.
         error: The exception that stopped the call.
-        watchdog: The region that it was raised in.
+        watchdog: The region in which it was raised.
     """
     sample = announced()
     evidence = {"sample": sample, "limit": f"{watchdog.seconds:.0f} s"}
@@ -137,14 +138,14 @@ def raised(
         input: The tested argument.
     """
     found = raised_at(property, subject.specification.where, error, when, input)
-    # The check gives a class a temporary name, which users do not know.
+    # A class has a temporary name during a check, which users do not know.
     return replace(found, message=found.message.replace(subject.specification.name, subject.name))
 
 
 def raised_at(
     property: str, location: str, error: BaseException, when: str, input: str | None = None
 ) -> Failure:
-    """The failure for an exception, where only the location of the operator is known.
+    """The failure for an exception of an operator of which only the location is known.
 
     Args:
         location: `file:line` of the operator.
@@ -172,7 +173,7 @@ def raised_at(
     text = "\n".join(lines) or "without a message"
     end = "" if isinstance(error, Exception) else END
     if isinstance(error, torch.AcceleratorError):
-        end = "a GPU tells of it after the call: `CUDA_LAUNCH_BLOCKING=1` shows which one"
+        end = "a GPU reports it only after the call: `CUDA_LAUNCH_BLOCKING=1` shows which call it was"
     message = "; ".join(filter(None, [f"{type(error).__name__}: {text}", named.reason, end]))
     return Failure(property, input, named.cause, message, where, evidence)
 
@@ -189,34 +190,34 @@ def of_exception(error: BaseException, when: str) -> dict[str, Any]:
 
 
 UNCOMPILED = "kernel that cannot be compiled"
-"""Evidence of a kernel that does not compile, or that takes other parameters than its operator."""
+"""Evidence of a kernel that does not compile, or whose parameters differ from its operator's."""
 
 BY_ITSELF = "raised by"
-"""Evidence of a `raise` or an `assert` in the operator's own code: its author refuses something."""
+"""Evidence of a `raise` or an `assert` in the operator's own code, by which its author refuses a call."""
 
 IN_BACKWARD = "raised in"
 """Evidence of an exception in a backward, whose forward has returned."""
 
 REFUSED = "refused"
-"""Evidence of a limit: a gradient in some samples, or a dtype, that its author refuses like this."""
+"""Evidence of a limit: the text with which an author refuses a dtype, or a gradient in some samples."""
 
 IMPORTED = "imported"
-"""Evidence of what the import of the operator's file changes, which explains nothing of the operator."""
+"""Evidence of a change that the import of the operator's file makes; it explains no other failure."""
 
 MISSING_HERE = "missing here"
-"""Evidence of what the machine lacks: it is no fault of the operator, but nothing was checked either."""
+"""Evidence of a part that this machine lacks: not a fault of the operator, but nothing was checked."""
 
 
 def missing_here(failures: Sequence[Failure]) -> str:
-    """Return what the machine lacks by the evidence of failures, as a reason for skipping; else nothing."""
+    """Return the parts that this machine lacks, by evidence of failures, as a reason for skipping."""
     found = {str(each.evidence[MISSING_HERE]): None for each in failures if MISSING_HERE in each.evidence}
     return f"missing here: {'; '.join(found)}" if found else ""
 
 
 def _lacks(error: BaseException, cause: str) -> str:
-    """Return what the machine lacks, if it may be the reason of an exception; else an empty string.
+    """Return the missing part of this machine that may explain an exception; else an empty string.
 
-    Triton takes no tensors of the CPU: what launches its kernels may raise for these where a GPU runs it.
+    Triton takes no CPU tensors, so code that launches its kernels may raise on these where a GPU is needed.
     """
     if isinstance(error, errors.ToolchainError | errors.LanguageError):
         return f"{error.problem}: {error.got}" if error.got else error.problem

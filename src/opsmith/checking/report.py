@@ -22,40 +22,40 @@ from opsmith.display import framed, short_repr, titled_repr
 from opsmith.errors import printable
 
 SCHEMA = 4
-"""Version of the format of `Report.to_json`; it changes when a key changes its meaning or is removed."""
+"""Version of the format of `Report.to_json`; it changes if a key is removed or its meaning changes."""
 
 WIDTH = 80
-"""Columns of the report in text."""
+"""Width of the text report, in columns."""
 
 WIDEST = frozenset({"float64", "complex128"})
-"""Widest dtypes: a result in a narrower one is held to that in these."""
+"""The widest dtypes; a result in a narrower dtype is compared with the result in these."""
 
 Status = Literal["passed", "failed", "skipped"]
 
 Severity = Literal["error", "warning", "limit"]
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The severities, the worst first."""
+"""The severities; the worst comes first."""
 
 Given = Literal["usual", "undeclared", "strained", "unpromised"]
 """Circumstance of a failure.
 
-`usual`: the author's samples, and inputs like them. `undeclared`: a dtype of few digits, a size of 0 or a
-value that no sample and no type shows. `strained`: infinite, huge and tiny numbers. `unpromised`: what nobody
-wrote, as the second order of a formula.
+`usual`: the author's samples, and similar inputs. `undeclared`: a dtype of few digits, a size of 0 or a value
+that no sample and no type shows. `strained`: infinite, huge and tiny numbers. `unpromised`: a feature that
+nobody wrote, such as the second order of a formula.
 """
 
 GIVEN: tuple[Given, ...] = get_args(Given)
-"""The circumstances: where several apply, the last one counts."""
+"""The circumstances; if several apply, the last of them counts."""
 
 UNVERIFIED = "unverified"
 """Evidence of a kernel that ran on no sample: its name, with the reason."""
 
 RESULT = "result"
-"""Evidence of a failure that is reported under an argument: the result that is wrong, and no gradient."""
+"""Evidence of a failure that is reported for an argument: the wrong result. The gradient is not meant."""
 
 REQUIRED = (("forward",), ("gradient", "surrogate"))
-"""A check only passes if one property of each group was really run and passed."""
+"""Groups of properties: a check passes only if one property of each group ran and passed."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class Failure:
 
     Args:
         property: Name of the property that failed.
-        input: Name of the argument or result at fault, where it is one.
+        input: Name of the argument or result at fault, if there is one.
         cause: The cause, decided by evidence (`sign`, `transposed`, `layout`); else `unknown`.
         message: Description of the failure, in sentences.
-        where: `file:line` of the formula, kernel or reference at fault.
+        where: `file:line` of the faulty formula, kernel or reference.
         evidence: Measurements by name.
-        replay: A few lines of Python that show the failure again, where that is possible.
+        replay: A few lines of Python that reproduce the failure, if possible.
         follows: Name of the property whose failure is the root cause of this one.
-        dtypes: The dtypes in which it was seen; empty where it is bound to none.
-        given: Circumstance in which it was seen; of several, the most usual one.
+        dtypes: The dtypes in which it was seen; empty if it does not depend on the dtype.
+        given: Circumstance in which it was seen; if there are several, the most usual of them.
         minor: True if the numbers agree to half of the digits of their dtype.
         severity: `error`, `warning` or `limit`; the table in docs/checking.md decides it.
         accepted: The reason why the author accepts it; None if it counts.
@@ -93,7 +93,7 @@ class Failure:
     accepted: str | None = None
 
     def address(self) -> str:
-        """The command that prints the page of its cause."""
+        """The command that prints the page on its cause."""
         return errors.address(self.cause)
 
     def is_error(self) -> bool:
@@ -101,19 +101,19 @@ class Failure:
         return self.severity == "error" and self.accepted is None
 
     def ends_process(self) -> bool:
-        """True if the process that ran it died, or did not return in time."""
+        """True if the process that ran the property died, or did not return in time."""
         return bool({"signal", "status", "limit"} & {*self.evidence})
 
     def is_whole(self) -> bool:
-        """True if reports show all of it: no other failure explains it, and nobody accepted it."""
+        """True if reports show all its lines: no other failure explains it, and nobody accepted it."""
         return self.follows is None and self.accepted is None
 
     def rank(self) -> tuple[bool, bool, int]:
-        """Key for sorting: what another failure explains and what is accepted last, then by severity."""
+        """Key for sorting: explained and accepted failures come last; the others are sorted by severity."""
         return self.follows is not None, self.accepted is not None, SEVERITIES.index(self.severity)
 
     def heading(self) -> str:
-        """One line: the severity if it is no error, the property, the input and the cause."""
+        """One line: the severity (unless it is an error), the property, the input and the cause."""
         severity = "" if self.severity == "error" else f"{self.severity}: "
         subject = f" of `{self.input}`" if self.input else ""
         after = f", which follows from `{self.follows}`" if self.follows else ""
@@ -153,16 +153,17 @@ class Outcome:
 
     Args:
         property: Its name.
-        status: `failed` if a failure is an error, else `passed`, or `skipped`, which is never success.
-        reason: The reason for skipping it.
+        status: `failed` if a failure is an error, else `passed`; or `skipped`, which is never success.
+        reason: The reason why it was skipped.
         seconds: Seconds that it took.
-        failures: Everything that is wrong: errors, warnings and limits.
+        failures: Its failures: errors, warnings and limits.
         notes: Parts of it that did not run, each with its reason.
         left_out: True if the caller left it out.
-        compiles: True if it compiles: its time is reported apart, since all later checks of a process share
-            what the first compilation takes.
-        dtypes: The floating and complex dtypes in which the operator was run for it.
-        kernels: Positions, in the order in which they are tried, of the operator's kernels that ran for it.
+        compiles: True if it compiles: its time is reported separately, since only the first compilation in a
+            process takes this time.
+        dtypes: The floating and complex dtypes in which the property ran the operator.
+        kernels: Positions of the operator's kernels that the property ran, in the order in which opsmith
+            tries kernels.
     """
 
     __repr__ = short_repr
@@ -179,7 +180,7 @@ class Outcome:
     kernels: tuple[int, ...] = ()
 
     def word(self) -> Literal["passed", "failed", "skipped", "warning", "limit"]:
-        """The status, or the worst severity where nothing is worse than a warning or a limit."""
+        """The status, or the severity `warning` or `limit` if there is nothing worse."""
         found = {failure.severity for failure in self.failures if failure.accepted is None} - {"error"}
         if self.status != "passed" or not found:
             return self.status
@@ -189,12 +190,12 @@ class Outcome:
         """Status of the property in a dtype.
 
         Args:
-            dtype: As torch calls it, without `torch.`.
+            dtype: Torch's name of it, without `torch.`.
 
         Returns:
-            The worst severity, with `failed` for an error; `unclear` if it ran in this dtype, and a failure
-            names no dtype, or names float64 or complex128, after which lower precision is not reported;
-            empty if it did not run in this dtype.
+            The worst severity, with `failed` for an error. `unclear` if it ran in this dtype, but a failure
+            names no dtype, or names float64 or complex128: then lower precision is not reported. Empty if it
+            did not run in this dtype.
 
         Example:
             >>> Outcome("forward", "passed", dtypes=("float32",)).in_dtype("float32")
@@ -215,17 +216,18 @@ class Report:
 
     Args:
         operator: The operator's name.
-        outcomes: One for each property, in the order in which they ran.
+        outcomes: An outcome for each property, in the order in which they ran.
         seed: Seed of all random numbers: the same seed gives the same report.
         environment: Versions and devices that the check ran with.
         effort: Level of effort: `quick`, `default` or `thorough`.
-        remarks: Notes on the whole report: that the samples were guessed, for example.
-        inputs: Every input that it was run on: the author's samples, and those that were derived from them.
-        rejected: Derived inputs that the operator rejects by an error of its own, which is not a fault.
-        loading: Seconds that torch took to load its compiler, which it does once in a process.
-        strict: True if warnings, and kernels that ran on no sample, count as errors do.
-        unverified: Kernels that ran on no sample, each with the reason: nothing is known of these.
-        declared: `file:line` of its reference, or of the forward of a class; None in earlier reports.
+        remarks: Notes on the whole report, for example that the samples were guessed.
+        inputs: All inputs of the check: the author's samples, and the inputs derived from them.
+        rejected: Derived inputs that the operator rejects by an error of its own, which is no fault.
+        loading: Seconds that torch took to load its compiler, once in a process.
+        strict: True if warnings, and kernels that ran on no sample, count as errors.
+        unverified: Kernels that ran on no sample and so were not checked, each with the reason.
+        declared: `file:line` of the operator's reference, or of a class's forward; None in reports of older
+            versions.
 
     Example:
         >>> Report("demo::twice", (Outcome("forward", "passed"),), seed=0).passed  # no gradient was run
@@ -247,12 +249,12 @@ class Report:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Every failure: errors, warnings, limits; then those that another one explains."""
+        """All failures: errors, warnings and limits, then failures that another failure explains."""
         every = [failure for outcome in self.outcomes for failure in outcome.failures]
         return tuple(sorted(every, key=Failure.rank))
 
     def counted(self, severity: Severity) -> tuple[Failure, ...]:
-        """The failures of a severity that no other explains and nobody accepted."""
+        """The failures of a severity that no other failure explains and nobody accepted."""
         return tuple(each for each in self.failures if each.is_whole() and each.severity == severity)
 
     @property
@@ -262,60 +264,61 @@ class Report:
 
     @property
     def warnings(self) -> tuple[Failure, ...]:
-        """The warnings: digits, memory held longer, wrong at strained values or in what nobody promised."""
+        """The warnings: lost digits, memory held too long, faults at strained values or where unpromised."""
         return self.counted("warning")
 
     @property
     def limits(self) -> tuple[Failure, ...]:
-        """The limits: what is refused by an error, and what no sample exercises."""
+        """The limits: calls that are refused by an error, and code that no sample exercises."""
         return self.counted("limit")
 
     @property
     def passed(self) -> bool:
-        """True if there is no error, and results and gradients were really checked.
+        """True if there is no error, and results and gradients were checked.
 
-        It covers what ran, unless `strict`: then there is no warning either, and every kernel ran.
+        Properties and kernels that did not run do not count. If `strict`, there must be no warning either,
+        and every kernel must have run.
         """
         return not self.failed and not self.missing()
 
     @property
     def passed_as_asked(self) -> bool:
-        """True as `passed` is, but not missing results or gradients that the caller left out."""
+        """True under the conditions of `passed`, but the caller may leave out results or gradients."""
         return not self.failed and not self.unmet()
 
     @property
     def failed(self) -> bool:
-        """True if there is an error; strict: or a warning, or a kernel that did not run."""
+        """True if there is an error; if strict, also for a warning or a kernel that did not run."""
         return any(map(self.fails, self.outcomes))
 
     def fails(self, outcome: Outcome) -> bool:
-        """True if an outcome has an error; strict: or a warning that counts, or a kernel that did not run."""
+        """True if an outcome has an error; if strict, also for a counted warning or an unrun kernel."""
         warned = any(each.severity == "warning" and each.is_whole() for each in outcome.failures)
         strictly = self.strict and (warned or bool(unverified_kernels([outcome])))
         return outcome.status == "failed" or strictly
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The floating and complex dtypes in which the operator was run, for any property."""
+        """The floating and complex dtypes in which any property ran the operator."""
         return tuple(dict.fromkeys(name for outcome in self.outcomes for name in outcome.dtypes))
 
     @property
     def seconds(self) -> float:
-        """Seconds that the check took, without what compiles."""
+        """Seconds that the check took, without the properties that compile."""
         return sum(outcome.seconds for outcome in self.outcomes if not outcome.compiles)
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that loading torch's compiler and compiling took, which later checks in a process share."""
+        """Seconds for loading torch's compiler and compiling; later checks in the process need fewer."""
         return self.loading + sum(outcome.seconds for outcome in self.outcomes if outcome.compiles)
 
     def missing(self) -> list[str]:
-        """The first property of each group of `REQUIRED` of which none passed."""
+        """The first property of each group of `REQUIRED` in which no property passed."""
         passed = {outcome.property for outcome in self.outcomes if outcome.status == "passed"}
         return [group[0] for group in REQUIRED if passed.isdisjoint(group)]
 
     def unmet(self) -> list[str]:
-        """The requested properties that had to run: those of `missing`, or all where none ran."""
+        """The requested properties that had to run: the properties of `missing`, or all if none ran."""
         asked = [outcome.property for outcome in self.outcomes if not outcome.left_out]
         if all(outcome.status == "skipped" for outcome in self.outcomes):
             return asked or self.missing()
@@ -323,7 +326,7 @@ class Report:
         return [name for name in self.missing() if name not in left_out]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in JSON's types, versioned by `"schema"`."""
+        """The report in JSON's types, with its version under `"schema"`."""
         return {
             "schema": SCHEMA,
             "operator": self.operator,
@@ -357,12 +360,12 @@ class Report:
         return f"{self.seconds:.2f} s{beside}; seed {self.seed}, {self.effort} effort"
 
     def ran(self) -> list[Outcome]:
-        """The outcomes of the properties that ran, those that compile last."""
+        """The outcomes of the properties that ran; properties that compile come last."""
         found = [outcome for outcome in self.outcomes if outcome.status != "skipped"]
         return sorted(found, key=lambda outcome: outcome.compiles)
 
     def skipped(self) -> dict[str, list[str]]:
-        """The requested properties that did not run, by the reason."""
+        """The requested properties that did not run, by reason."""
         found: dict[str, list[str]] = {}
         for outcome in self.outcomes:
             if outcome.status == "skipped" and not outcome.left_out:
@@ -371,7 +374,7 @@ class Report:
         return found
 
     def skipped_lines(self) -> list[str]:
-        """The number of skipped properties, and a line for each reason; empty where none was skipped."""
+        """The number of skipped properties, and a line for each reason; empty if none was skipped."""
         every = self.skipped()
         count = sum(map(len, every.values()))
         return [f"skipped: {count}"] * bool(count) + [
@@ -379,12 +382,12 @@ class Report:
         ]
 
     def omissions(self) -> str:
-        """One line: the properties that were left out, as asked; empty where none was."""
+        """One line: the properties that the caller left out; empty if there are none."""
         names = ", ".join(outcome.property for outcome in self.outcomes if outcome.left_out)
         return f"left out, as asked: {names}" if names else ""
 
     def rejections(self) -> str:
-        """One line: the derived inputs that the operator rejects; empty where there is none."""
+        """One line: the derived inputs that the operator rejects; empty if there are none."""
         return f"not used as inputs: {'; '.join(self.rejected)}" if self.rejected else ""
 
     def counts(self) -> str:
@@ -395,7 +398,7 @@ class Report:
         return ", ".join(parts + ([f"{len(accepted)} accepted"] if accepted else []))
 
     def verdict(self) -> str:
-        """One line: passed or failed, how many errors, warnings and limits, and what could not run."""
+        """One line: passed or failed, the counts of failures by severity, properties that could not run."""
         counts = self.counts()
         unverified = f"unverified: {', '.join(self.unverified)}" if self.unverified else ""
         beside = "".join(f"; {part}" for part in (counts, unverified) if part)
@@ -438,10 +441,10 @@ def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
-    """Status of a test of one outcome, as JUnit and pytest have it, and one line that says why.
+    """Status of a test of one outcome, for JUnit and pytest, and the reason in one line.
 
-    An outcome fails if the report does not pass because of it. Whether any property ran is no question about
-    one outcome, so that what did not run is skipped, unless a report needs it.
+    An outcome fails if the report does not pass because of it. A property that did not run is skipped, unless
+    the report requires it.
 
     Example:
         >>> skipped = Outcome("forward", "skipped", "there are no samples")
@@ -456,7 +459,7 @@ def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
 
 
 def unverified_kernels(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """Names of the kernels that ran on no sample, with the reasons; without those that are accepted."""
+    """Names of the kernels that ran on no sample, with the reasons; accepted kernels are left out."""
     failures = (each for outcome in outcomes for each in outcome.failures if each.accepted is None)
     return tuple(
         dict.fromkeys(str(each.evidence[UNVERIFIED]) for each in failures if UNVERIFIED in each.evidence)
@@ -464,7 +467,7 @@ def unverified_kernels(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON's types; numbers that JSON lacks (nan, infinity, complex) as text."""
+    """A value in JSON's types; numbers that JSON lacks (nan, infinity, complex) become text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -481,16 +484,16 @@ def _indented(text: str, by: str = "  ") -> list[str]:
 
 
 ORDER = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64")
-"""The order in which reports name dtypes; others follow."""
+"""The order in which reports name dtypes; all other dtypes follow."""
 
 
 @dataclass
 class SeenCalls:
-    """The dtypes of the tensors that an operator, or a kernel of it, was called with, and what kernels ran.
+    """The dtypes with which an operator, or one of its kernels, was called, and the kernels that ran.
 
     Attributes:
         seen: The dtypes.
-        kernels: The kernels, and those of which a finding says why they did not run.
+        kernels: The kernels that ran, and the kernels of which a finding says why they did not run.
     """
 
     seen: set[torch.dtype] = field(default_factory=set)
@@ -511,7 +514,7 @@ class SeenCalls:
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of dtypes, each once, in the order of reports.
+    """Names of dtypes, without repetition, in the order of reports.
 
     Example:
         >>> ordered(["float16", "float64", "float16"])
@@ -537,7 +540,7 @@ def read_reports(text: str | bytes, file: Path | None = None) -> dict[str, Repor
         file: The file that has it, for messages.
 
     Raises:
-        ReportFormatError: If it is something else, or of another version.
+        ReportFormatError: If the text is not a report, or if its version differs.
 
     Example:
         >>> from opsmith.checking.report import Outcome
@@ -548,14 +551,14 @@ def read_reports(text: str | bytes, file: Path | None = None) -> dict[str, Repor
     reports = {}
     for each in FORMAT.read(text, file).values():
         made = from_json(each, Report)
-        # The time of loading is written as a part of the time of all properties that compile.
+        # The loading time is written as a part of the time of all properties that compile.
         loading = max(each["compile_seconds"] - made.compile_seconds, 0.0)
         reports[made.operator] = replace(made, loading=round(loading, 6))
     return reports
 
 
 def shown(value: Any) -> str:
-    """A piece of evidence in text: numbers to six digits, in lists as well.
+    """A piece of evidence as text: numbers have six digits, in lists as well.
 
     Example:
         >>> shown([1 / 3, 2])
@@ -572,7 +575,8 @@ def evidence_rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple
     """Rows of evidence: depth, name, and value as text.
 
     Args:
-        evidence: By name; a mapping in it, such as the other causes that fit, lies deeper.
+        evidence: The evidence by name; a mapping in it, such as the other causes that fit, is nested one
+            level deeper.
         depth: Nesting depth of the mapping.
     """
     for name, value in evidence.items():
@@ -584,7 +588,7 @@ def evidence_rows(evidence: Mapping[str, Any], depth: int = 0) -> Iterator[tuple
 
 
 def folded(code: str, width: int) -> str:
-    """Python code in lines that fit: they are broken at spaces inside brackets, so that they still run.
+    """Python code in lines that fit: they are broken only inside brackets, so that the code still runs.
 
     Example:
         >>> print(folded("f(first, second, third)  # all", 18))
@@ -612,7 +616,7 @@ def _folded(line: str, width: int) -> str:
 
 
 def _spaces_inside(line: str) -> list[int]:
-    """The spaces at which a line of Python may be broken: inside brackets, outside strings and comments."""
+    """The spaces at which a line of Python may be broken: inside brackets, not in strings or comments."""
     found: list[int] = []
     depth = 0
     before = 0

@@ -1,4 +1,4 @@
-"""Run of a sample: calls with their graphs, the results and gradients of these, and what is found."""
+"""Run of a sample: calls with their graphs, results and gradients, and the failures that they show."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LiveCall:
         subject: The subject of the check.
         sample: The sample.
         argnums: The arguments that require a gradient.
-        leaves: Flat arguments, those at `argnums` as leaves of autograd.
-        given: Arguments of the call: the leaves, or recorded copies where the operator refuses leaves.
+        leaves: Flat arguments; the arguments at `argnums` are leaves of autograd.
+        given: Arguments of the call: the leaves, or recorded copies if the operator refuses leaves.
         results: The visible results.
     """
 
@@ -63,7 +63,7 @@ class LiveCall:
         return [self.leaves[argnum] for argnum in self.argnums]
 
     def again(self, leaves: list[Any] | None = None) -> LiveCall:
-        """Another call with the same leaves, or with new copies of them; or with others in their place."""
+        """Another call with the same leaves, with new copies of them, or with different leaves."""
         made = self.leaves if leaves is None else leaves
         with torch.enable_grad():
             given = [
@@ -73,41 +73,41 @@ class LiveCall:
             return replace(self, leaves=made, given=given, results=self.subject.call(self.sample, given))
 
     def grads(self) -> list[Tensor]:
-        """Contiguous grad_outputs, the same for the same shapes."""
+        """Contiguous grad_outputs; equal shapes get equal grad_outputs."""
         generator = self.subject.generator()
         return [random_grad_output(each, generator) for each in self.outputs]
 
     def backward(self, grads: Sequence[Tensor | None] | None = None, **options: Any) -> list[Tensor | None]:
-        """Compute the gradient by each argument; nothing is accumulated.
+        """Compute the gradient by each argument, without accumulating it in `.grad`.
 
         Args:
             grads: The grad_output of each open result; None for `self.grads()`.
-            options: As of `torch.autograd.grad`.
+            options: As for `torch.autograd.grad`.
         """
         given = self.grads() if grads is None else grads
         return differentiate(self.outputs, self.inputs, given, **options)
 
     def values(self) -> CallValues:
-        """The results, as they are now, and the gradients of a backward, kept as copies."""
+        """Copies of the results in their current state, and of the gradients of a backward."""
         results = copies(self.results)  # before the backward, which may write into them
         return CallValues(results, copies(self.backward()))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A sample of one property: in a dtype, on a device, by the arguments that require a gradient.
+    """A sample as one property runs it: dtype, device, and the arguments that require a gradient.
 
-    An author's code runs through it, and what is found is reported by it.
+    Each call of an author's code goes through a run, which also makes the failures.
 
     Args:
         subject: The subject of the check.
         sample: The sample.
         name: Name of the property.
         place: The device; the sample's own by default.
-        dtype: dtype of floating tensors; their own by default.
-        by: Arguments that require a gradient; None for all that have one to check.
+        dtype: dtype of floating tensors; each tensor's own by default.
+        by: Arguments that require a gradient; None for all that have a gradient to check.
         changed: Changes the arguments; None for the sample's own.
-        words: Its name in messages; by default the sample, and its dtype and device if it has a dtype.
+        words: Name of the run in messages; by default the sample, with dtype and device if `dtype` is set.
     """
 
     subject: Subject
@@ -121,8 +121,8 @@ class Run:
 
     @classmethod
     def of(cls, subject: Subject, sample: Sample, name: str = "") -> list[Self]:
-        """The runs of a sample, one on each device."""
-        by = differentiated(subject, sample).argnums  # which may call it
+        """The runs of a sample: one run on each device."""
+        by = differentiated(subject, sample).argnums  # this may call the operator
         return [cls(subject, sample, name, device, by=by) for device in subject.devices]
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Run:
         return differentiated(self.subject, self.sample).argnums if self.by is None else self.by
 
     def alone(self, argnum: int) -> Self:
-        """The same where one argument alone requires a gradient."""
+        """The same run, in which only one argument requires a gradient."""
         return replace(self, by=(argnum,))
 
     def flat(self) -> list[Any]:
@@ -153,22 +153,23 @@ class Run:
         """A new call with its graph.
 
         Args:
-            flat: Flat arguments; those that require a gradient get the same memory. Fresh ones by default.
-            leaf: True to pass leaves; else copies that autograd has computed from them.
+            flat: Flat arguments, by default fresh ones; leaves share the memory of those that require a
+                gradient.
+            leaf: True to pass leaves; else copies of the leaves that autograd has recorded.
         """
         given = self.flat() if flat is None else flat
         made = record(partial(self.subject.call, self.sample), given, self.argnums, leaf=leaf)
         return LiveCall(self.subject, self.sample, self.argnums, *made)
 
     def values(self, flat: Sequence[Any] | None = None) -> CallValues:
-        """The results and gradients of a new call, of given arguments or of fresh ones."""
+        """The results and gradients of a new call, with the given arguments or fresh arguments."""
         return self.call(flat).values()
 
     def keeps_state(self, label: str) -> bool:
-        """True if an argument is written into on purpose, as running statistics are.
+        """True if an argument is written into on purpose, such as running statistics.
 
-        What a call leaves in it is made of other arguments, no result depends on what it held, it has no
-        gradient, and a second backward through the same graph gives the same gradients.
+        This holds if a call computes its new value from other arguments, no result depends on its old value,
+        it has no gradient, and a second backward through the same graph gives the same gradients.
         """
         if self.sample.change is not None:
             return replace(self, sample=self.sample.change.of).keeps_state(label)
@@ -200,7 +201,8 @@ class Run:
         """The name of each tensor of `CallValues.tensors`.
 
         Args:
-            where: `file:line` of what computes them all; by default of the call, and of each gradient's rule.
+            where: `file:line` of the code that computes all tensors; by default of the call, and of each
+                gradient's rule.
         """
         labels, calls = self.sample.labels, where or self.subject.runs_at(self.sample.flat)
         results = self.subject.results(self.sample)
@@ -211,11 +213,11 @@ class Run:
         return [*(TensorName(each.name, "result", calls) for each in results), *gradients]
 
     def backward_location(self, at: int = 0) -> str:
-        """`file:line` of what computes the gradient by one of the arguments."""
+        """`file:line` of the code that computes the gradient by one of the arguments."""
         return rule_location(self.subject, self.sample.names[self.argnums[at]])
 
     def evidence(self) -> dict[str, Any]:
-        """Evidence of every failure that it shows."""
+        """Evidence of every failure that the run shows."""
         return {"sample": str(self)}
 
     def failure(
@@ -233,8 +235,8 @@ class Run:
             about: The argument or result; the position of an argument whose gradient it is about; or None.
             cause: Its cause.
             message: Its description.
-            where: `file:line` of what is at fault; by default the rule of that gradient, or the operator.
-            evidence: Evidence beside the name of the run.
+            where: `file:line` of the faulty code; by default of the gradient's rule, or of the operator.
+            evidence: Evidence in addition to the name of the run.
             more: Further fields of the failure.
         """
         if isinstance(about, int):
@@ -250,7 +252,7 @@ class Run:
 
 
 FRESH = 1.25
-"""Factor that takes numbers to others of their kind."""
+"""Factor that changes numbers to similar numbers."""
 
 
 @dataclass(frozen=True)
@@ -258,9 +260,9 @@ class TensorName:
     """Name of a result, or of a gradient.
 
     Args:
-        name: Name of the result, or of the input that the gradient is with respect to.
+        name: Name of the result, or of the input of which it is the gradient.
         kind: Kind of the tensor.
-        where: `file:line` of what computes it.
+        where: `file:line` of the code that computes it.
     """
 
     name: str
@@ -277,8 +279,8 @@ class CallValues:
 
     Args:
         results: The visible results.
-        gradients: The gradient by each argument; None for each if no result requires one, so that a lost
-            graph shows in a comparison.
+        gradients: The gradient by each argument; None for each if no result requires a gradient, so that a
+            comparison shows a lost graph.
     """
 
     results: tuple[Tensor | None, ...]
@@ -296,7 +298,7 @@ def copies(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[int]:
-    """Positions of the tensors that differ by more than rounding, of those that both have."""
+    """Positions of the tensors, among those that both calls have, that differ by more than rounding."""
     pairs = enumerate(zip(one, other, strict=False))
     return [at for at, pair in pairs if differ_beyond_rounding(*pair)]
 
@@ -304,9 +306,9 @@ def differing(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> l
 def each_run(
     property: str, check: Callable[[Run], Findings], subject: Subject, *, devices: bool = False
 ) -> Findings:
-    """Run a function on every sample; an exception of the operator is a finding, and ends nothing.
+    """Run a function on every sample; an exception of the operator becomes a failure, and the check goes on.
 
-    A slow operator is not called any more once the seconds of the effort are over: that is a limit.
+    After the seconds of the effort, a slow operator is not called any more, which is a limit.
 
     Args:
         property: Name of the property.
@@ -322,8 +324,8 @@ def each_run(
             except OutOfTimeError:
                 seconds, count = subject.effort.seconds, len(subject.samples)
                 message = (
-                    f"{count - at} of {count} inputs were left out, or were not finished: {seconds:g} s are "
-                    "over; give smaller samples, or an effort with more `seconds`"
+                    f"{count - at} of {count} inputs were left out or not finished after {seconds:g} s; use "
+                    f"smaller samples, or an effort with more `seconds`"
                 )
                 where = subject.specification.where
                 yield Failure(property, None, "not-exercised", message, where, replay="")
@@ -340,8 +342,8 @@ class Coverage:
     Args:
         ran: Number of samples, or of calls, that were checked.
         refused: Reasons why parts of the property were not checked.
-        wrong: Inputs and results already found wrong: other failures of them would report the same. None
-            stands for a failure of none of them.
+        wrong: Inputs and results already found wrong, whose other failures would report the same fault. None
+            stands for a failure without an input or result.
     """
 
     ran: int = 0
@@ -357,14 +359,14 @@ def covered_runs(
     *,
     noted: str = "",
 ) -> Findings:
-    """Run a function on every sample, then report the parts that were not checked.
+    """Run a function on every sample, then yield the parts that were not checked.
 
-    They are notes if something was checked, else the reason for skipping.
+    These are notes if at least one part was checked, else the reason for skipping.
 
     Args:
         check: Checks one run, and records its progress.
         unchecked: Reason for skipping if nothing was refused.
-        noted: Words before each note.
+        noted: Text before each note.
     """
     coverage, failed = Coverage(), False
     for finding in each_run(property, lambda run: check(run, coverage), subject):
@@ -378,7 +380,7 @@ def covered_runs(
 
 @dataclass(frozen=True)
 class Case(Run):
-    """A run with the right answers in its dtype."""
+    """A run, with the right results in its dtype."""
 
     dtype: torch.dtype = torch.float64
     answers: tuple[Answer, ...] = ()
@@ -390,13 +392,13 @@ def cases(
     dtypes: Sequence[torch.dtype],
     arguments: Callable[[torch.dtype, torch.device], list[Any]] | None = None,
 ) -> list[Case | Note]:
-    """Make the cases of a run, and a note for each that cannot be made.
+    """Make the cases of a run, and a note for each case that cannot be made.
 
     Args:
         run: The run, without a dtype or a device.
         right: Computation of the right results.
-        dtypes: dtypes of floating tensors; a sample without any makes one case.
-        arguments: Arguments of the computation; those of the sample by default.
+        dtypes: dtypes of floating tensors; a sample without floating tensors makes one case.
+        arguments: Arguments of the computation; the sample's by default.
     """
     single, given = run.subject.single_precision, arguments or run.sample.at
     places = [
@@ -404,7 +406,7 @@ def cases(
         for dtype in ((torch.float32,) if single else dtypes if run.sample.inexact else dtypes[:1])
         for device in run.subject.devices
     ]
-    left = Note("dtypes other than float32 were left out: that is what it computes in")
+    left = Note("dtypes other than float32 were left out: it computes in float32")
     return [left] * single + [_case(run, right, *place, given) for place in places]
 
 
@@ -417,11 +419,11 @@ def _case(
 ) -> Case | Note:
     left = f"{dtype_name(dtype)} was left out"
     if not run.sample.takes(dtype):
-        return Note(f"{left} where a sample is complex: it has no complex form")
+        return Note(f"{left} for complex samples: this dtype has no complex form")
     try:
         flat = arguments(dtype, device)
     except (RuntimeError, TypeError) as error:
-        return Note(f"{left} on {device.type}, which does not have it: {first_line(error)}")
+        return Note(f"{left} on {device.type}, which does not support it: {first_line(error)}")
     try:
         answers = right.at(flat, dtype)
     except Exception as error:

@@ -1,4 +1,5 @@
-"""Run one property on its samples, in a child process where asked, and merge its findings into an outcome."""
+"""Run one property on its samples, in a child process if requested, and merge its failures into an
+outcome."""
 
 from __future__ import annotations
 
@@ -45,11 +46,12 @@ def run(known: Property, subject: Subject, limit_s: float) -> Outcome:
 
 
 def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callable[[], Outcome]) -> Outcome:
-    """Run something of a subject, with a limit in a child process, where a crash in a kernel has its line.
+    """Run a function for a subject, by default in a child process with a limit; a crash is reported with its
+    line.
 
     Args:
         name: Name of the property that reports the death of the process.
-        limit_s: Seconds that it may take; 0 for a run in this process.
+        limit_s: Seconds that the function may take; 0 to run it in this process.
     """
     if not limit_s:
         return begin()
@@ -62,12 +64,12 @@ def in_child_process(name: str, subject: Subject, limit_s: float, begin: Callabl
 
 
 def few_threads(effort: Effort) -> AbstractContextManager[None]:
-    """Return a region with one thread; a thorough check keeps all, since several may show a wrong kernel."""
+    """Return a region with one thread; a thorough check keeps all, as a kernel may fail with several."""
     return thread_count(torch.get_num_threads() if effort.exhaustive else 1)
 
 
 def _outcome(known: Property, subject: Subject) -> Outcome:
-    """Run one property here, and sort its findings."""
+    """Run one property in this process, and make its outcome."""
     failures: list[Failure] = []
     notes: dict[str, None] = {}
     reasons: list[str] = []
@@ -76,7 +78,7 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
     subject.ran.kernels.clear()
     watchdog = watched_calls()
     try:
-        # An operator would repeat its warnings hundreds of times, and torch its logs.
+        # An operator would repeat its warnings, and torch its logs, hundreds of times.
         with (
             without_warnings(),
             without_logs(),
@@ -118,10 +120,10 @@ def _outcome(known: Property, subject: Subject) -> Outcome:
 
 
 def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[list[Failure], list[str]]:
-    """Return the failures of a class, and notes in place of those on rows without elements.
+    """Return the failures of a class; failures on rows without elements are replaced by notes.
 
-    Its forward may have an answer there, and its backward none: a mean, or a `reshape(-1, 0)`. Nothing is
-    expected of it, unless the dimension is batch-like. A reference says what is expected, and is held to it.
+    On such rows, a forward may have a result where the backward raises, as in a mean or a `reshape(-1, 0)`. A
+    class promises nothing there, unless the dimension is batch-like; with a reference, the reference does.
     """
     if subject.specification.kernels or subject.kind.in_library or subject.kind.has_reference:
         return [*failures], []
@@ -134,19 +136,19 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         if change is None or without is None or stands_alone(subject, change.of, without):
             left.append(failure)
         else:
-            words = f"{sample} has rows without elements, in which its backward may raise"
+            words = f"{sample} has rows without elements, for which the backward of a class may raise"
             refused.append(f"{words}: {failure.message}")
     return left, refused
 
 
 FEW = 4
-"""Fewest elements that decide between causes."""
+"""Minimum number of elements that decides between causes."""
 
 
 def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple[Failure, ...]:
-    """One failure for each thing that is wrong, however many samples, dtypes and layouts show it.
+    """One failure for each fault, however many samples, dtypes and layouts show it.
 
-    Its circumstance is the most usual one, and a failure that was seen in it is shown.
+    Each gets the most usual circumstance, and shows a failure that was seen in this circumstance.
 
     Args:
         failures: Failures of one property.
@@ -160,7 +162,7 @@ def merged(failures: Sequence[Failure], samples: Sequence[Sample] = ()) -> tuple
 
 
 def _one(every: list[Failure]) -> Failure:
-    group = [each for each in every if not each.minor] or every  # an approximation is one in every sample
+    group = [each for each in every if not each.minor] or every  # an approximation shows in every sample
     causes = {failure.cause for failure in group}
     if len(causes) == 1:
         return _seen(group[0], group)
@@ -178,16 +180,16 @@ def _one(every: list[Failure]) -> Failure:
 
 
 def _seen_on(failure: Failure, group: Sequence[Failure], samples: Sequence[Sample]) -> Failure:
-    """The failure, with the cause `empty` or the derived inputs if these alone show it.
+    """The failure; with the cause `empty`, or with the derived inputs as evidence, if only these show it.
 
-    It is `empty` if it was seen on tensors without elements alone. Properties that compare runs leave out the
-    derived inputs on which alone these differ.
+    The cause is `empty` if only tensors without elements show it. If two runs differ only on derived inputs,
+    properties that compare runs leave these inputs out.
     """
     seen = [shown_sample(each, samples) for each in group]
     if not all(sample.is_empty for sample in samples) and all(
         sample is not None and sample.is_empty for sample in seen
     ):
-        message = f"of tensors without elements alone: {failure.message}"
+        message = f"only for tensors without elements: {failure.message}"
         failure = replace(failure, cause="empty", message=message)
     derived = dict.fromkeys(each.position for each in seen if each is not None and each.origin)
     alone = all(each is not None and each.origin for each in seen)
@@ -197,7 +199,7 @@ def _seen_on(failure: Failure, group: Sequence[Failure], samples: Sequence[Sampl
 
 
 def _elements(failure: Failure) -> int:
-    """Number of elements of the wrong tensor; 0 where the evidence does not name it."""
+    """Number of elements of the wrong tensor; 0 if the evidence does not name it."""
     return int(str(failure.evidence.get("wrong elements", "0 of 0")).rpartition(" ")[2])
 
 
@@ -207,6 +209,6 @@ def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
     given = min((each.given for each in group), key=GIVEN.index)
     minor = all(each.minor for each in group)
-    bound = all(each.dtypes for each in group)  # to some dtypes
+    bound = all(each.dtypes for each in group)  # it is bound to some dtypes
     dtypes = ordered(name for each in group for name in each.dtypes) if bound else ()
     return replace(failure, evidence=evidence, dtypes=dtypes, given=given, minor=minor)

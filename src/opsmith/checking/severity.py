@@ -1,6 +1,6 @@
-"""Severity of failures, by one table of what happened and what was given; and their root causes.
+"""Severity of failures, by one table of events and circumstances, and their root causes.
 
-A root cause is the earlier failure, of another property, that explains a failure.
+The root cause of a failure is an earlier failure of a different property that explains it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ TABLE: Mapping[Given, Mapping[Happened, Severity]] = MappingProxyType(
 WHATEVER: Mapping[Happened, Severity] = MappingProxyType(
     {"damage": "error", "minor": "warning", "less": "limit"}
 )
-"""The severity of everything else, whatever the circumstance."""
+"""The severity of all other kinds of events, in every circumstance."""
 
 FEW_DIGITS = frozenset({*map(dtype_name, LOW_PRECISION), "complex32"})
-"""dtypes of few digits, in which an operator is tried without a sample."""
+"""dtypes of few digits, in which an operator is tried even if no sample has this dtype."""
 
 SINGLE, DOUBLE = frozenset({"float32", "complex64"}), frozenset({"float64", "complex128"})
 
 
 def circumstance(failure: Failure, subject: Subject) -> Given:
-    """The circumstance of a failure: the last of those that apply to its property, its sample and its dtypes.
+    """The circumstance of a failure: the last that applies to its property, its sample and its dtypes.
 
     Args:
         failure: A failure of one property.
@@ -59,7 +59,7 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
         found.add(sample.given)
     change = None if sample is None else sample.change
     if change is not None and change.uneven and subject.kind.own_forward and "exception" in failure.evidence:
-        found.add("strained")  # a class says nowhere what it takes, and refuses it where a backward raises
+        found.add("strained")  # its backward refuses
     seen_write = failure.cause == "mutates-input" and "exception" not in failure.evidence  # no broken rule
     if seen_write and sample is not None and _asks_in_place(sample):
         found.add("strained")
@@ -77,11 +77,11 @@ def circumstance(failure: Failure, subject: Subject) -> Given:
 
 
 IN_PLACE = re.compile(r"in_?place|overwrite|mutat|destroy", re.IGNORECASE)
-"""Words in the name of a flag by which a caller lets a call write into an argument."""
+"""Words in the names of flags that let a call write into an argument."""
 
 
 def _asks_in_place(sample: Sample) -> bool:
-    """True if a flag that no sample of the author's sets lets it write into an argument, by its name."""
+    """True if a flag that no author's sample sets, and whose name allows writing into an argument, is set."""
     if sample.change is None:
         return False
     flags = zip(sample.names, sample.change.of.flat, sample.flat, strict=True)
@@ -89,7 +89,7 @@ def _asks_in_place(sample: Sample) -> bool:
 
 
 def _is_of_backward(failure: Failure) -> bool:
-    """True for an exception of a backward: a forward that returned has promised it, in any dtype and size."""
+    """True for an exception of a backward, which a forward promises by returning, in any dtype and size."""
     return "explains-gradients" in PROPERTIES[failure.property].traits and IN_BACKWARD in failure.evidence
 
 
@@ -110,19 +110,19 @@ def happened(failure: Failure) -> Happened:
 
 
 def graded(outcome: Outcome) -> Outcome:
-    """The outcome with the severity of each failure; without an error, it is not failed."""
+    """The outcome with the severity of each failure; it has failed only if there is an error."""
     failures = tuple(replace(each, severity=severity_of(each)) for each in outcome.failures)
     return with_status(replace(outcome, failures=failures))
 
 
 def severity_of(failure: Failure) -> Severity:
-    """The severity by the table."""
+    """The severity of a failure, by the table."""
     what = happened(failure)
     return WHATEVER[what] if what in WHATEVER else TABLE[failure.given][what]
 
 
 def with_status(outcome: Outcome) -> Outcome:
-    """The outcome with the status that its failures give."""
+    """The outcome with the status that follows from its failures."""
     if any(failure.is_error() for failure in outcome.failures):
         return replace(outcome, status="failed")
     if outcome.status != "failed":
@@ -131,10 +131,10 @@ def with_status(outcome: Outcome) -> Outcome:
 
 
 def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Set `follows` of each failure that another one explains.
+    """Set `follows` of each failure that another failure explains.
 
     Args:
-        outcomes: In the order of reports.
+        outcomes: The outcomes, in the order of reports.
     """
     every = [failure for outcome in outcomes for failure in outcome.failures]
     named: list[Outcome] = []
@@ -147,7 +147,7 @@ def name_roots(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def explained_by(failure: Failure, before: Sequence[Failure], every: Sequence[Failure] = ()) -> str | None:
-    """Name of the property whose failure explains one of another property; None where none does.
+    """Name of the property whose failure explains a failure of a later property; None if there is none.
 
     Args:
         before: The failures of the properties before it, in the order of reports.
@@ -169,7 +169,7 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
     """The failures that report the same fault in the same words."""
 
     def words(failure: Failure) -> str:
-        """The message without what differs from property to property; of a crash its signal and the line."""
+        """The message without the parts that differ between properties; for a crash, its signal and line."""
         if "signal" in failure.evidence:
             return f"{failure.evidence['signal']} at {failure.where}"
         reason = failure.evidence.get("also fits", {}).get("input-needs-grad")
@@ -182,11 +182,11 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
     """Explain failures of other properties about a gradient by a wrong gradient of the same input.
 
-    A write into an input, and a result that is wrong for a layout of it, are no matter of its gradient.
+    A write into an input, or a result that is wrong for one layout of it, does not concern its gradient.
     """
 
     def inputs(failure: Failure) -> set[str]:
-        """The inputs that a failure names: `x, weight` are two."""
+        """The inputs that a failure names: `x, weight` names two."""
         return set(failure.input.split(", ")) if failure.input else set()
 
     roots = [name for name, known in PROPERTIES.items() if "explains-gradients" in known.traits]
@@ -196,30 +196,30 @@ def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failu
 
 
 OF_ARGUMENTS = ("mutates-input", "not-written", "overwritten", "version", "aliases-input", "side-effect")
-"""Causes of what a call does to an argument itself."""
+"""Causes that describe what a call does to an argument itself."""
 
 
 def undeclared_randomness(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain other numbers in a second run by random numbers that are not declared.
+    """Explain different numbers in a second run by undeclared random numbers.
 
-    The check begins each call with the same ones, but not each run of the forward within a call.
+    The check restores the random state before each call, but not before each forward within a call.
     """
     drawn = [each for each in every if each.property == "randomness" and CAUSES[each.cause].unsteady]
     if CAUSES[failure.cause].compares and "reruns" in PROPERTIES[failure.property].traits:
         yield from drawn
-    if DIFFERS in failure.evidence:  # the seeds of two runs, which may differ, are torch's
+    if DIFFERS in failure.evidence:  # torch chooses the seeds of these two runs, which may differ
         yield from (each for each in drawn if FOREIGN_STATE in each.evidence)
 
 
 WRONG_ELEMENTS = ("not-written", "overwritten")
-"""Causes of a call in place that writes other elements than the reference."""
+"""Causes of an in-place call that writes different elements than the reference."""
 
 WRONG_NUMBERS = ("kernel-mismatch", "nan", *WRONG_ELEMENTS)
-"""Causes of results that autograd through the reference does not fit."""
+"""Causes of results whose gradients differ from autograd's through the reference."""
 
 
 def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain a wrong new value of an argument by what a call in place writes, or does not write."""
+    """Explain a wrong new value of an argument by an in-place call that writes too much or too little."""
     for each in every:
         about = failure.input is not None and failure.input in (each.input, f"result_{each.input}")
         if each.property == "mutation" and about and each.cause in (*WRONG_ELEMENTS, failure.cause):
@@ -227,7 +227,7 @@ def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]
 
 
 def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain a different second backward through the same graph by unsteady gradients."""
+    """Explain a second backward that differs through the same graph by gradients that differ between runs."""
     if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
         found = (each for each in before if each.property == "determinism")
         yield from (
@@ -236,7 +236,7 @@ def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[F
 
 
 def wrong_results(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain gradients that do not fit the results, or are made of them, by wrong results."""
+    """Explain gradients that contradict the results, or are computed from them, by wrong results."""
     traits = PROPERTIES[failure.property].traits
     for each in () if "transforms" in traits else before:
         if each.property not in ("forward", "mutation") or each.follows is not None:
@@ -268,7 +268,7 @@ RULES = (
     wrong_results,
     broken_operator,
 )
-"""The rules in order: the first that finds a failure names the root."""
+"""The rules in order: the first rule that finds a failure names the root."""
 
 LATER = (wrong_gradient, wrong_write, undeclared_randomness)
-"""Those that look at the failures of later properties, too."""
+"""Rules that also look at the failures of later properties."""

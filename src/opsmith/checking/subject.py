@@ -1,4 +1,4 @@
-"""Subject of a check: an operator with its samples, run so that every run is the same."""
+"""Subject of a check: an operator with its samples, run so that all runs agree."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ from opsmith.torch_library.flattening import ResultFlattening
 T = TypeVar("T")
 
 GRAD_OUTPUT_SEED = 0x51ED270B
-"""Added to the seed for grad_outputs, so that their numbers differ from those of samples."""
+"""Offset of the seed of grad_outputs, so that their numbers differ from the samples'."""
 
 PERTURBATIONS = 3
-"""The stream (see `Subject.generator`) for perturbing inputs."""
+"""The stream of random numbers (see `Subject.generator`) that perturb inputs."""
 
 
 @dataclass(frozen=True)
 class SubjectKind:
-    """Kind of a subject, with its truth policy: what results and gradients are held to.
+    """Kind of a subject, with its truth policy: the source of the right results and gradients.
 
     Args:
-        name: In words.
+        name: Name of the kind, in words.
         truth: `reference`: the author's reference, and autograd through it where finite differences agree.
             `forward`: the class's own forward, which was not written for autograd. `itself`: the operator
-            alone, and finite differences of it.
-        applied: Called through the class's own `apply`.
-        in_library: Called through `torch.ops`; rules for it are registered with torch.library.
+            itself, and finite differences of it.
+        applied: True if it is called through the class's own `apply`.
+        in_library: True if it is called through `torch.ops`; its rules are registered with torch.library.
     """
 
     name: str
@@ -70,12 +70,12 @@ class SubjectKind:
 
     @property
     def has_reference(self) -> bool:
-        """True if an author's reference stands apart from what runs."""
+        """True if there is an author's reference, separate from the code that runs."""
         return self.truth == "reference"
 
     @property
     def own_forward(self) -> bool:
-        """True if the class's own forward stands in for a reference."""
+        """True if the class's own forward takes the place of a reference."""
         return self.truth == "forward"
 
 
@@ -88,7 +88,7 @@ LIBRARY_OPERATOR = SubjectKind("operator of torch.library", "itself", in_library
 
 @dataclass(frozen=True)
 class LibraryWrite:
-    """An operator of torch.library that writes in place, and has no other reference than itself.
+    """An operator of torch.library that writes in place, and has no reference except itself.
 
     Args:
         specification: Its specification, whose reference calls it.
@@ -98,7 +98,7 @@ class LibraryWrite:
 
     @property
     def reference(self) -> Callable[..., Any]:
-        """The author's function, if known: torch raises the versions of a `custom_op`, written or not."""
+        """The author's function, if known; a `custom_op` raises versions even if it wrote nothing."""
         return next(iter(self.specification.origin.sources()), self.specification.reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,19 +106,19 @@ class LibraryWrite:
         return self.specification.reference(*args, **kwargs)
 
     def forget_calls(self) -> None:
-        """Do nothing: the dispatcher alone knows its calls."""
+        """Do nothing: only the dispatcher keeps its calls."""
 
 
 @dataclass(frozen=True)
 class SteadyRuns:
-    """Conditions under which every run gives the same.
+    """Conditions under which every run gives the same results.
 
     Args:
         seed: Seed of every random state.
         draws: True if a call draws random numbers that are not declared.
         copied: Labels of the arguments that are copied for each call.
-        outside: State outside of calls that each call begins with; None where calls do not change it.
-        names: Names of what changes there.
+        outside: State outside of calls, restored before each call; None if calls do not change it.
+        names: Names of the parts of this state that calls change.
     """
 
     seed: int
@@ -129,7 +129,7 @@ class SteadyRuns:
 
     @contextmanager
     def region(self) -> Iterator[None]:
-        """A region that begins with the same random states each time; those outside are restored."""
+        """A region that begins with the same random states each time; the caller's states are restored."""
         if self.outside is not None and not torch.compiler.is_compiling():
             self.outside.restore()
         with random_states_restored():
@@ -145,7 +145,7 @@ class SteadyRuns:
 
     def before_backward(self, results: Sequence[Tensor]) -> None:
         """Begin every backward of a call with the same random states."""
-        # A backward that draws for itself gets other numbers than its forward.
+        # A backward that draws random numbers gets different numbers than its forward.
         for node in {each.grad_fn for each in results if each.grad_fn is not None}:
             node.register_prehook(lambda grads: seed_all(self.seed + 1))
 
@@ -153,7 +153,7 @@ class SteadyRuns:
         """Description for a remark."""
         copied = ", ".join([*(f"`{label}`" for label in sorted(self.copied)), *self.names])
         if self.outside is not None and not copied:
-            return "with what it keeps between calls restored for each"
+            return "with the state that it keeps between calls restored before each call"
         return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
 
 
@@ -171,17 +171,18 @@ class Subject:
         in_place: The operator that writes in place, if `operator` is its functional form.
         apply: Function called instead of the operator, with the same arguments: a class's own `apply`, or the
             operator of torch.library.
-        passed: Number of arguments that the author passes to `apply` at most; None if all are passed.
+        passed: Maximum number of arguments that the author passes to `apply`; None if all are passed.
         shown_as: Name in the report, if not the operator's name.
-        symmetric: Labels of the inputs that are made symmetric before it sees them.
-        narrow: What it raises in float64, if it takes float32 and not that.
-        refused_float64: The failure for that; none if it launches kernels in Triton, which seldom take it.
-        limit_s: Seconds that a call may take in a process that is watched.
+        symmetric: Labels of the inputs that are made symmetric before each call.
+        narrow: Error that it raises in float64, if it takes float32 and not float64.
+        refused_float64: The failure for this error; empty if it launches kernels in Triton, which seldom take
+            float64.
+        limit_s: Seconds that a call may take in a child process.
         dropped: Positions of the author's samples on which a call raises.
-        steady: Conditions that make all runs the same, where they are not by themselves.
+        steady: Conditions under which all runs agree, if they do not agree without them.
         outside: The state outside of its calls, as it was before the check.
-        ran: The dtypes in which it was run, and the kernels that ran.
-        known: What was computed once of its samples, for all properties.
+        ran: The dtypes in which it has run, and the kernels that ran.
+        known: Values that were computed once from its samples, for all properties.
     """
 
     specification: Specification
@@ -206,7 +207,7 @@ class Subject:
 
     @property
     def functions(self) -> list[Any]:
-        """The functions and classes that make it up."""
+        """The functions and classes of which it consists."""
         specification = self.specification
         found: list[Any] = [*specification.origin.sources()]
         if self.kind.has_reference:
@@ -230,7 +231,7 @@ class Subject:
         return _timed(call, args, kwargs)
 
     def note_call(self, values: Sequence[Any]) -> None:
-        """Record a call of the operator: its dtypes, and the kernel that takes it.
+        """Record a call of the operator: its dtypes, and the kernel that serves it.
 
         Args:
             values: The arguments, in the order of the schema.
@@ -240,7 +241,7 @@ class Subject:
         kernels = () if operator is None else operator.specification.kernels
         if len(self.ran.kernels) == len(kernels) or capabilities.innermost_transform() is not None:
             return
-        # A call on what stands for numbers runs no kernel, or runs one on other tensors than these.
+        # A call on fake or traced tensors runs no kernel, or runs a kernel on different tensors.
         if all(type(each) in (Tensor, torch.nn.Parameter) for each in tensors_in([*values])):
             chosen = choose(kernels, values)[0]
             self.ran.kernels |= set() if chosen is None else {chosen.kernel}
@@ -250,40 +251,40 @@ class Subject:
         return _timed(self.specification.reference, args, kwargs)
 
     def once(self, what: str, sample: Sample, compute: Callable[[], T]) -> T:
-        """Compute something of a sample for the first property that needs it, and keep it for the others.
+        """Compute a value from a sample for the first property that needs it, and keep it for the others.
 
         Args:
-            sample: The sample; one with the same values in another place counts as another.
-            compute: Computes it. An exception is not kept.
+            sample: The sample; the same values in a different object count as a different sample.
+            compute: Computes the value. An exception is not kept.
         """
         if self.steady is not None:  # runs differ between properties
             return compute()
         key = (what, id(sample), id(self.apply), self.kind, self.symmetric, self.narrow)
         if key not in self.known:
-            self.known[key] = sample, compute()  # the sample keeps its id
+            self.known[key] = sample, compute()  # the kept sample keeps its id from being used again
         found: T = self.known[key][1]
         return found
 
     def restore_outside(self) -> None:
-        """Make the state outside of its calls what it was before the check."""
+        """Restore the state outside of its calls to the state before the check."""
         if self.outside is not None and not torch.compiler.is_compiling():
             self.outside.restore()
 
     def by_reference(self) -> Subject:
-        """The subject with the reference instead of the operator: no kernel runs that may end the process."""
+        """The subject with its reference as the operator, so that no kernel can end the process."""
         return replace(self, apply=self.specification.reference) if self.apply is None else self
 
     def rank(self, sample: Sample) -> int:
-        """Rank of a sample among those on which a call does not raise."""
+        """Position of a sample among the samples on which a call does not raise."""
         return sample.position - sum(position < sample.position for position in self.dropped)
 
     def lacks(self, rule: Part) -> bool:
-        """True if it is an operator of torch.library without a registered rule."""
+        """True if it is an operator of torch.library for which a rule is not registered."""
         return self.kind.in_library and self.specification.origin.own(rule) is None
 
     @property
     def torch_operator(self) -> Any:
-        """The operator as torch registers it; None for a class."""
+        """The operator that is registered with torch; None for a class."""
         if self.kind.in_library:
             return self.specification.origin.subject
         return self.operator.torch_operator if self.operator is not None and self.apply is None else None
@@ -300,7 +301,7 @@ class Subject:
         return not any(drawing_operations(self, sample) for sample in self.samples)
 
     def every(self, sample: Sample) -> tuple[Result, ...]:
-        """Every flat result for a sample: one for each tensor of a list, by its label."""
+        """All flat results for a sample, by label; each tensor of a list is a result."""
         if self.specification.schema.always_tensors:
             return self.specification.schema.results
         flattening = self.result_flattening(sample)
@@ -308,7 +309,7 @@ class Subject:
         return tuple(replace(result, name=label) for result, label in pairs)
 
     def results(self, sample: Sample) -> tuple[Result, ...]:
-        """The flat results for a sample that callers see."""
+        """The flat results for a sample, without hidden results."""
         return tuple(result for result in self.every(sample) if not result.hidden)
 
     def visible_positions(self, sample: Sample) -> list[int]:
@@ -316,7 +317,7 @@ class Subject:
         return [position for position, result in enumerate(self.every(sample)) if not result.hidden]
 
     def result_flattening(self, sample: Sample) -> ResultFlattening:
-        """Flattening of the reference's results for a sample, which is run once for each."""
+        """Flattening of the reference's results for a sample; the reference runs once for each sample."""
         known = self._result_flattenings
         if sample.position not in known:
             with self.seeded(), torch.no_grad():
@@ -339,19 +340,19 @@ class Subject:
         """The results that callers see, from the operator itself.
 
         Args:
-            on: Device to call it on with numbers on the CPU; by default that of the sample, if it runs on
-                other devices alone. Their results come back to the CPU.
-            by: Makes the call with given arguments; by default `called`.
+            on: Device on which to call it with numbers of the CPU; by default the sample's, if it runs only
+                on devices other than the CPU. Results are moved back to the CPU.
+            by: Function that makes the call with given arguments; `called` by default.
 
         Raises:
-            WrongFormError: If it returns a list of another length than the reference, or a class another
-                structure than it did before.
+            WrongFormError: If it returns a list whose length differs from the reference's, or if a class
+                returns a structure that differs from the previous one.
         """
         returned, away = self._returned(sample, flat, by or self.called, on)
         if self.steady is not None:
             self.steady.before_backward(tensors_in([returned]))
         outputs = self.specification.origin.outputs
-        if outputs is not None:  # its results may lie in tuples inside of tuples
+        if outputs is not None:  # its results may be in nested tuples
             return self._received(self._parts(outputs, returned, flat), flat, away)
         self._hold_count(sample, returned, self.specification.schema.visible, lambda: self.runs_at(flat))
         return self._received(self._listed(returned), flat, away)
@@ -359,7 +360,7 @@ class Subject:
     def reference(
         self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any] | None = None
     ) -> list[Tensor]:
-        """All results of the reference, or of another function, as plain PyTorch; hidden ones too."""
+        """All results of the reference, or of another function, as plain PyTorch; hidden results too."""
         call = partial(_timed, function or self.specification.reference)
         returned, away = self._returned(sample, flat, call)
         return self._received(self._listed(returned), flat, away)
@@ -371,7 +372,7 @@ class Subject:
         call: Callable[[Sequence[Any], Mapping[str, Any]], Any],
         on: torch.device | None = None,
     ) -> tuple[Any, bool]:
-        """Returned value of a call, and True if its arguments were sent away: a check computes on the CPU."""
+        """Returned value of a call, and True if its arguments were moved from the CPU to a device."""
         target = on or (CPU if CPU in self.devices else sample.home)
         away = target != CPU and all(each.device == CPU for each in tensors_in([*flat]))
         with self.seeded():
@@ -379,7 +380,7 @@ class Subject:
             return call(*sample.arguments(own)), away
 
     def _received(self, results: list[Any], flat: Sequence[Any], away: bool) -> list[Any]:
-        """The results on the CPU if the arguments were there, and in float64 if they were cast from it."""
+        """The results; moved to the CPU if the arguments came from it, and cast to float64 likewise."""
         if away:
             results = [each.cpu() if isinstance(each, Tensor) else each for each in results]
         if self.narrow and any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in flat):
@@ -387,7 +388,7 @@ class Subject:
         return results
 
     def _own(self, sample: Sample, flat: Sequence[Any]) -> Sequence[Any]:
-        """The values, with generators copied, so that no run advances another's, cast and symmetric."""
+        """The values, cast and made symmetric; generators are copied, so that a run advances only its own."""
         if sample.is_plain and not self.narrow and self.steady is None and not self.symmetric:
             return flat
         values: list[Any] = [v.clone_state() if isinstance(v, torch.Generator) else v for v in flat]
@@ -402,10 +403,10 @@ class Subject:
         return [(value + value.mH) / 2 if label in self.symmetric else value for label, value in pairs]
 
     def kernel(self, sample: Sample, flat: Sequence[Any], function: Callable[..., Any]) -> list[Tensor]:
-        """All results of a kernel, hidden ones too, held to the contract of kernels.
+        """All results of a kernel, hidden results too, checked against the contract of kernels.
 
         Raises:
-            WrongFormError: If it returns a list of another length than the reference.
+            WrongFormError: If it returns a list whose length differs from the reference's.
         """
         values = sample.flattening.pack(self._own(sample, flat))
         self.ran.note(values)
@@ -418,7 +419,7 @@ class Subject:
     def _hold_count(
         self, sample: Sample, returned: Any, positions: Sequence[int], location: Callable[[], str]
     ) -> None:
-        """Compare the lengths of returned lists with the reference's."""
+        """Raise an error if the length of a returned list differs from the reference's."""
         described = [self.specification.schema.results[position] for position in positions]
         if not any(result.sequence for result in described):
             return
@@ -431,7 +432,7 @@ class Subject:
                 raise WrongFormError(result.name, got, f"the reference {span.stop - span.start}", location())
 
     def _parts(self, outputs: Outputs, returned: Any, flat: Sequence[Any]) -> list[Any]:
-        """The results of a class, out of the structure that it returns them in."""
+        """The results of a class, taken out of the structure that it returns."""
         name = self.specification.schema.results[0].name
         before = "in an earlier call returned {} in its place"
         try:
@@ -460,14 +461,14 @@ class Subject:
         return lambda flat: self.visible(sample, self.reference(sample, flat, function))
 
     def runs_at(self, flat: Sequence[Any]) -> str:
-        """`file:line` of what computes a call: the kernel that takes it, or the reference."""
+        """`file:line` of the kernel that serves a call, or of the reference."""
         accepted = choose(self.specification.kernels, list(flat))[0]
         return accepted.kernel.where if accepted else self.specification.where
 
     def visible(self, sample: Sample, every: list[Tensor]) -> list[Tensor]:
-        """Those of all results that callers see."""
+        """The results that callers see, out of all results."""
         if len(every) != len(self.every(sample)):
-            return every  # a stand-in may leave the hidden ones out
+            return every  # another function may leave out the hidden results
         return [every[position] for position in self.visible_positions(sample)]
 
     @cached_property
@@ -480,9 +481,10 @@ class Subject:
         return declared or (self.apply is not None and any(map(self._rounds_in, self.samples)))
 
     def _rounds_in(self, sample: Sample) -> bool:
-        """True if results in float64 are float32 numbers, and blind to changes of the inputs below float32.
+        """True if float64 results are float32 numbers, and ignore changes of the inputs below float32's
+        precision.
 
-        A function that rounds on purpose, as to whole numbers, ignores large steps too.
+        A function that rounds on purpose, for example to whole numbers, also ignores larger changes.
         """
         if not sample.inexact:
             return False
@@ -508,11 +510,11 @@ class Subject:
 
     @property
     def linear(self) -> bool:
-        """True if its backward is linear in grad_output: an adopted class may be declared not to be."""
+        """True if its backward is linear in grad_output; an adopted class may be declared as nonlinear."""
         return "nonlinear" not in self.specification.origin.claims
 
     def seeded(self) -> AbstractContextManager[Any]:
-        """A region in which every run draws the same numbers; the state outside is restored."""
+        """A region in which every run draws the same random numbers; the caller's state is restored."""
         if self.steady is not None:
             return self.steady.region()
         # Setting the state takes longer than most operators.
@@ -535,23 +537,23 @@ class Subject:
             return not is_state(before)
 
     def called_with_gradients(self, sample: Sample) -> None:
-        """Call a class on inputs that require a gradient: its forward may draw only then."""
+        """Call a class on inputs that require a gradient: its forward may draw random numbers only then."""
         if self.specification.origin.kind == "class":
             record(lambda flat: self.called(*sample.arguments(flat)), sample.at(), sample.inexact)
 
     def generator(self, stream: int = 0) -> torch.Generator:
-        """A new generator for grad_outputs; its numbers differ from those of samples of the same seed.
+        """A new generator for grad_outputs; its numbers differ from the samples' numbers of the same seed.
 
-        A grad_output equal to an input would hide faults: much of the right gradient may vanish.
+        A grad_output equal to an input would hide faults, since much of the right gradient may vanish.
 
         Args:
-            stream: Number of the stream; each stream gives other numbers.
+            stream: Number of the stream; different streams have different numbers.
         """
         return torch.Generator().manual_seed(self.seed + GRAD_OUTPUT_SEED * (stream + 1))
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
-        """Devices to check on: those of the samples, and those for which it has kernels that can run here."""
+        """Devices to check on: the samples' devices, and those of its kernels that can run here."""
         homes = {each.type: each for each in (sample.home for sample in self.samples)} or {"cpu": CPU}
         kernels = [kernel.device for kernel in self.specification.kernels]
         types = dict.fromkeys((*kernels, *self.specification.origin.devices))
@@ -559,7 +561,7 @@ class Subject:
         return (*homes.values(), *others)
 
     def devices_with(self, dtype: torch.dtype) -> tuple[torch.device, ...]:
-        """Those of the devices that have a dtype: not each has float64."""
+        """The devices that support a dtype; not every device has float64."""
         return tuple(device for device in self.devices if missing_device(device, dtype) is None)
 
     def kernels_on(self, device: torch.device) -> Sequence[Kernel]:
@@ -572,10 +574,10 @@ _NOTHING = nullcontext()
 
 @calls_operator
 def _timed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function of the author's; no other call begins after the seconds of a property."""
+    """Call an author's function; no further call begins after the seconds of a property."""
     if torch.compiler.is_compiling():
         return function(*args, **kwargs)
-    begin_call()  # finite differences make many hundred calls, and no single one of these hangs
+    begin_call()  # finite differences make hundreds of calls, which together may take too long
     returned = function(*args, **kwargs)
     beat(returned=True)
     return returned
@@ -583,14 +585,14 @@ def _timed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """A region with torch's random state from a seed; the state outside is restored."""
+    """A region with torch's random state from a seed; the caller's state is restored."""
     with torch_state_restored():
         seed_torch(seed)
         yield
 
 
 def computed_once(compute: Callable[[Subject, Sample], T]) -> Callable[[Subject, Sample], T]:
-    """Let `Subject.once` keep what a function computes of a sample."""
+    """Let `Subject.once` keep the value that a function computes from a sample."""
 
     @wraps(compute)
     def found(subject: Subject, sample: Sample) -> T:
@@ -601,7 +603,7 @@ def computed_once(compute: Callable[[Subject, Sample], T]) -> Callable[[Subject,
 
 @computed_once
 def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool]]:
-    """The random operations of the reference, each with True if it draws from its own generator."""
+    """The random operations of the reference, each with True if it draws from a generator of its own."""
     draws: list[tuple[str, bool]] = []
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:
@@ -609,14 +611,14 @@ def drawing_operations(subject: Subject, sample: Sample) -> list[tuple[str, bool
             draws.append((str(operator), isinstance(kwargs.get("generator"), torch.Generator)))
 
     args, kwargs = sample.arguments(sample.at())
-    # Suppressed, since the properties report what the reference raises; what it drew before that counts.
+    # Suppressed, since the properties report the reference's errors; operations before an error count.
     with torch_state_restored(), torch.no_grad(), capabilities.observe_operators(see), Overlooking():
         subject.referred(args, kwargs)
     return draws
 
 
 def missing_device(device: torch.device | str, dtype: torch.dtype = torch.float32) -> str | None:
-    """The reason why nothing can run in a dtype on a device here; None where it can."""
+    """The reason why this machine cannot compute in a dtype on a device; None if it can."""
     try:
         torch.empty(1, dtype=dtype, device=device).fill_(0)
     except (RuntimeError, TypeError, AssertionError, ImportError) as error:

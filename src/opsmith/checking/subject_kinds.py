@@ -1,6 +1,6 @@
 """Subjects of a check: operators, `autograd.Function` classes and operators of torch.library, with samples.
 
-An adopted class is run for what its code does not say: types, results, and what it writes.
+An adopted class is run to learn facts that its code does not show: types, results, and writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ T = TypeVar("T")
 GivenSamples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 
 GIVEN = "the samples given to `check`"
-"""Location of a list of them in messages."""
+"""Location of a list of samples in messages."""
 
 
 def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -> Subject:
@@ -72,7 +72,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
 
     Args:
         checked: An operator of ours, an `autograd.Function` class, or an operator of torch.library.
-        samples: As of `check`.
+        samples: As for `check`.
 
     Raises:
         UsageError: If it is none of these.
@@ -81,9 +81,9 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         ForwardRaisedError: If the forward of a class raises on every sample.
     """
     if is_function_class(checked):
-        with torch_seeded(seed):  # for authors who draw without `make`
+        with torch_seeded(seed):  # for authors who draw random numbers without `make`
             operator, most = _as_operator(checked, samples, _make(seed))
-        # A class of the oldest kind has no `apply` that runs; adopted, it has.
+        # A class of the oldest kind has no `apply` that runs; after adoption, it has one.
         old = class_of(operator.specification.origin).takes_self
         own_apply = _apply_of(operator.specification, most)
         kind, apply = (ADOPTED_CLASS, None) if old else (FUNCTION_CLASS, own_apply)
@@ -92,7 +92,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
         return _with_samples(own, None)
     if isinstance(checked, Operator):
         samples = _learnt_from(checked, samples, seed)
-        form = checked.functional  # what it writes in place is compared as a result, too
+        form = checked.functional  # an argument written in place is compared as a result, too
         origin = form.specification.origin
         kind = ADOPTED if origin.referenced else ADOPTED_CLASS
         kind = OPERATOR if origin.kind == "declared" else kind
@@ -113,7 +113,7 @@ def subject_of(checked: Any, samples: GivenSamples, seed: int, effort: Effort) -
 
 
 def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
-    """The subject with the samples that are given, or with those of its operator."""
+    """The subject with the given samples, or with its operator's samples."""
     specification = subject.specification
     calls = _drawn(specification, samples, subject.seed, subject.name)
     if not calls:
@@ -163,7 +163,7 @@ def _no_subject(checked: Any) -> errors.UsageError:
     else:
         hint = 'declare it first, with `@opsmith.operator("mylib::name")`'
     return errors.UsageError(
-        "only an operator (of opsmith or of torch.library), or an `autograd.Function` class, can be checked",
+        "only an operator (of opsmith or of torch.library) or an `autograd.Function` class can be checked",
         expected="an operator, `torch.ops.mylib.name`, or a class derived from torch.autograd.Function",
         got=shown(checked),
         hint=hint,
@@ -174,8 +174,8 @@ def _apply_of(specification: Specification, most: int | None = None) -> Callable
     """A class's own `apply`, with the arguments of the operator.
 
     Args:
-        most: Number of arguments that the author's calls pass at most; further ones that are their defaults
-            are left out, since a backward returns a gradient for each that is passed. None for all.
+        most: Maximum number of arguments that the author's calls pass. Further arguments that equal their
+            defaults are left out, since a backward returns a gradient for each passed argument. None for all.
     """
     origin, schema = specification.origin, specification.schema
     parameters = list(forward_signature(origin.subject).parameters.values())
@@ -195,9 +195,9 @@ def _apply_of(specification: Specification, most: int | None = None) -> Callable
 def through_apply(subject: Subject) -> Subject | None:
     """The class of an adopted operator, called through its own `apply`; None if it can be checked itself.
 
-    The operator copies what the class writes into, and takes fewer gradients than `apply`. A class that was
-    adopted with a `kind=` is held to torch's contract all the same: checked itself, it would fail for what
-    `kind=` declares.
+    The operator copies the arguments that the class writes into, and takes fewer gradients than `apply`. A
+    class adopted with a `kind=` is nevertheless checked by torch's contract, but through `apply` it would
+    fail for the behavior that `kind=` declares.
     """
     specification = subject.specification
     promised = subject.apply is not None or specification.origin.claims <= {"true"}
@@ -207,11 +207,12 @@ def through_apply(subject: Subject) -> Subject | None:
 
 
 THROUGH_APPLY = "called"
-"""Evidence of a failure of a class through its own `apply`; the operator that was made of it is right."""
+"""Evidence of a failure of a class called through its own `apply`; the operator made of the class is
+right."""
 
 
 def of_own_apply(failure: Failure, subject: Subject) -> Failure:
-    """The failure of a class through its own `apply`, as a failure of the operator that was made of it."""
+    """The failure of a class called through its own `apply`, as a failure of the operator made of it."""
     call = f"`{subject.specification.qualname}.apply`"
     message = f"called through {call}: {failure.message}"
     return replace(failure, message=message, evidence={**failure.evidence, THROUGH_APPLY: call})
@@ -223,9 +224,10 @@ NAMESPACE = "checked"
 def _as_operator(
     function_class: type[torch.autograd.Function], samples: GivenSamples, make: Make
 ) -> tuple[Operator[..., Any], int]:
-    """The operator that a class is checked as, and the largest number of arguments of the author's calls.
+    """The operator that represents a class in a check, and the maximum number of arguments of the author's
+    calls.
 
-    Checking the class again replaces it.
+    A second check of the class replaces this operator.
     """
     name = throwaway_name(NAMESPACE, function_class)
     called = function_class.__qualname__
@@ -262,7 +264,7 @@ def _as_operator(
 
 
 def throwaway_name(namespace: str, function_class: type) -> str:
-    """An operator's name for a class that is adopted for a while, the same each time.
+    """An operator's name for a class that is adopted for one check; the name is the same each time.
 
     Example:
         >>> throwaway_name("checked", torch.autograd.Function)
@@ -274,13 +276,13 @@ def throwaway_name(namespace: str, function_class: type) -> str:
 
 
 def _as_specification(operator: Any) -> Specification:
-    """A specification in which the operator stands for its own reference.
+    """A specification in which the operator is its own reference.
 
     Args:
         operator: `torch.ops.ns.name`, one of its overloads, or a `torch.library.custom_op`.
 
     Raises:
-        UsageError: If it has several overloads, or belongs to torch.
+        UsageError: If the operator has several overloads, or belongs to torch.
         UnsupportedTypeError: If its schema has types that opsmith does not know.
     """
     overload = overload_of(operator)
@@ -308,7 +310,7 @@ def _as_specification(operator: Any) -> Specification:
 
 
 class ForwardRaisedError(Exception):
-    """A class's forward raises on every sample, or does not return, so that its results are unknown."""
+    """Error: a class's forward raises on every sample, or does not return; its results are unknown."""
 
     def __init__(self, failure: Failure) -> None:
         self.outcome = Outcome("forward", "failed", failures=(failure,))
@@ -316,12 +318,14 @@ class ForwardRaisedError(Exception):
 
 
 def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> GivenSamples:
-    """The samples as calls of an operator, which has learnt from them what an adopted class shows in runs.
+    """The samples as calls of an operator, which learns from them the facts that an adopted class shows in
+    runs.
 
-    Those of any other operator are returned as they are.
+    Samples of other operators are returned unchanged.
 
     Raises:
-        ForwardRaisedError: If forward raises on a sample whose types no other one shows, or does not return.
+        ForwardRaisedError: If forward does not return, or raises on a sample whose types no other sample
+            shows.
     """
     if operator.specification.origin.kind != "class":
         return samples
@@ -340,7 +344,7 @@ def _learnt_from(operator: Operator[..., Any], samples: GivenSamples, seed: int)
 
 
 def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
-    """Call the operator on samples that do not fit, until none shows new types: it learns them in calls."""
+    """Call the operator on samples that do not fit, so that it learns their types, until none is new."""
     calls = [(position, call) for position, call in enumerate(map(_call_of, samples)) if call is not None]
     function_class, known = class_of(operator.specification.origin).function_class, None
     raised: dict[int, ForwardRaisedError] = {}
@@ -357,7 +361,7 @@ def _show_types(operator: Operator[..., Any], samples: Sequence[Any]) -> None:
 
 
 def _call_of(sample: Any) -> CallArguments | None:
-    """The call of a sample; None if it is none."""
+    """The call of a sample; None if the sample is not a call of the operator."""
     if isinstance(sample, CallArguments):
         return sample
     if isinstance(sample, Tensor):
@@ -371,7 +375,7 @@ def _fits(operator: Operator[..., Any], call: CallArguments) -> bool:
 
 
 def _packed(operator: Operator[..., Any], sample: Any) -> Any:
-    """A sample with the operator's arguments, where these carry those of forward in another form."""
+    """A sample with the operator's arguments, if these contain forward's arguments in a different form."""
     adopted, call = class_of(operator.specification.origin), _call_of(sample)
     if call is None or (adopted.parameters.plain and not adopted.defaults):
         return sample
@@ -386,7 +390,7 @@ def _call_with_copies(operator: Operator[..., Any], call: CallArguments) -> None
 
 
 def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int) -> None:
-    """Call a class that may write, and was never run: a call shows what it marks as dirty."""
+    """Call a class that may write and has not run yet: a call shows the arguments that it marks as dirty."""
     adopted = class_of(operator.specification.origin)
     calls = _drawn(operator.specification, samples, seed, operator.name)
     given = [adopted.schema.call_values(call.args, call.kwargs) for call in calls]
@@ -405,10 +409,10 @@ def _show_writes(operator: Operator[..., Any], samples: GivenSamples, seed: int)
 def _first_run(
     function_class: type[torch.autograd.Function], samples: Sequence[Sequence[Any]]
 ) -> tuple[int, Returned]:
-    """The first sample on which forward runs, and what it returns.
+    """The first sample on which forward runs, and the returned value.
 
     Raises:
-        ForwardRaisedError: With what it raises on the first, if it raises on each.
+        ForwardRaisedError: If forward raises on each sample; with the error on the first sample.
     """
     raised: list[ForwardRaisedError] = []
     for position, values in enumerate(samples):
@@ -424,10 +428,10 @@ def _first_run(
 def _attempt(
     function_class: type[torch.autograd.Function], position: int, call: CallArguments, run: Callable[[], T]
 ) -> T | ForwardRaisedError:
-    """Run a class on a sample; return what it gives, or the error for what it raises.
+    """Run a class on a sample; return its results, or the error that it raises.
 
     Raises:
-        ForwardRaisedError: If it does not return.
+        ForwardRaisedError: If forward does not return.
     """
     location, watchdog = where(function_class.forward), watched_calls(returned_by.__code__)
     labels = [*value_names(function_class, len(call.args)), *call.kwargs]

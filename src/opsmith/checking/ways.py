@@ -1,8 +1,8 @@
-"""Ways to ask for the same outputs, and one driver that compares what each gives with what is right.
+"""Ways to compute the same outputs, and one driver that compares each way's outputs with the right outputs.
 
-An output is a result or a gradient. It may be asked for in another layout of memory, by another method of
-autograd, with other parameters frozen, or in another form: mapped, compiled, under autocast. It must stay the
-same.
+An output is a result or a gradient. It may be computed in a different memory layout, by a different method of
+autograd, with different parameters frozen, or in a different form (mapped, compiled, under autocast). It must
+stay the same.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ Outputs = Sequence[Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """A way to ask for some outputs, which must be the right ones.
+    """A way to compute some outputs, with the test that they are right.
 
     Args:
-        name: Its name in lists.
-        outputs: Names of the outputs, the results first.
-        ask: Gives the outputs; None where there are none to compare.
-        fault: Gives the difference of an output, by its position, from the right one; None if it is right.
+        name: Name of the way in lists.
+        outputs: Names of the outputs; results come first.
+        ask: Returns the outputs; None if there are none to compare.
+        fault: Returns the difference between an output, given by position, and the right output; None if it
+            is right.
         conclude: Makes the failure for a fault.
-        about: The thing that it changes: one failure stands for all ways that change the same.
-        since: The first output that counts.
+        about: The thing that the way changes; ways that change the same thing share one failure.
+        since: Position of the first output that counts.
         excused: Notes an exception that is no fault, and returns True.
-        blamed: Gives the position of the output that another exception is about.
+        blamed: Returns the position of the output that any other exception concerns.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Way:
 
     @cached_property
     def faults(self) -> list[Fault] | None:
-        """All that is wrong; None where there are no outputs to compare."""
+        """All faults; None if there are no outputs to compare."""
         outputs = attempt(self.ask)
         if isinstance(outputs, Raised):
             error = outputs.error
@@ -80,18 +81,18 @@ class Way:
             if difference is not None:
                 found.append(Fault(self, position, difference))
                 if named.kind == "result":
-                    break  # a gradient of a wrong result would report the same
+                    break  # the gradient of a wrong result would report the same fault
         return found
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with one way: an output, or an exception.
+    """One fault of one way: a wrong output, or an exception.
 
     Args:
         way: The way.
-        output: Position of the output; None for an exception that is about none.
-        difference: Difference of the output from the right one.
+        output: Position of the output; None for an exception that concerns no output.
+        difference: Difference between the output and the right output.
         error: The exception.
     """
 
@@ -102,7 +103,7 @@ class Fault:
 
     @property
     def named(self) -> TensorName:
-        """The output, or the first one for an exception that is about none."""
+        """The output, or the first output for an exception that concerns no output."""
         return self.way.outputs[self.output or 0]
 
     def __str__(self) -> str:
@@ -110,10 +111,10 @@ class Fault:
 
 
 def compare(ways: Iterable[Way]) -> Findings:
-    """One failure for each output that is wrong, with the ways in which it is wrong and right.
+    """One failure for each wrong output, with the ways in which it is wrong and right.
 
     Args:
-        ways: The ways; each is asked before the next one is made.
+        ways: The ways; each is run before the next is made.
     """
     wrong: dict[tuple[Hashable, int | None], list[Fault]] = {}
     right: dict[Hashable, list[str]] = {}
@@ -142,16 +143,16 @@ def another_output(
     error: str = "raises",
     hint: str = "",
 ) -> Failure:
-    """The usual failure of a way: an output is another one, or there is an exception.
+    """The usual failure of a way: an output that differs, or an exception.
 
     Args:
         property: Name of the property.
         run: The run.
         when: The way, in words.
-        cause: Cause of another output.
-        fault: What is wrong.
-        differs: Words between the output and the way.
-        raises: Words between the way and an exception.
+        cause: Cause of an output that differs.
+        fault: The fault.
+        differs: Text between the output and the way.
+        raises: Text between the way and an exception.
         error: Cause of an exception.
         hint: End of the message.
     """
@@ -164,7 +165,7 @@ def another_output(
 
 
 def differs_from(right: Outputs, position: int, got: Tensor | None) -> Difference | None:
-    """The difference of an output from that of another run, beyond rounding; None where they are alike."""
+    """The difference between an output and another run's, beyond rounding; None if they agree."""
     expected = right[position]
     form = form_difference(got, expected)
     if got is None or expected is None or form is not None or not differ_beyond_rounding(expected, got):
@@ -176,17 +177,17 @@ PERTURBATION = 2.0**-30
 """Relative perturbation of inputs: more than rounding."""
 
 REPEATS = 2
-"""Repeated runs of what is right, before anything is compared with it."""
+"""Repeated runs of the right computation, before anything is compared with it."""
 
 
 @dataclass
 class Twin:
-    """A run whose outputs another one must have, with a bound of their rounding; or the exception of the run.
+    """A run whose outputs another run must reproduce, with a bound of their rounding; or its exception.
 
     Args:
-        function: Gives the outputs for some values.
+        function: Returns the outputs for some values.
         values: The values.
-        results: Number of outputs that are results; of the others, gradients, None stands beside zeros.
+        results: Number of outputs that are results; the rest are gradients, for which None equals zeros.
         subject: The subject of the check.
     """
 
@@ -207,7 +208,7 @@ class Twin:
             self.outputs = found
 
     def fault(self, position: int, got: Tensor | None) -> Difference | None:
-        """The difference of an output from the right one; None where it is right."""
+        """The difference between an output and the right output; None if it is right."""
         expected = self.outputs[position]
         form = form_difference(got, expected)
         if got is None or expected is None:
@@ -220,7 +221,7 @@ class Twin:
         return difference if difference is not None and self._is_steady(position, expected) else None
 
     def _answer(self, position: int) -> Answer:
-        """The output as the right one; other properties judge it."""
+        """The output of this run, taken as right; other properties judge it."""
         expected = self.outputs[position]
         if self._computation is not None:
             return self._computation.twin(position, expected, self.dtype)
@@ -230,15 +231,15 @@ class Twin:
 
     @cached_property
     def _computation(self) -> Computation | None:
-        """The operator's own run in float64, which measures rounding; None where it does not run there."""
+        """The operator's own run in float64, which measures rounding; None if it does not run in float64."""
         own, truth = self.subject.generator(), self.subject.has_truth
         made = attempt(lambda: Computation.of(self.function, self.values, own, has_truth=truth))
-        return None if isinstance(made, Raised) else made  # as of a class that takes one dtype alone
+        return None if isinstance(made, Raised) else made  # such as a class that takes only one dtype
 
     def _is_steady(self, position: int, expected: Tensor) -> bool:
-        """True if an output stays in repeated runs, and under perturbed inputs.
+        """True if an output stays the same in repeated runs, and almost the same for perturbed inputs.
 
-        Otherwise what was changed is not the reason; at a tie, each of several outputs is right.
+        Otherwise the changed way is not the reason for a difference: at a tie, several outputs are right.
         """
         step = PERTURBATION if self.dtype == torch.float64 else 2.0**-14
         moved, *repeated = (self._again(position, each) for each in (step, *[0.0] * REPEATS))
@@ -255,7 +256,7 @@ class Twin:
         return torch.equal(expected.isfinite(), moved.isfinite()) and within_rounding(one, other, step**0.5)
 
     def _again(self, position: int, step: float = 0.0) -> Tensor | None:
-        """The output of one more run, at perturbed values; None if it raises, or has another shape."""
+        """The output of one more run, at perturbed values; None if it raises, or if its shape differs."""
         generator, expected = self.subject.generator(PERTURBATIONS), self.outputs[position]
         with Overlooking():
             values = [perturbed(each, step, generator) for each in replicas(self.values)]
@@ -266,7 +267,7 @@ class Twin:
 
 
 CAUSES_OF_ASPECTS = {"shape": "shape", "dtype": "dtype", "graph": "missing-gradient"}
-"""Cause for each aspect of an output that differs; of any other, and of values, it is `kernel-mismatch`."""
+"""Cause for each aspect in which an output differs; for all other aspects, it is `kernel-mismatch`."""
 
 
 def compare_outputs(
@@ -278,15 +279,15 @@ def compare_outputs(
     wrong: set[str | None],
     **evidence: Any,
 ) -> Iterator[Failure]:
-    """Yield the failure of each output of another form that differs from the right one.
+    """Yield a failure for each output of a different form of the call that differs from the right output.
 
     Args:
         run: The run.
-        words: The form, and what an output of it is held to, around `{}` for its name.
+        words: Text that names the form and the right output, with `{}` for the output's name.
         outputs: Names of the outputs.
         found: The outputs.
-        fault: Gives the difference of an output, by its position.
-        wrong: Names of outputs that are known to be wrong, which are left out; it gets the new ones.
+        fault: Returns the difference of an output, given by position.
+        wrong: Names of outputs known to be wrong, which are left out; newly found names are added.
         evidence: Evidence of every failure.
     """
     faults: list[tuple[TensorName, Difference | None]]
@@ -309,25 +310,26 @@ Function = Callable[[Any], Sequence[Any]]
 
 
 def reference_of(run: Run) -> Function | None:
-    """The reference, if it computes other forms of the call; None if the operator itself does."""
+    """The reference, if it computes the other forms of the call; None if the operator itself does."""
     itself = run.subject.apply is not None or run.subject.specification.opaque
     return None if itself else run.subject.plain(run.sample)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The right results, or gradients, of some examples: those of plain calls, one after the other.
+    """The right results, or gradients, of some examples, from one plain call for each example.
 
     Args:
         run: Run of the sample that the examples are made of.
-        rows: The flat arguments of each example; behind them, for gradients, a grad_output for each result.
-        differing: Positions at which the rows differ; the results of a row that differs in none have no
-            dimension for examples.
-        gradients: True for the gradients by the arguments of the run, zeros where autograd has none.
-        dtype: dtype that floating outputs are held to; that of the run by default.
+        rows: The flat arguments of each example; for gradients, followed by a grad_output for each result.
+        differing: Positions at which the rows differ. If there are none, the results have no dimension for
+            examples.
+        gradients: True for the gradients by the arguments of the run, with zeros where autograd has none.
+        dtype: dtype whose rounding floating outputs may have; the run's by default.
         summed: Positions of outputs that are added up over the examples, and not stacked.
-        functions: The function whose results are right, and others that may compute all examples instead, and
-            round as they do. By default the operator, and the reference where that computes other forms.
+        functions: The function whose results are right, then functions that may compute all examples in its
+            place, so that their rounding is accepted, too. By default the operator, and the reference if that
+            computes the other forms of the call.
     """
 
     run: Run
@@ -345,12 +347,12 @@ class Examples:
 
     @cached_property
     def columns(self) -> list[tuple[Tensor | None, ...]]:
-        """For each output, those of all examples."""
+        """The outputs of all examples, for each output."""
         return self._one_by_one(self._functions[0], self._batch)
 
     @cached_property
     def varies(self) -> bool:
-        """True if outputs of the examples have several shapes, as of `x[x > 0]`: no tensor holds them all."""
+        """True if the examples' outputs differ in shape (as for `x[x > 0]`): one tensor cannot hold them."""
         shapes = ({one.shape for one in column if one is not None} for column in self.columns)
         return any(len(found) > 1 for found in shapes)
 
@@ -372,10 +374,10 @@ class Examples:
         return vjp_or_zeros(function, values[:count], self.run.argnums, values[count:])
 
     def _one_by_one(self, function: Function, batch: Sequence[Any]) -> list[tuple[Tensor | None, ...]]:
-        def copied(argnum: int, value: Any, row: int) -> Any:  # it may write into it
+        def copied(argnum: int, value: Any, row: int) -> Any:  # the function may write into it
             if argnum in self.differing:
                 return value[row].clone()
-            # To count what an element depends on, autograd follows it.
+            # Autograd follows the value, to count the elements on which a result depends.
             return value.clone() if isinstance(value, Tensor) and value.requires_grad else replica(value)
 
         rows = range(len(self.rows))
@@ -396,7 +398,7 @@ class Examples:
         ]
 
     def fault(self, position: int, got: Tensor | None) -> Difference | None:
-        """The difference of an output of all examples; None where it is right, to rounding."""
+        """The difference of an output of all examples; None if it is right, except for rounding."""
         right = self.expected[position]
         form = form_difference(got, right)
         if form is not None or got is None or right is None or exact_difference(got, right) is None:
@@ -404,7 +406,7 @@ class Examples:
         return self.difference(position, got)
 
     def difference(self, position: int, got: Tensor) -> Difference | None:
-        """The worst element of an output; None where rounding explains all, or changes the right shape."""
+        """The worst element of an output; None if rounding explains all, or the right shape varies."""
         dtype = self.dtype or self.run.dtype or own_dtype(self.run.sample)
         answers = (each.at(self._batch, dtype)[position] for each in self._computations)
         alike = (each for each in answers if each.value is not None and each.value.shape == got.shape)

@@ -68,13 +68,13 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "sample 0 with x at 0: ValueError: no",
         "gradient of weight: transposed",
         "the gradient of weight is the transpose of the right one",
-        "where operators.py:12 cause Two dimensions of the gradient are swapped. fix Transpose the result",
+        "where operators.py:12 cause Two dimensions of the gradient are transposed. fix Transpose the result",
         "error 3e-16",
         "index [2, 0]",
         "also fits swapped-inputs error 4e-16",
         "import torch boom(first, second)",
         "effects of x: raises, which follows from gradient: fix that first",
-        "The cause transposed is decided by: With the two dimensions swapped back the gradient is right, on "
+        "The cause transposed is decided by: The gradient with these two dimensions transposed is right, on "
         "every fresh input. more: opsmith rule transposed",
         "torch 2.13.0; python 3.11",
     ):

@@ -74,7 +74,7 @@ def test_a_reference_that_does_not_run_in_float32_is_a_failure() -> None:
 
 def test_complex_samples_leave_the_narrow_dtypes_out() -> None:
     notes = outcome(declare(square), "forward", (torch.complex(X, X),)).notes
-    assert notes[0] == "bfloat16 was left out where a sample is complex: it has no complex form"
+    assert notes[0] == "bfloat16 was left out for complex samples: this dtype has no complex form"
 
 
 def test_a_dtype_in_which_the_reference_is_lost_is_noted() -> None:

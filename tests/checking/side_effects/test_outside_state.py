@@ -167,9 +167,11 @@ def thrice(ctx: Any, grad: Tensor) -> Any:
 def test_the_report_names_what_begins_anew() -> None:
     (remark,) = check(Centres).remarks
     named = f"with fresh copies of `MEAN` of the module `{__name__}` for each call"
-    assert remark == f"two runs give different numbers; the rest ran {named}"
+    assert remark == f"two runs give different numbers; the other properties ran {named}"
     (remark,) = check(CentresByDict).remarks
-    assert remark.endswith("the rest ran with what it keeps between calls restored for each")
+    assert remark.endswith(
+        "the other properties ran with the state that it keeps between calls restored before each call"
+    )
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def test_undeclared_randomness_hides_no_wrong_gradient(wrong: Any) -> None:
     assert ("gradient", "weight", "sign") in found(report), str(report)
     assert ("randomness", None, "nondeterministic") in found(report)
     assert all(each.follows is None for each in report.failures if each.property == "randomness")
-    assert "two runs give different numbers; the rest ran under fixed seeds" in report.remarks
+    assert "two runs give different numbers; the other properties ran under fixed seeds" in report.remarks
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -168,7 +168,9 @@ def test_a_buffer_that_changes_hides_no_wrong_gradient(isolate: Any) -> None:
     report = check(RunningAndWrong, X, WEIGHT, torch.zeros(4), isolate=isolate)
     roots = {(each.property, each.input, each.cause) for each in report.failures if each.follows is None}
     assert roots == {("gradient", "weight", "sign"), ("effects", "mean", "mutates-input")}, str(report)
-    words = "two runs give different numbers; the rest ran with fresh copies of `mean` for each call"
+    words = (
+        "two runs give different numbers; the other properties ran with fresh copies of `mean` for each call"
+    )
     assert words in report.remarks
 
 
@@ -232,7 +234,8 @@ def test_a_write_on_derived_inputs_alone_hides_nothing_of_the_samples(
     assert (write.severity, write.follows) == (severity, None)
     (number,) = write.evidence["derived inputs alone"].split(", ")
     assert report.remarks == (
-        f"a call writes, or two runs differ, on derived inputs alone (sample {number}): the rest ran without",
+        f"a call writes into an argument, or two runs differ, only on derived inputs (sample {number}): "
+        "the other properties ran without these inputs",
     )
     assert found["gradient", cause].evidence["sample"].startswith("sample 0 ")
 

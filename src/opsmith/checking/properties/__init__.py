@@ -1,4 +1,4 @@
-"""Properties that a right operator has, one to a module."""
+"""Properties of a correct operator, each in a module of its own."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ PROPERTIES: dict[str, Property] = {
 """Every property by its name, in the order of reports."""
 
 GROUPS = {"integration": tuple(name for name, each in PROPERTIES.items() if "integration" in each.traits)}
-"""Names that stand for several properties in `only` and `skip`."""
+"""Names by which `only` and `skip` select several properties."""
 
 USUAL = [name for name, known in PROPERTIES.items() if "on-request" not in known.traits]
-"""Names of the properties that run where none is named."""
+"""Names of the properties that run by default."""
 
 
 _of_languages = dict.fromkeys(OWN)
 
 
 def _add(language: Language) -> None:
-    """Add the property of a language, which a package may bring at any time."""
+    """Add the property of a kernel language, which a package may register at any time."""
     known = on_cpu_property(language)
     if known is None:
         return

@@ -22,7 +22,7 @@ Method = Callable[[Run], Outputs]
 
 
 def _check(run: Run, coverage: Coverage) -> Findings:
-    """Compute the gradients of every sample by each method, and compare with `torch.autograd.grad`."""
+    """Compute the gradients of every sample by each method, and compare them with `torch.autograd.grad`."""
     for each in Run.of(run.subject, run.sample, run.name):
         if each.argnums and each.call().open and (run.name == NAME or _succeeds(each)):
             coverage.ran += 1
@@ -30,7 +30,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
 
 
 def _succeeds(run: Run) -> bool:
-    """True if there is a backward; what it raises in any case, `gradient` reports."""
+    """True if there is a backward that does not raise; the property `gradient` reports its exceptions."""
     return not isinstance(attempt(lambda: run.call().backward()), Raised)
 
 
@@ -49,7 +49,7 @@ def _gradients(method: Method, run: Run) -> Outputs:
 
 
 def _is_left_out(method: Method, coverage: Coverage, error: Exception) -> bool:
-    """True for a backward with a graph of its own: `second_order` reports that there is none."""
+    """True for a backward with `create_graph=True`, whose exceptions `second_order` reports."""
     if method is _creating:
         text = f"a backward with `create_graph=True` was left out: {first_line(error)}"
         coverage.refused[text] = None
@@ -62,7 +62,7 @@ def _once(run: Run) -> Outputs:
 
 
 def _twice(run: Run) -> Outputs:
-    """Twice these gradients: the sum of two backwards."""
+    """Twice the gradients of `torch.autograd.grad`: the sum of two backwards."""
     return tuple(None if each is None else 2 * each for each in _once(run))
 
 
@@ -91,7 +91,7 @@ def _creating(run: Run) -> Outputs:
 
 
 def _used_twice(run: Run) -> Outputs:
-    """Use each result in two sums, so that torch adds up their grad_outputs."""
+    """Use each result in two sums, so that torch adds up two grad_outputs of it."""
     call = run.call()
     return differentiate(2 * call.outputs, call.inputs, 2 * call.grads())
 
@@ -107,7 +107,7 @@ def _seen_by_hooks(run: Run) -> Outputs:
 
 
 def _changed_by_hooks(run: Run) -> Outputs:
-    """Double grad_output by hooks on the results; pass it doubled to one that another is computed from."""
+    """Double grad_output by hooks on the results; a result that a later one uses gets it doubled as well."""
     call = run.call()
     results = call.outputs
     inner = {node for each in results for node in nodes([each]) if node is not each.grad_fn}
@@ -120,7 +120,7 @@ def _changed_by_hooks(run: Run) -> Outputs:
 
 
 def _packed(run: Run) -> Outputs:
-    """Bring every saved tensor back as a contiguous copy."""
+    """Return every saved tensor as a contiguous copy, by hooks."""
     with torch.autograd.graph.saved_tensors_hooks(_copied, lambda packed: packed):
         call = run.call()
     return call.backward()
@@ -136,7 +136,7 @@ WORDS = {
     NAME: {"differs": "differs from that of `torch.autograd.grad`,", "raises": ": it raises"},
     SAVED: {},
 }
-"""Words for messages."""
+"""Texts for messages."""
 
 METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
     NAME: {
@@ -156,7 +156,7 @@ METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
         )
     },
 }
-"""For each property the cause, the tested gradients and the right ones of each method, by its description."""
+"""For each property and description of a method: the cause, the tested gradients and the right gradients."""
 
 
 BACKWARD_AGAIN = Property(

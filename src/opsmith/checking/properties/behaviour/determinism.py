@@ -1,4 +1,4 @@
-"""Determinism: two runs give the same bits, whatever memory held before."""
+"""Determinism: two runs give the same bits, for any earlier contents of memory."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WIDEST_DTYPES = (torch.float64, torch.complex128)
 
 
 def _check(run: Run) -> Findings:
-    """Run forward and backward several times from the same random state, and in memory that was filled.
+    """Run forward and backward several times from the same random state, also in memory that was filled.
 
-    Each run begins with the state that was there before the check: `state` tests what calls leave behind.
+    Each run begins with the state before the check; the property `state` tests the effects of earlier calls.
     """
     plain = []
     for repeat in range(run.subject.effort.repeats):
-        if repeat % 2:  # an extra call, so that state that alternates is not in step with the runs
+        if repeat % 2:  # an extra call, so that alternating state is out of step with the runs
             run.subject.call(run.sample, run.flat())
         plain.append(_values(run))
     dirtied = [_values_in(run, plain[0], byte) for byte in BYTES]
@@ -50,7 +50,7 @@ def _check(run: Run) -> Findings:
 
 
 def _values(run: Run) -> Outputs:
-    """Results without gradients enabled, and, where there are gradients, results and gradients with them."""
+    """Results with gradients disabled; if there are any, also results and gradients with them enabled."""
     run.subject.restore_outside()
     flat = run.flat()
     with torch.no_grad():
@@ -59,9 +59,9 @@ def _values(run: Run) -> Outputs:
 
 
 def _values_in(run: Run, like: Outputs, byte: int | None) -> Outputs:
-    """Values of a run after memory of the sizes of its tensors was filled with a byte, and freed.
+    """Values of a run, after memory blocks of its tensors' sizes were filled with a byte and freed.
 
-    Without a byte torch fills new memory.
+    If no byte is given, torch fills new memory instead.
     """
     if byte is None:
         with poison_new_memory():
@@ -73,7 +73,7 @@ def _values_in(run: Run, like: Outputs, byte: int | None) -> Outputs:
 def _look(
     run: Run, named: TensorName, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs
 ) -> Findings:
-    """Compare an output of several runs: as they are, in used memory that was filled, and in new memory."""
+    """Compare an output of several runs: plain ones, and runs in filled used memory and in new memory."""
     by = "backward" if named.kind == "gradient" else "call"
     what = f"two {by}s give different {'gradients of ' * (by == 'backward')}`{named.name}`"
     reads = _reads_unwritten(run, place, plain, dirtied, filled)
@@ -105,7 +105,7 @@ def _look(
             "that changes, a clock, or threads that write in any order do this"
         )
         evidence = {DIFFERS: "result" if by == "call" else "gradient", **difference.evidence()}
-        # A surrogate gradient is wrong on purpose, and may draw whether it passes.
+        # A surrogate gradient is wrong on purpose, and random numbers may decide if it passes.
         drawn = by != "call" and run.subject.specification.gradients.surrogate
         given: Given = "unpromised" if drawn else "usual"
         yield run.failure(named.name, "nondeterministic", message, named.where, evidence, given=given)
@@ -113,9 +113,9 @@ def _look(
 
 
 def _reads_unwritten(run: Run, place: int, plain: Outputs, dirtied: Outputs, filled: Outputs) -> str | None:
-    """Words for earlier contents of memory that come out; None where there are none.
+    """Text on earlier contents of memory that appear in an output; None if there are none.
 
-    Runs that differ anyway are not evidence: filling the memory must make them equal, or nan.
+    Runs that differ in any case prove nothing: filling the memory must make them equal, or nan.
     """
     one, full = plain[0], filled[0]
     if one is None or full is None or one.shape != full.shape:
@@ -136,31 +136,31 @@ def _reads_unwritten(run: Run, place: int, plain: Outputs, dirtied: Outputs, fil
 
 
 def _has_more_nan(filled: Tensor, plain: Tensor) -> bool:
-    """True if the nan that memory was filled with come out, as no draw does."""
+    """True if nan from the filled memory appear in the output, which random numbers do not explain."""
     return is_inexact(filled) and bool((filled.isnan() & ~plain.isnan()).any())
 
 
 REPEATS = 8
-"""Number of pairs of runs that confirm it: what draws one of two values passes them once in 2**8 times."""
+"""Number of pairs of runs for confirmation: a random choice of two values passes them once in 2**8 times."""
 
 
 def _reads_again(run: Run, place: int, byte: int | None) -> bool:
-    """True if each further run in memory of a byte, or that torch fills, differs from one in other memory."""
+    """True if each further run in filled memory differs from a run in memory with different contents."""
     like = _values(run)
     others = (_values_in(run, like, BYTES[1])[place] for _ in range(REPEATS))
     return all(differ_beyond_rounding(other, _values_in(run, like, byte)[place]) for other in others)
 
 
 def _within_bounds(run: Run, place: int, results: Sequence[Tensor]) -> bool:
-    """Return True if an operator may round otherwise in each run, and rounding can bring each result there.
+    """Return True if an operator may round differently in each run, and rounding explains each result.
 
-    A sum that cancels has few digits left, all of which depend on the order of its terms.
+    If the terms of a sum cancel, few digits remain, which all depend on the order of the terms.
     """
     subject, sample = run.subject, run.sample
     position = place % len(subject.results(sample))
     if subject.specification.rounds_alike or not is_inexact(results[0]):
         return False
-    if not subject.kind.has_reference:  # what runs differs from itself, so that no truth is to be had
+    if not subject.kind.has_reference:  # runs of the code differ, so that no right result is known
         return _vanishes_with_precision(run, position, results)
     reference = partial(subject.reference, sample)
     right = Computation.of(reference, sample.at(), subject.generator(), has_truth=subject.has_truth)
@@ -169,11 +169,11 @@ def _within_bounds(run: Run, place: int, results: Sequence[Tensor]) -> bool:
 
 
 RUNS = 8
-"""Runs in another precision: an accident, such as a lost term, need not happen in two."""
+"""Number of runs in a different precision: a rare fault, such as a lost term, may not occur in two runs."""
 
 
 def _vanishes_with_precision(run: Run, position: int, results: Sequence[Tensor]) -> bool:
-    """Return True if runs in a wider dtype differ by as much less as its rounding is finer.
+    """Return True if the differences between runs shrink in a wider dtype in proportion to its rounding.
 
     A lost term is as large in every precision.
     """
@@ -192,7 +192,7 @@ def _vanishes_with_precision(run: Run, position: int, results: Sequence[Tensor])
 
 
 def _spread(results: Sequence[Tensor]) -> float:
-    """The largest distance of a run's elements from those of the first; infinite where one is not finite."""
+    """The largest difference between a run and the first run; infinite if an element is not finite."""
     stacked = torch.stack([each.detach() for each in results])
     if not bool(stacked.isfinite().all()):
         return math.inf

@@ -48,7 +48,7 @@ NAME = "effects"
 
 
 def run(subject: Subject) -> Findings:
-    """Check the import, the operator, then the class of an operator that was adopted with a `kind=`."""
+    """Check the import, the operator, then the class of an operator adopted with a `kind=`."""
     imported = import_changes.get()
     if imported is not None and imported.changed:
         yield _of_import(imported)
@@ -62,7 +62,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _of_import(imported: ImportChanges) -> Failure:
-    """The failure for settings that the file of the operator changes when it is imported."""
+    """The failure for settings that change when the operator's file is imported."""
     source, changed = imported.source, imported.changed
     words = [f"{name} from {short_repr(was)} to {short_repr(now)}" for name, (was, now) in changed.items()]
     message = (
@@ -91,7 +91,7 @@ class EffectsRun(Run):
     sliced: bool = False
 
     def guarded(self) -> tuple[list[Any], dict[str, GuardedTensor]]:
-        """The arguments with margins around them, and their guards; none of what a call may resize."""
+        """The arguments with margins around them, and their guards; without those that a call may resize."""
         flat, guards = guarded(self.flat(), sliced=self.sliced)
         named = enumerate(zip(self.sample.labels, guards, strict=True))
         return flat, {label: each for at, (label, each) in named if each and not self.sample.is_buffer(at)}
@@ -104,13 +104,13 @@ class EffectsRun(Run):
 
 @dataclass
 class Watched:
-    """Memory that a call and its backwards may not write into.
+    """Memory that a call and its backwards must not write into.
 
     Args:
         run: The run.
         arguments: Guards of the arguments, by their labels.
         grads: Guards of the grad_outputs, by their names.
-        kept: What is kept for a backward or was returned, each with its name.
+        kept: Tensors that were saved for a backward or returned, each with its name.
     """
 
     run: EffectsRun
@@ -119,7 +119,7 @@ class Watched:
     kept: Sequence[tuple[str, SavedBits]] = ()
 
     def written(self, during: str, where: str) -> Iterator[Failure]:
-        """Yield what was written into; what is kept only where no argument and no grad_output explains it."""
+        """Yield tensors that were written into; saved tensors only if no other write explains it."""
         guards = [("mutates-input", *each) for each in self.arguments.items()]
         guards += [("mutates-grad-output", *each) for each in self.grads.items()]
         found = [(cause, name, *seen) for cause, name, guard in guards if (seen := guard.written())]
@@ -156,23 +156,23 @@ def _check(run: Run) -> Findings:
         return  # there is no memory to write into
     # State outside of a call does not depend on derived inputs.
     parts = (_forward, _backwards) if derived else (_forward, _backwards, _outside_call, _in_slices)
-    with Overlooking() if derived else nullcontext():  # the properties of results report what it raises
+    with Overlooking() if derived else nullcontext():  # `forward` reports its exceptions
         for observed in EffectsRun.of(run.subject, sample, NAME):
             failed = False
             for finding in chain.from_iterable(part(observed) for part in parts if not failed):
-                failed = failed or isinstance(finding, Failure)  # a later part would report the same
+                failed = failed or isinstance(finding, Failure)  # later parts would report the same fault
                 yield finding
 
 
 def _in_slices(observed: EffectsRun) -> Findings:
-    """Run forward and backward on slices: a write through a pointer hits the elements between."""
+    """Run forward and backward on slices: a write that ignores strides hits the elements between them."""
     if not observed.subject.effort.full:
         return
     sliced = replace(observed, sliced=True)
     try:
         yield from _forward(sliced)
         yield from _backwards(sliced)
-    except Exception as error:  # whether it takes such tensors is a matter of layouts
+    except Exception as error:  # the property `layouts` tests if it takes such tensors
         refuse_own(error)
         yield Note(
             f"tensors that are slices of a buffer were left out, which it does not take: {first_line(error)}"
@@ -202,7 +202,7 @@ def _form(value: Any) -> Any:
 
 
 def _reformed(observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], where: str) -> Findings:
-    """Report arguments whose memory, shape or flags were replaced without a write into their memory."""
+    """Report arguments whose memory, shape or flags were replaced, although their memory was not written."""
     for at, (value, form) in enumerate(zip(flat, forms, strict=True)):
         label = observed.sample.labels[at]
         if _form(value) == form:
@@ -219,10 +219,10 @@ def _reformed(observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], w
 
 
 def _shared_memory(observed: EffectsRun) -> Findings:
-    """Detect results that share memory with an argument, with one another, or with those of another call.
+    """Detect results that share memory with an argument, with each other, or with a different call's results.
 
     A Function class may return a view of an argument if autograd records it, since autograd then refuses to
-    differentiate after a write into either. Otherwise a write changes the other one unnoticed.
+    differentiate after a write into one of the two. Otherwise a write into one silently changes the other.
     """
     subject, sample, flat = observed.subject, observed.sample, observed.flat()
     call, hint = observed.call(flat, leaf=False), "return a copy, `.clone()`"
@@ -259,7 +259,7 @@ def _shares_memory(one: Any, other: Any) -> bool:
 
 
 def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
-    """Return True if autograd records that a write into one changes the other."""
+    """Return True if autograd records that a write into one of two tensors changes the other."""
     before = capabilities.version(result)
     with torch.no_grad():
         element = other.detach().as_strided((1,), (1,), other.storage_offset())
@@ -277,7 +277,7 @@ def _is_recorded_view(result: Tensor, other: Tensor) -> bool:
 
 
 def _backwards(observed: EffectsRun) -> Findings:
-    """Recorded call, backward, again through the same graph, and second order, each tensor watched."""
+    """A recorded call, a backward, a second backward, and second order, with all tensors watched."""
     if not observed.argnums:
         return
     subject, sample = observed.subject, observed.sample
@@ -286,7 +286,7 @@ def _backwards(observed: EffectsRun) -> Findings:
         call = observed.call(flat)
     for label, value, leaf in zip(sample.labels, call.given, call.leaves, strict=True):
         if value is not leaf or any(value is result for result in call.results):
-            guards.pop(label, None)  # it is a copy, or it is written into as declared
+            guards.pop(label, None)  # it is a copy, or a declared argument that the call writes into
     watched = Watched(observed, guards)
     written = [*watched.written("a call whose arguments require gradients", subject.runs_at(flat))]
     if written or not call.open:
@@ -309,7 +309,7 @@ def _backwards(observed: EffectsRun) -> Findings:
 
 
 REPEATS = 8
-"""Number of new calls that must repeat both gradients: by chance they do once in 4**8 times."""
+"""Number of new calls that must repeat both gradients; by chance, they do so once in 4**8 times."""
 
 
 def _second_backward(
@@ -330,11 +330,11 @@ def _second_backward(
         return
     changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
     by = f": the first one wrote into {', '.join(changed)}" if changed else ""
-    # Hooks unpack a new tensor each time, so that what the first backward adds to a saved one is lost.
+    # Hooks unpack a new tensor each time, so that a write of the first backward into a saved tensor is lost.
     both, collecting = _two_backwards(observed)
     for at, argnum in enumerate(observed.argnums):
         pair, label = [each[at] for each in both], observed.sample.labels[argnum]
-        # New calls must repeat both gradients; else the difference is between runs, as in one that draws.
+        # New calls must repeat both gradients; else runs differ in any case, as if random numbers are drawn.
         anew = ([each[at] for each in _two_backwards(observed)[0]] for _ in range(REPEATS))
         if not differ_beyond_rounding(*pair) or not all(_alike(pair, other) for other in anew):
             continue
@@ -346,7 +346,7 @@ def _second_backward(
 
 
 def _alike(pair: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
-    """True if two gradients are the same two as those of another call."""
+    """True if a pair of gradients equals that of another call."""
     return not any(map(differ_beyond_rounding, pair, other))
 
 
@@ -396,9 +396,9 @@ def _second_order(observed: EffectsRun, call: LiveCall, watched: Watched) -> Fin
 
 
 def _outside_call(observed: EffectsRun) -> Findings:
-    """Check for changes outside of a call; without hooks on saved tensors, torch's own checks apply too."""
+    """Check for changes outside of a call, without hooks on saved tensors, so that torch's checks apply."""
     subject, sample = observed.subject, observed.sample
-    subject.restore_outside()  # earlier calls may have made nan of running statistics
+    subject.restore_outside()  # earlier calls may have made running statistics nan
     before = OutsideState.of(subject.functions)
     with sample.objects.followed() as states:
         call = observed.call()
@@ -411,7 +411,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     written = [*_objects_written(observed, objects, "a call", subject.runs_at(call.given))]
     if argnums:
         call.backward(retain_graph=True)
-        with Overlooking():  # what it refuses is reported already
+        with Overlooking():  # its refusals are reported already
             call.backward()
     for argnum, leaf in leaves.items():
         if leaf.other_grad():

@@ -1,4 +1,4 @@
-"""Layouts: results and gradients are the same wherever inputs and grad_outputs lie in memory."""
+"""Layouts: results and gradients do not depend on the memory layout of inputs and grad_outputs."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from opsmith.torch_library.torch_messages import LAYOUT_REFUSED, LAZY_BIT, SHARE
 NAME = "layouts"
 
 IN_FLOAT32 = 2
-"""Samples that are tried in float32 as well, where no kernel distinguishes it from float64."""
+"""Number of samples that are also tried in float32 if no kernel distinguishes it from float64."""
 
 FIRST = 3
-"""Layouts of each grad_output that come before any of an input, where not all are tried."""
+"""Number of layouts of each grad_output that are tried before layouts of inputs, if not all are tried."""
 
 Refused = dict[str, dict[str, str]]
-"""The layouts that a call refuses, each with its error, by the tensor in words."""
+"""The layouts that a call refuses, each with its error, by the description of the tensor."""
 
 
 def run(subject: Subject) -> Findings:
-    """Try every layout of every input and of every grad_output alone, and some of them together."""
+    """Try every layout of every input and grad_output alone, and some layouts together."""
     refused: Refused = {}
 
     def check(run: Run, coverage: Coverage) -> Findings:
@@ -64,7 +64,7 @@ def run(subject: Subject) -> Findings:
 
 
 def samples_of_each_form(subject: Subject) -> Subject:
-    """The subject with few samples, of different forms first: the author's, then those that were derived."""
+    """The subject with few samples, of different forms first: the author's samples, then derived samples."""
     firsts: dict[Any, Sample] = {}
     for sample in subject.samples:
         firsts.setdefault((sample.ranks, sample.is_empty), sample)
@@ -74,7 +74,7 @@ def samples_of_each_form(subject: Subject) -> Subject:
 
 
 Odd = tuple[int, Layout]
-"""A tensor that is not contiguous: its position among the contiguous ones, and its layout."""
+"""A tensor that is not contiguous: its position among all tensors, and its layout."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class LayoutCase(Run):
     """A sample in a dtype on a device, run in every layout.
 
     Args:
-        contiguous: Its arguments, then the grad_output of each visible result; None where there is none.
-        inputs_too: True if inputs get layouts, and not grad_outputs alone.
-        refused: What a call refuses is entered here.
+        contiguous: Its arguments, then the grad_output of each visible result; None for a result without one.
+        inputs_too: True if inputs get layouts as well as grad_outputs.
+        refused: Dict to which the layouts are added that a call refuses.
     """
 
     contiguous: list[Any] = field(default_factory=list)
@@ -118,7 +118,7 @@ class LayoutCase(Run):
         return [None if each is None else each.detach() for each in (*call.results, *gradients)]
 
     def kernel(self, values: Sequence[Any]) -> Kernel | None:
-        """The kernel that takes some arguments; None for the reference."""
+        """The kernel that serves some arguments; None for the reference."""
         flat = self.sample.flattening.pack(values[: len(self.sample.flat)])
         chosen, _ = choose(self.subject.specification.kernels, flat)
         return chosen.kernel if chosen else None
@@ -134,7 +134,7 @@ class LayoutCase(Run):
 
     @property
     def _tensors(self) -> list[list[Odd]]:
-        """The layouts of every tensor, grad_outputs first, since callers do not choose their layout."""
+        """The layouts of every tensor; grad_outputs come first, since callers do not choose their layout."""
         every = [at for at, value in enumerate(self.contiguous) if isinstance(value, Tensor)]
         inputs = [at for at in every if self.inputs_too and not self._backward(at)]
         return [
@@ -163,11 +163,11 @@ class LayoutCase(Run):
                 faulty |= {way.about} if way.faults else set()
 
     def _selected(self, tensors: Sequence[Sequence[Odd]], limit: int) -> list[Odd]:
-        """All layouts; of too many the first few of each grad_output, then those of each in turn."""
+        """All layouts; of too many, the first of each grad_output, then those of each tensor in turn."""
         if limit == ALL:
             return [odd for odds in tensors for odd in odds]
         turns = [odd for turn in zip_longest(*tensors) for odd in turn if odd is not None]
-        # A chunk's rows are whole and far from each other: what reads by one stride is wrong there alone.
+        # A chunk's rows are whole but far apart: code that uses only one stride fails only here.
         first = [
             (at, layout)
             for odds in tensors
@@ -177,7 +177,7 @@ class LayoutCase(Run):
         return [*first, *(odd for odd in turns if odd not in first)][:limit]
 
     def _least(self, odds: list[Odd]) -> Way:
-        """The way with the smallest part of several layouts that still fails together."""
+        """The way with the smallest subset of several layouts that still fails."""
         for odd in odds if len(odds) > 1 else ():
             fewer = [each for each in odds if each is not odd]
             if self._way(fewer).faults:
@@ -196,12 +196,12 @@ class LayoutCase(Run):
         return Way(
             layout.name + (f" (with {', '.join(others)})" if others else ""),
             self._names,
-            # Numbers that are repeated may be none that it takes.
+            # It may not take repeated numbers.
             partial(self.outputs, values) if right.error is None else lambda: None,
             right.fault,
             partial(self._failure, odds, values),
             about=first,
-            # The call does not see grad_output: where its results differ, that is another fault.
+            # The call does not see grad_output: results that differ are a separate fault.
             since=len(self.grads) if all(self._backward(at) for at, _ in odds) else 0,
             excused=partial(self._refuses, odds[0], values),
             blamed=partial(self._blamed, values),
@@ -212,18 +212,18 @@ class LayoutCase(Run):
         return self.names()
 
     def _refuses(self, odd: Odd, values: Sequence[Any], error: Exception) -> bool:
-        """Enter a clear refusal of a layout by the call, or torch's own in the backward; True for one."""
+        """Note a clear refusal of a layout by the call, or by torch in the backward; True if there is one."""
         subject, flat = self.subject, values[: len(self.sample.flat)]
-        itself = not subject.kind.has_reference  # then the reference raises whatever it raises
+        itself = not subject.kind.has_reference  # the reference raises as well
         if has_message(error, LAZY_BIT):
             refuses = True
         elif of_backward(error):
-            # Of a reference without formulas torch derives what no code of the author's does.
+            # Without formulas, torch derives the gradients, and no code of the author's runs.
             own = itself or subject.specification.gradients.rules or within_backward(error)
             refuses = not own
         else:
             refuses = is_stated(error) or (not itself and _raises(subject.plain(self.sample), flat))
-            # One number in place of several can be written by nobody.
+            # No code can write several values into one shared element.
             refuses |= odd[1].repeats and has_message(error, SHARED) and self._returns(odd[0])
         if refuses:
             what = "a grad_output" if self._backward(odd[0]) else f"`{self._labels[odd[0]]}`"
@@ -231,12 +231,12 @@ class LayoutCase(Run):
         return refuses
 
     def _returns(self, at: int) -> bool:
-        """True if a call returns an argument, as a class does that marks it as dirty."""
+        """True if a call returns an argument, like a class that marks it as dirty."""
         call = self.call(replicas(self.given))
         return any(each is call.given[at] for each in call.results)
 
     def _blamed(self, values: list[Any], error: Exception) -> int:
-        """The first result, or the first input whose gradient alone raises."""
+        """The first result, or the first input whose gradient raises even if it is computed alone."""
         if not of_backward(error):
             return 0
         alone = [replace(self, by=(argnum,)).outputs for argnum in self.argnums]
@@ -251,7 +251,7 @@ class LayoutCase(Run):
             kernel = self.kernel(values)
             where = kernel.where if kernel else self.subject.specification.where
             about += f" by the kernel for {kernel.device}" if kernel else ""
-        # A write goes wrong where numbers share memory.
+        # A write fails if elements share memory.
         shares = layout.repeats or (difference is not None and not difference.aspect)
         cause = (self._written if shares else None) or "layout"
         if cause != "layout":
@@ -280,7 +280,7 @@ class LayoutCase(Run):
 
     @cached_property
     def _written(self) -> str | None:
-        """The cause, if a call or its backward writes into the arguments or the grad_outputs."""
+        """The cause and a text, if a call or its backward writes into arguments or grad_outputs."""
         values = replicas(self.contiguous)
         self.outputs(values)
         pairs = zip(values, self.contiguous, strict=True)
@@ -301,12 +301,12 @@ Case = TypeVar("Case", bound=LayoutCase)
 def layout_cases(
     kind: Callable[..., Case], run: Run, *, forward_alone: bool = False
 ) -> Iterator[Case | Note]:
-    """Yield the sample on each device in each dtype, contiguous, and a note for each that does not run.
+    """Yield the contiguous sample on each device in each dtype, and a note for each that does not run.
 
     Args:
         kind: Makes a case.
         run: The run of the sample.
-        forward_alone: Yield a sample that raises with gradients once more, without them.
+        forward_alone: True to yield a sample that raises with gradients again without gradients.
     """
     subject, sample = run.subject, run.sample
     if not any(isinstance(value, Tensor) for value in sample.flat):
@@ -344,7 +344,7 @@ OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|al
 
 
 def is_stated(error: Exception) -> bool:
-    """True if an error of the operator names the layout, and not an error of some operation."""
+    """True if the operator itself raises an error that names the layout, and not an operation in it."""
     return bool(OWN_WORDS.search(str(error))) and not has_message(error, LAYOUT_REFUSED)
 
 

@@ -1,4 +1,4 @@
-"""Memory: no unneeded tensor stays alive, for the backward or after it."""
+"""Memory: no tensor stays alive that the backward does not need, or after the backward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opsmith.core.formula import Formula
 
 NAME = "memory"
 CALLS = 3
-"""Number of calls; memory that stays after one of them alone is a constant."""
+"""Number of calls; memory that only one call leaves behind is a constant."""
 
 
 def _check(run: Run) -> Findings:
@@ -51,14 +51,14 @@ def _leaks(run: Run) -> Findings:
         gc.collect()
         kept = [each for each in left if each.stays]
         circle = [each for each in left if not each.stays]
-        run.flat()  # restored objects let go of what they cache
+        run.flat()  # restored objects release their caches
         by_objects = [each for each in kept if not each.stays and each.words]
         kept = [each for each in kept if each.stays]
         stays = [each for each in kept if each.words]
         saved = {each.address: each for each in kept if not each.words}
         first = {each.address for each in each_call[0]}
         where = run.backward_location() if run.argnums else run.subject.specification.where
-        if stays or any(address not in first for address in saved):  # else each call saved the same constants
+        if stays or any(address not in first for address in saved):  # else they are constants
             yield _kept_for_ever(run, stays or list(saved.values()), where)
         elif by_objects:
             names = " and ".join(f"`{run.sample.labels[at]}`" for at in run.sample.objects)
@@ -71,7 +71,7 @@ def _leaks(run: Run) -> Findings:
 def _watched(run: Run) -> list[WatchedMemory]:
     """Make a call and its backward, drop both, and return the watched memory.
 
-    A saved tensor that is not an argument, result or gradient has no words: it may be a constant.
+    A saved tensor that is not an argument, result or gradient has no description: it may be a constant.
     """
     with record_saved_tensors() as saved:
         call = run.call()
@@ -92,7 +92,7 @@ def _watched(run: Run) -> list[WatchedMemory]:
 
 
 def _of_objects(run: Run) -> set[str]:
-    """Labels of the arguments that an object among them holds: who keeps the object keeps these."""
+    """Labels of the arguments that an object argument holds, and that are kept if the object is kept."""
     return {run.sample.labels[at] for at in run.sample.objects.arguments}
 
 
@@ -166,7 +166,7 @@ def _on_context(run: Run) -> Findings:
 
 
 def _saved(run: Run) -> Findings:
-    """Compare the tensors that are saved for the backward with those that its formulas name."""
+    """Compare the tensors saved for the backward with the tensors that its formulas name."""
     subject, sample = run.subject, run.sample
     with record_saved_tensors() as saved:
         call = run.call()
@@ -200,7 +200,7 @@ def _saved(run: Run) -> Findings:
 
 
 def _named_by_formulas(subject: Subject) -> set[str] | None:
-    """The arguments that formulas name; None where something is derived, which may need any of them."""
+    """The arguments that formulas name; None if a gradient is derived, which may need any argument."""
     rules = subject.specification.gradients.rules
     if subject.operator is None or set(subject.specification.schema.tensor_names) - set(rules):
         return None

@@ -1,4 +1,4 @@
-"""Mutation: a call in place writes what its functional form returns, and nothing else."""
+"""Mutation: an in-place call writes the values that its functional form returns, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = "mutation"
 
 
 def run(subject: Subject) -> Findings:
-    """Write in place in every layout and mode, beside the functional form."""
+    """Write in place in every layout and mode, and compare with the functional form."""
     operator = subject.in_place
     if operator is None:
         yield Skipped("it is not declared to write into an argument")
@@ -52,7 +52,7 @@ def run(subject: Subject) -> Findings:
 
     chosen = samples_of_each_form(subject)
     yield from covered_runs(NAME, check, "no sample has a tensor that it writes into", chosen)
-    for failures in found.values():  # one for each input and cause
+    for failures in found.values():  # a failure for each input and cause
         layouts = dict.fromkeys(each.evidence[LAYOUT] for each in failures if LAYOUT in each.evidence)
         shown = {LAYOUT: ", ".join(layouts)} if layouts else {}
         yield replace(failures[0], evidence={**failures[0].evidence, **shown})
@@ -61,10 +61,10 @@ def run(subject: Subject) -> Findings:
 
 
 def never_written(subject: Subject, operator: Writer, faulty: set[str]) -> Findings:
-    """Report arguments that are declared, and that the reference never writes into.
+    """Report declared arguments that the reference never writes into.
 
     Args:
-        subject: The subject, whose samples are all tried, not those alone that get layouts.
+        subject: The subject; all its samples are tried, not only the samples that get layouts.
         operator: The operator that writes in place.
         faulty: Names of the arguments that have a failure already.
     """
@@ -129,7 +129,7 @@ def half_written(subject: Subject, operator: Writer) -> Findings:
     for failure in outcome.failures:
         if failure.cause == HALF_WRITTEN:
             yield failure
-        else:  # it dies or hangs in a call that is wrong, of which no other property knows
+        else:  # it dies or hangs in a wrong call, which no other property makes
             yield Note(f"not all calls that the reference refuses were tried: {failure.message}")
 
 

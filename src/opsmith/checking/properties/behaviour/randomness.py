@@ -1,4 +1,4 @@
-"""Randomness: an operator that draws declares it, and one that declares it draws."""
+"""Randomness: an operator draws random numbers if and only if it declares so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "randomness"
 
 
 FOREIGN_STATE = "state"
-"""Evidence of a draw from a random state that is not torch's: its name."""
+"""Evidence of random numbers from a state that is not torch's: the name of the state."""
 
 
 def run(subject: Subject) -> Findings:
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Findings:
         draws = [name for name, own_generator in drawing_operations(subject, sample) if not own_generator]
         moved = _states_moved(subject, sample)
         if draws and "torch" not in moved and _same_from_each_seed(subject, sample)[0]:
-            draws = []  # in a region that keeps torch's state, from a seed of its own
+            draws = []  # in a region that keeps torch's state and uses its own seed
         drew = drew or bool(draws) or "torch" in moved
         # An operator that sets the random state changes it too, which `effects` reports.
         if not subject.specification.random and (draws or "torch" in moved) and not seeds(subject, sample):
@@ -70,7 +70,7 @@ def _states_moved(subject: Subject, sample: Sample) -> list[str]:
     with random_states_restored() as before:
         with torch.no_grad():
             subject.called(*sample.arguments(sample.at()))
-        with Overlooking():  # as where it refuses a gradient by one of them
+        with Overlooking():  # for example, it refuses a gradient by one of them
             subject.called_with_gradients(sample)
         return moved_since(before)
 
@@ -87,7 +87,7 @@ def _undeclared(run: Run, draws: list[str]) -> Failure:
 
 
 def _of_a_class(run: Run) -> Failure | Note:
-    """Check a class that draws, which it cannot declare: its backward must use the numbers of the forward."""
+    """Check a class that draws, but cannot declare it: its backward must use the forward's random numbers."""
     with torch_state_restored():
         call = run.call()
         after_forward = torch_state()
@@ -129,7 +129,7 @@ def _same_from_each_seed(subject: Subject, sample: Sample) -> tuple[bool, bool]:
         with torch_state_restored():
             seed_torch(seed)
             args, kwargs = sample.arguments(sample.at())
-            with Overlooking():  # the properties report what it raises
+            with Overlooking():  # the properties report its exceptions
                 results = tensors_in([subject.called(args, kwargs)])
             runs.append((results, torch_state()))
     (results, state), (others, other) = runs

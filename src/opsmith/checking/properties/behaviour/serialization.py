@@ -27,7 +27,7 @@ NAME = "serialization"
 
 
 class Holder(torch.nn.Module):
-    """A module that holds something, as a model holds an operator."""
+    """A module that holds an object, as a model holds an operator."""
 
     def __init__(self, held: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _unreachable(subject: Subject) -> str | None:
-    """The reason why pickle cannot find a class by its name; None where it can."""
+    """The reason why pickle cannot find a class by its name; None if it can."""
     kind = subject.specification.origin.subject
     if not subject.kind.applied or attempt(partial(_pickled, kind)) is kind:
         return None
@@ -60,7 +60,7 @@ def _unreachable(subject: Subject) -> str | None:
 
 
 def _copies(subject: Subject) -> Iterator[Finding]:
-    """Copy the subject in every way, and compare the results of each copy with its own."""
+    """Copy the subject in every way, and compare the results of each copy with the original's results."""
     own = subject.kind.applied or subject.kind.in_library
     original: Any = subject.specification.origin.subject if own else subject.operator
     refused: dict[str, list[str]] = {}

@@ -37,7 +37,7 @@ NAME = "state"
 
 
 def run(subject: Subject) -> Findings:
-    """Make each sample's call alone, then among others, and compare the results."""
+    """Make each sample's call alone, then between other calls, and compare the results."""
     own = [sample for sample in subject.samples if not sample.origin]
     most = subject.effort.samples  # hidden state shows on every sample
     few = replace(subject, samples=tuple(own[:most]))
@@ -92,11 +92,11 @@ def _difference(run: Run, begin: Callable[[], None]) -> str | None:
 
 
 def _add_others(calls: InterleavedCalls, every: Sequence[Sample]) -> None:
-    """Add calls that may disturb the tested call: with other numbers, layouts and shapes."""
+    """Add calls that may disturb the tested call: with different numbers, layouts and shapes."""
     run, subject, sample = calls.run, calls.run.subject, calls.run.sample
     for change in (reversed_numbers, scaled) if sample.inexact else ():
         if calls.add(OTHER_CALL, replace(run, changed=change)):
-            break  # else it does not take such numbers
+            break  # otherwise it does not take such numbers
     if not subject.effort.neighbours:
         return
     for form, make in other_forms(sample, run.device):
@@ -104,7 +104,7 @@ def _add_others(calls: InterleavedCalls, every: Sequence[Sample]) -> None:
     beside = [each for each in every if each is not sample and _shapes(each) == _shapes(sample)]
     apart = [each for each in every if _shapes(each) != _shapes(sample)]
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
-        with Overlooking():  # other properties report what it raises there
+        with Overlooking():  # other properties report its exceptions there
             argnums = differentiated(subject, each).argnums
             calls.add(f"a call of {each}", Run(subject, each, NAME, run.device, by=argnums))
 
@@ -122,7 +122,7 @@ def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) ->
             for finding in _findings(calls, interleaved) if interleaved.call in calls.right else ():
                 yield finding
                 if isinstance(finding, Failure):
-                    return  # the other interleavings would report the same
+                    return  # the other interleavings would report the same fault
 
 
 def _draws(calls: InterleavedCalls) -> bool:
@@ -146,7 +146,7 @@ CALLER_HINT = (
 
 
 def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findings:
-    """Compare an answer with that of the call alone; note another rounding in a mode with another kernel."""
+    """Compare results with the call's alone; note different rounding in a mode with a different kernel."""
     run, given = calls.run, interleaved.given
     called = f"{interleaved.call}, made {interleaved.when},"
     stale, alone, hint = "stale-state", "alone", KEPT_HINT
@@ -178,10 +178,10 @@ BESIDE_GRADIENTS = "That with gradients is taken as right"
 
 
 def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
-    """The failure for a result that a mode alone has changed.
+    """The failure for a result that differs because of a mode.
 
-    If the result also changes with gradients enabled and no input requiring one, that is the cause, not the
-    mode. Otherwise, if the reference does not change, a kernel or another part is the cause.
+    If the result also changes with gradients enabled but no input that requires one, this is the cause, not
+    the mode. Otherwise, if the reference does not change, a kernel or a different part is the cause.
     """
     assert isinstance(interleaved.given, CallValues)
     run, sample = calls.run, calls.run.sample
@@ -217,7 +217,7 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
 
 
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
-    """The result where these inputs alone require a gradient, with gradients enabled; None if it raises."""
+    """The result with gradients enabled if only these inputs require a gradient; None if the call raises."""
     run = replace(calls.run, by=argnums)
     calls.hidden_state.clear()
     results = attempt(lambda: copies(run.call().results))
@@ -227,7 +227,7 @@ def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int)
 def result_by_need(
     subject: Subject, sample: Sample, argnums: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Describe a result that differs, in every run, if some inputs require a gradient, and none does."""
+    """Describe a result that changes, in every run, if some inputs require a gradient."""
     (needed, again), (plain, once_more) = (
         [copies(Run(subject, sample, NAME, device, dtype, tuple(some)).call().results) for _ in range(2)]
         for some in (argnums, ())

@@ -1,4 +1,4 @@
-"""Calls in place: their arguments laid out and guarded, and what was written into and beside them."""
+"""In-place calls: their arguments, laid out and guarded, and the writes into them and around them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from opsmith.torch_library.torch_messages import SAVED_WRITTEN, has_message
 Writer = Operator[..., Any] | LibraryWrite
 
 LAYOUT = "wrong for"
-"""Evidence of a layout in which it is wrong."""
+"""Evidence of a layout in which the call is wrong."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Mode:
 
     Args:
         name: In words.
-        entered: Enters it.
+        entered: Context manager that enters it.
     """
 
     name: str
@@ -64,17 +64,17 @@ NO_GRAD = Mode("under `torch.no_grad()`", torch.no_grad)
 GRAD_MODE = Mode("in grad mode without a gradient", torch.enable_grad)
 INFERENCE = Mode("under `torch.inference_mode()`", torch.inference_mode)
 RECORDED = Mode("where gradients are recorded", torch.enable_grad)
-"""Autograd records the call, which is differentiated, too."""
+"""Mode in which autograd records the call, which is also differentiated."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place in memory for the arguments that are written.
+    """A place in memory for the arguments that a call writes into.
 
-    Each tensor lies inside of a larger one, at an offset, with canaries around it, unless it has no name.
+    Unless the place has no name, each tensor is inside of a larger tensor, at an offset, between canaries.
 
     Args:
-        name: In words; empty for contiguous memory of their own.
+        name: Name in words; empty for contiguous memory of their own.
         layouts: Layout of some arguments, by their positions.
         interleaved: Positions of two tensors whose elements alternate in memory, as those of `kv.unbind(1)`.
     """
@@ -89,7 +89,7 @@ OFFSET = Place("at an offset inside of a larger tensor")
 
 
 def places(flat: Sequence[Any], written: Sequence[int]) -> Iterator[Place]:
-    """Yield the places of the written arguments: each alone in each layout, two interleaved, all together."""
+    """Yield places of the written arguments: each alone in each layout, two interleaved, all together."""
     layouts = {argnum: writable_layouts(flat[argnum]) for argnum in written}
     turns = [
         Place(layout.name, {argnum: layout})
@@ -110,13 +110,13 @@ def places(flat: Sequence[Any], written: Sequence[int]) -> Iterator[Place]:
 
 
 def writable_layouts(x: Tensor) -> list[Layout]:
-    """Return the layouts of a tensor in which each element has memory of its own, which holds its value."""
+    """Return the layouts of a tensor in which each element has its own memory, with its value unchanged."""
     found = (layout for layout in layouts_for(x) if not layout.repeats)
     return [layout for layout in found if not (layout.of(x).is_neg() or layout.of(x).is_conj())]
 
 
 def _partner(flat: Sequence[Any], argnum: int) -> int | None:
-    """Return the position of another tensor of the same form; None where there is none."""
+    """Return the position of another tensor of the same form; None if there is none."""
     shape, dtype = flat[argnum].shape, flat[argnum].dtype
     tensors = ((at, value) for at, value in enumerate(flat) if at != argnum and isinstance(value, Tensor))
     alike = (at for at, value in tensors if value.numel() and (value.shape, value.dtype) == (shape, dtype))
@@ -125,17 +125,17 @@ def _partner(flat: Sequence[Any], argnum: int) -> int | None:
 
 @dataclass(frozen=True)
 class WriteRun:
-    """A call in place, or its exception, with what it did to its arguments, by their positions.
+    """An in-place call, or its exception, with its effects on the arguments, by position.
 
     Args:
         given: The arguments, after the call.
         results: The new values and the visible results.
-        outputs: Copies of these, then the gradient of each differentiated input.
-        changed: Tensors with other bits than before.
+        outputs: Copies of `results`, then the gradient of each differentiated input.
+        changed: Tensors whose bits changed.
         rose: Tensors whose version rose.
-        moved: Tensors that lie in other memory than before.
-        unnoticed: Tensors that were written, and whose version did not rise, or that a node saved before, and
-            whose write its backward missed.
+        moved: Tensors whose memory is not the memory before the call.
+        unnoticed: Tensors that were written although their version did not rise, or that a node saved before
+            the call and whose write its backward missed.
         guards: Guards of the memory around some arguments, by their labels.
         error: The exception.
         in_backward: True if the call succeeded and its backward raised.
@@ -154,13 +154,13 @@ class WriteRun:
 
 
 def written_by(writes: Subject, sample: Sample, given: list[Any], written: Sequence[int] = ()) -> WriteRun:
-    """Call in place, and compare the arguments with those before; an exception is returned, not raised.
+    """Call in place, and compare the arguments with their state before; an exception is returned, not raised.
 
     Args:
         writes: A subject whose calls write in place.
         sample: The sample.
-        given: Its arguments, which are written into.
-        written: Positions of those that are declared.
+        given: Its arguments, into which the call writes.
+        written: Positions of the arguments that are declared to be written.
     """
     tensors = {at: value for at, value in enumerate(given) if isinstance(value, Tensor)}
     before = {at: as_bytes(value) for at, value in tensors.items()}
@@ -183,7 +183,7 @@ def written_by(writes: Subject, sample: Sample, given: list[Any], written: Seque
 
 
 def reference_write(subject: Subject, sample: Sample, flat: Sequence[Any]) -> WriteRun | None:
-    """Let the reference write into copies of some arguments; None where it raises."""
+    """Let the reference write into copies of some arguments; None if it raises."""
     assert subject.in_place is not None
     with torch.no_grad(), without_warnings():
         run = written_by(in_place(subject, subject.in_place.reference), sample, replicas(flat))
@@ -191,7 +191,7 @@ def reference_write(subject: Subject, sample: Sample, flat: Sequence[Any]) -> Wr
 
 
 def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
-    """Return the subject whose calls write into their arguments, and return what the functional form does."""
+    """Return the subject whose calls write into their arguments, and return the functional form's results."""
     assert subject.in_place is not None
     schema, origin = subject.in_place.specification.schema, subject.in_place.specification.origin
 
@@ -199,7 +199,7 @@ def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
     def written(*args: Any, **kwargs: Any) -> Any:
         returned = call(*args, **kwargs)
         if origin.outputs is not None and isinstance(call, Operator):
-            return returned  # in the structure of the class, and with what it writes
+            return returned  # in the structure of the class, with the written arguments
         return origin.structured(all_results(schema, schema.call_values(args, kwargs), returned))
 
     return replace(subject, apply=written)
@@ -207,12 +207,12 @@ def in_place(subject: Subject, call: Callable[..., Any]) -> Subject:
 
 @dataclass(frozen=True)
 class WriteCase(LayoutCase):
-    """A sample in a dtype on a device, written in place, beside its functional form on contiguous memory.
+    """A sample in a dtype on a device, called in place and compared with its functional form.
 
     Args:
         operator: The operator that writes in place.
-        found: Failures so far are entered here, by input and cause.
-        referred: True to call its reference instead.
+        found: Dict of the failures so far, by input and cause.
+        referred: True to call the operator's reference instead.
     """
 
     operator: Writer = field(kw_only=True)
@@ -221,7 +221,7 @@ class WriteCase(LayoutCase):
 
     @cached_property
     def writes(self) -> Subject:
-        """The subject whose calls write in place; the same for all, since what is known of it is kept."""
+        """The subject whose calls write in place; one object, since it keeps known values."""
         return in_place(self.subject, self.operator.reference if self.referred else self.operator)
 
     @cached_property
@@ -231,7 +231,7 @@ class WriteCase(LayoutCase):
         return [argnum for argnum in positions if isinstance(self.given[argnum], Tensor)]
 
     def write(self, place: Place, mode: Mode, flat: Sequence[Any] | None = None) -> WriteRun:
-        """One call in place, of some arguments as they are, or of fresh ones that are laid out."""
+        """One in-place call, on given arguments, or on fresh arguments laid out in a place."""
         with without_warnings(), mode.entered():
             leaves, given, guards = self._laid(place, mode) if flat is None else ([*flat], [*flat], {})
             kept = {at: given[at] * given[at] for at in self.written if has_gradient(given[at])}
@@ -247,7 +247,7 @@ class WriteCase(LayoutCase):
             return replace(run, outputs=(*run.outputs, *copies(gradients)))
 
     def _laid(self, place: Place, mode: Mode) -> tuple[list[Any], list[Any], dict[str, GuardedTensor]]:
-        """The leaves, the arguments that are made of them, and the guards."""
+        """The leaves, the arguments made from them, and the guards."""
         argnums, labels = self.argnums if mode is RECORDED else (), self.sample.labels
         leaves = [
             value.detach().requires_grad_(argnum in argnums) if is_inexact(value) else value
@@ -272,9 +272,10 @@ class WriteCase(LayoutCase):
         return leaves, given, guards
 
     def untouched(self) -> dict[int, Tensor]:
-        """Mark the elements of written arguments that the reference does not touch: it keeps a nan's bits.
+        """Mark the elements of written arguments that the reference does not touch, whose nan keep their
+        bits.
 
-        Whole numbers keep their bits through arithmetic, and need no mark.
+        Integers keep their bits through arithmetic, and need no mark.
         """
         flat = [marked(value) if at in self.written else value for at, value in enumerate(self.given)]
         run = reference_write(self.subject, self.sample, flat)
@@ -283,7 +284,7 @@ class WriteCase(LayoutCase):
 
     @cached_property
     def where(self) -> str:
-        """`file:line` of what writes."""
+        """`file:line` of the code that writes."""
         kernel = self.kernel(self.given)
         return kernel.where if kernel else self.operator.specification.where
 
@@ -295,7 +296,7 @@ class WriteCase(LayoutCase):
         return [*(self.sample.labels[argnum] for argnum in positions), *(each.name for each in results)]
 
     def check(self) -> Findings:
-        """Write in contiguous memory, again, in each mode and layout; stop where all would say the same."""
+        """Write in contiguous memory, twice, then in each mode and layout; stop at a general fault."""
         alone = self.write(PLAIN, NO_GRAD)
         if alone.error is not None:
             yield raised(self.name, self.subject, alone.error, str(self.sample))
@@ -307,22 +308,22 @@ class WriteCase(LayoutCase):
         self._holds(self._again(alone), PLAIN, NO_GRAD)
         recorded = False
         for mode in (GRAD_MODE, INFERENCE, *([RECORDED] if self.argnums else [])):
-            if mode is GRAD_MODE:  # the first call of a process alone runs a kernel in Python in grad mode
+            if mode is GRAD_MODE:  # a kernel in Python runs in grad mode only in the first call of a process
                 self.operator.forget_calls()
             recorded = (yield from self._tried(PLAIN, mode)) and mode is RECORDED
         if not self.inputs_too:
-            return  # it draws, and what is drawn for a tensor follows its layout
+            return  # it draws random numbers, whose order depends on the layout
         for place in [OFFSET, *places(self.given, self.written)][: self.subject.effort.layouts]:
             if place.interleaved is not None and self._label(place) in {input for input, _ in self.found}:
-                continue  # a write beside its elements hits those of another argument
+                continue  # a write outside of its elements hits another argument's elements
             fine = yield from self._tried(place, NO_GRAD)
-            # torch refuses to write into chunks where it records, since each is one of several views.
+            # torch refuses to write into chunks when it records, since each is one of several views.
             chunked = CHUNK in {each.name for each in place.layouts.values()}
             if fine and recorded and place.layouts and not chunked:
                 yield from self._tried(place, RECORDED)
 
     def _tried(self, place: Place, mode: Mode) -> Generator[Finding, None, bool]:
-        """Write in a place and a mode; return True if nothing is wrong."""
+        """Write in a place and a mode; return True if there is no fault."""
         run = self.write(place, mode)
         if run.error is None:
             return self._holds(self._faults(run, place, mode), place, mode)
@@ -340,7 +341,7 @@ class WriteCase(LayoutCase):
         return False
 
     def _holds(self, failures: Iterable[Failure], place: Place, mode: Mode) -> bool:
-        """Enter what is wrong with a call, one after another; return True if nothing is."""
+        """Note each fault of a call; return True if there is none."""
         fine = True
         shown = {"sample": ", ".join(filter(None, (str(self), mode.name, place.name)))}
         shown |= {LAYOUT: place.name} if place.name else {}
@@ -356,7 +357,7 @@ class WriteCase(LayoutCase):
         return self.failure(input, cause, words, where or self.where, shown)
 
     def _faults(self, run: WriteRun, place: Place, mode: Mode) -> Iterator[Failure]:
-        """Yield all that is wrong with a call."""
+        """Yield all faults of a call."""
         for argnum in run.moved:
             label = self.sample.labels[argnum]
             words = (
@@ -374,7 +375,7 @@ class WriteCase(LayoutCase):
         for position, output in enumerate(run.outputs):
             at = position - len(self.labels)
             if wrong and at >= 0:
-                return  # a gradient of a wrong result would report the same
+                return  # the gradient of a wrong result would report the same fault
             fault = self.twin.fault(position, output)
             if fault is None:
                 continue
@@ -393,9 +394,9 @@ class WriteCase(LayoutCase):
             yield self._wrong(label, cause, words, fault, where)
 
     def _beside(self, run: WriteRun, place: Place) -> Iterator[Failure]:
-        """Yield what a call wrote beside what it may write, and the writes that autograd does not see."""
+        """Yield writes outside of the elements that a call may write, and writes unknown to autograd."""
         labels = self.sample.labels
-        # Who ignores strides writes beside its elements.
+        # Code that ignores strides writes outside of its elements.
         faulty = {input for input, cause in self.found if cause == "layout"}
         outside: list[tuple[str, str, str | None]] = []
         for argnum, value in enumerate(run.given):
@@ -426,7 +427,7 @@ class WriteCase(LayoutCase):
             yield self._wrong(labels[argnum], "version", text)
 
     def _elements(self, alone: WriteRun) -> Iterator[Failure]:
-        """Compare the elements that were written with those that the reference writes, bit by bit."""
+        """Compare the written elements with the elements that the reference writes, bit by bit."""
         reference = None if self.subject.draws else reference_write(self.subject, self.sample, self.given)
         if reference is None:
             return
@@ -459,14 +460,14 @@ class WriteCase(LayoutCase):
                 yield self._wrong(label, "overwritten", words + describe_write(more))
 
     def _again(self, alone: WriteRun) -> Iterator[Failure]:
-        """Write a second time into what was written, beside the functional form of the values there."""
+        """Call again on the written values, and compare with the functional form of these values."""
         values = [*self.contiguous]
         for argnum in self.written:
             values[argnum] = alone.given[argnum].clone()
         run = self.write(PLAIN, NO_GRAD, alone.given)
         twin = self.right(values)
         if twin.error is not None or run.error is not None:
-            return  # new values may be none that it takes
+            return  # it may not take the new values
         for label, (position, output) in zip(self.labels, enumerate(run.outputs), strict=True):
             fault = twin.fault(position, output)
             if fault is not None:
@@ -489,7 +490,7 @@ class WriteCase(LayoutCase):
 
 
 def _misses(kept: Tensor, leaf: Tensor) -> bool:
-    """Return True if a backward that needs a value from before a write is computed all the same."""
+    """Return True if a backward that needs the value before a write runs without an error."""
     try:
         torch.autograd.grad(kept, leaf, torch.ones_like(kept))
     except RuntimeError as error:
@@ -501,11 +502,11 @@ def _misses(kept: Tensor, leaf: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """Elements of an argument that a call wrote otherwise than the reference, told by their bits.
+    """Elements of an argument that only the call, or only the reference, wrote, according to their bits.
 
     Args:
-        left: Mask of the elements that it left as they were, where the reference writes.
-        more: Mask of the elements that it wrote, where the reference leaves them as they are.
+        left: Mask of the elements that the call did not change, but the reference writes.
+        more: Mask of the elements that the call wrote, but the reference does not change.
         changed: Number of the elements that the reference changes.
     """
 
@@ -515,15 +516,15 @@ class Written:
 
 
 def compare_writes(before: Tensor, right: Tensor, got: Tensor, untouched: Tensor | None) -> Written:
-    """Compare what was written with what the reference writes.
+    """Compare the elements that a call wrote with the elements that the reference writes.
 
-    An element that the reference computes anew may come out as it was, within rounding. One that it does not
-    touch keeps each bit.
+    An element that the reference computes may equal its old value, within rounding. An element that the
+    reference does not touch keeps each bit.
 
     Args:
         before: The contiguous argument before the call.
-        right: After the reference.
-        got: After the call.
+        right: The argument after the reference.
+        got: The argument after the call.
         untouched: Mask of the elements that the reference is known not to touch.
     """
     same = _same_bits(got, before)
@@ -535,7 +536,7 @@ def compare_writes(before: Tensor, right: Tensor, got: Tensor, untouched: Tensor
 
 
 def near(one: Tensor, other: Tensor) -> Tensor:
-    """Mark the elements that are the same but for rounding."""
+    """Mark the elements that are equal except for rounding."""
     if not is_inexact(other):
         return is_same(one, other)
     share = torch.finfo(other.dtype).eps ** 0.5
@@ -559,7 +560,7 @@ SIGNALLING = {
 
 
 def marked(value: Tensor) -> Tensor:
-    """A contiguous tensor of signalling nans like another; whole numbers as they are.
+    """A contiguous tensor of signalling nan with the form of another; integers are copied unchanged.
 
     Example:
         >>> bool(marked(torch.ones(2)).isnan().all())

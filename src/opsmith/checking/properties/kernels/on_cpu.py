@@ -1,6 +1,7 @@
-"""Kernels for a GPU, run on the CPU: a property for each language that can judge its kernels there.
+"""GPU kernels, run on the CPU: a property for each language that can run its kernels there.
 
-Each kernel runs on every sample, in every dtype and layout that it takes, and gives what the reference gives.
+Each kernel runs on every sample, in every dtype and layout that it takes, and must give the reference's
+results.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from opsmith.kernels.on_cpu import NOTE, SKIPPED, CpuCall, CpuFinding, CpuRun
 
 DTYPES = (*ALWAYS_CHECKED, *LOW_PRECISION)
 UNJUDGED = (errors.NotEmulatedError, errors.ToolchainError, errors.CacheError, errors.LanguageError)
-"""Errors that say nothing of the kernel, which is unverified then."""
+"""Errors that prove nothing about the kernel, which then counts as unverified."""
 
 
 @dataclass
 class CheckedCall(CpuCall):
-    """Call of a kernel, of a case."""
+    """Call of a kernel on the arguments of a case."""
 
     case: Case = field(kw_only=True)
 
@@ -70,11 +71,11 @@ class KernelCheck:
 
     Attributes:
         left: Number of parts that may still run.
-        ran: Number of calls that were run and judged, in each dtype.
-        others: Number of other calls, by what became of them.
-        limits: Reasons why some were given up, with the number of calls.
-        unfit: Reasons why the kernel refused some of them.
-        doubtful: What is legal and doubtful.
+        ran: Number of calls that ran and were judged, in each dtype.
+        others: Number of other calls, by their outcome.
+        limits: Reasons why calls were given up, with the number of calls.
+        unfit: Reasons why the kernel refused calls.
+        doubtful: Findings on doubtful but legal code.
     """
 
     def __init__(self, language: Language, kernel: Kernel, subject: Subject) -> None:
@@ -98,7 +99,7 @@ class KernelCheck:
 
         Args:
             more: The subject with the samples to run.
-            laid: Samples that run in other layouts, too.
+            laid: Samples that also run in other layouts.
         """
         alone = replace(
             more,
@@ -123,7 +124,7 @@ class KernelCheck:
             yield from self._summary()
 
     def _run(self) -> Findings:
-        """Run the calls that wait, and compare their results with the truth."""
+        """Run the waiting calls, and compare their results with the right results."""
         calls, self.waiting = [] if self.over else self.waiting, []
         batch: list[CheckedCall] = []
         try:
@@ -133,7 +134,7 @@ class KernelCheck:
                     self.others[UNTRIED] += 1
                     continue
                 yield from self._prepare(call, batch)
-                if len(batch) >= (self.on_cpu.together if self.ran else 1):  # to give up a call takes long
+                if len(batch) >= (self.on_cpu.together if self.ran else 1):  # giving up a call takes long
                     yield from self._judge(batch)
                     batch = []
             yield from self._judge(batch)
@@ -163,7 +164,7 @@ class KernelCheck:
         return f"not run: too many {self.on_cpu.parts} for a check"
 
     def _raised(self, call: CheckedCall, error: Exception) -> Findings:
-        """Count a call that raises: a limit if the CPU cannot run it, else a fault."""
+        """Count a call that raises: it is a limit if the CPU cannot run the call, else a fault."""
         if isinstance(error, errors.LanguageError):
             raise error
         if isinstance(error, errors.ToolchainError):
@@ -173,7 +174,7 @@ class KernelCheck:
             yield raised(self.name, self.subject, error, str(call.case))
 
     def _judge(self, calls: Sequence[CheckedCall]) -> Findings:
-        """Launch calls, and yield the faults of each, or compare its results where there are none."""
+        """Launch calls, and yield the faults of each; if a call has none, compare its results."""
         if calls:
             announce(functools.partial(str, calls[0].case))
         for call, runs in zip(calls, self._launched(calls), strict=True):
@@ -196,7 +197,7 @@ class KernelCheck:
                 yield from self._compare(call, flat, runs)
 
     def _launched(self, calls: Sequence[CheckedCall]) -> list[list[CpuRun]]:
-        """Launch calls, and refuse a language that leaves one out, or names causes that no check has."""
+        """Launch calls; raise an error if the language leaves out a call, or names an unknown cause."""
         made = self.on_cpu.launch(calls) if calls else []
         counts = [len(runs) for runs in made]
         if len(counts) != len(calls) or 0 in counts:
@@ -209,7 +210,7 @@ class KernelCheck:
         return made
 
     def _compare(self, call: CheckedCall, flat: list[Any], runs: Sequence[CpuRun]) -> Findings:
-        """Compare the results of each run with the truth, and its arguments with what they were."""
+        """Compare each run's results with the right results, and its arguments with their earlier values."""
         case, where = replace(call.case, name=self.name), self.kernel.where
         every = range(len(self.subject.every(case.sample)))
         labelled = zip(case.sample.labels, flat, strict=True)
@@ -235,7 +236,7 @@ class KernelCheck:
                 return
 
     def _function(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a kernel that computes, and writes into copies of what it writes in place."""
+        """Return a kernel that writes into copies of the arguments that it writes in place."""
         own = getattr(self.kernel.source, "function", self.kernel.operator.specification.reference)
 
         @functools.wraps(own)  # for its location in messages
@@ -258,7 +259,7 @@ class KernelCheck:
         yield Failure(self.name, found.label, found.cause, message, found.where, evidence, again)
 
     def _summary(self) -> Findings:
-        """Yield notes on the calls that ran, or a reason or a failure if some or all did not."""
+        """Yield notes on the calls that ran; if some or all calls did not run, a reason or a failure."""
         told = {what: f"{_calls(count)} {what}" for what, count in self.others.items()}
         if self.ran:
             dtypes = ", ".join(map(dtype_name, self.ran))
@@ -268,7 +269,7 @@ class KernelCheck:
         elif self._too_many in told and not self.limits:
             yield Skipped(told[self._too_many])
             return
-        if self.limits:  # what is unverified in part must not pass
+        if self.limits:  # a partly unverified kernel must not pass
             left = [
                 f"{_calls(count)} {self.on_cpu.given_up}: {limit}" for limit, count in self.limits.items()
             ]
@@ -286,7 +287,7 @@ class KernelCheck:
 
 
 def unjudged(error: errors.OpsmithError) -> Skipped:
-    """Return an error that says nothing of the kernel as the reason why it is unverified."""
+    """Return the text of an error that proves nothing about a kernel, as the reason why it is unverified."""
     return Skipped(": ".join(filter(None, [error.problem, error.got])), error.hint or "")
 
 
@@ -300,7 +301,7 @@ def kernel_calls(
     """Yield the calls of a sample, each with its case and its flat arguments.
 
     Args:
-        subject: The subject of the check, with no kernel: its one device is the CPU.
+        subject: The subject of the check without kernels, so that its only device is the CPU.
         sample: The sample, on the CPU.
         taken: The dtypes of floating tensors that the kernel takes.
         in_layouts: True to try each tensor in other layouts too, as many as the effort allows.
@@ -319,7 +320,7 @@ def kernel_calls(
             if isinstance(made, Raised):
                 if laid is None:
                     raise made.error
-                continue  # numbers that the reference does not take
+                continue  # the reference does not take these numbers
             of_laid = made
             right = right or made
         assert of_laid is not None
@@ -331,7 +332,7 @@ def kernel_calls(
 def _laid(
     sample: Sample, laid: tuple[int, Layout] | None, dtype: torch.dtype | None, device: torch.device
 ) -> list[Any]:
-    """Return the flat arguments of a sample, one of them in a layout."""
+    """Return the flat arguments of a sample, with one argument in a layout."""
     flat = sample.at(dtype, device)
     if laid is not None:
         flat[laid[0]] = laid[1].of(plain(flat[laid[0]]))
@@ -339,18 +340,19 @@ def _laid(
 
 
 ELEMENTS = 64
-"""Most elements of a tensor of which it is tried whether a result depends on them."""
+"""Maximum number of elements of a tensor that are tested for an influence on a result."""
 
 
 def keeps_one(subject: Subject, sample: Sample, flat: Sequence[Any]) -> bool:
-    """Return True if a call has equal indices, as no sample has, and the reference keeps one of their values.
+    """Return True if a call has equal indices, unlike the samples, and the reference keeps one of their
+    values.
 
-    The order of the writes decides then, and an author may exclude such calls, as for the slots of a cache.
-    The values that are lost change no result; where a reference adds them up, none is lost.
+    The order of the writes then decides the result, and an author may exclude such calls, for example for the
+    slots of a cache. Lost values change no result; if a reference adds up the values, none is lost.
 
     Args:
         subject: The subject of the check.
-        sample: The sample, maybe one that is derived.
+        sample: The sample, which may be a derived sample.
         flat: Flat arguments of the call.
     """
 
@@ -374,7 +376,7 @@ def keeps_one(subject: Subject, sample: Sample, flat: Sequence[Any]) -> bool:
 
 
 def _lost(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[int]:
-    """Return for each floating tensor how many of some of its elements change no result."""
+    """Return, for each floating tensor, the number of tested elements that change no result."""
 
     def results(argnum: int = 0, at: int | None = None) -> list[Any]:
         copies = [each.contiguous().clone() if isinstance(each, Tensor) else each for each in flat]
@@ -410,7 +412,7 @@ def run(language: Language, subject: Subject) -> Findings:
 def _judged(
     language: Language, kernel: Kernel, subject: Subject, more: Subject, laid: Collection[Sample]
 ) -> Findings:
-    """Run a kernel on the CPU; one whose language fails is unverified, and the others still run."""
+    """Run a kernel on the CPU; if its language fails, it is unverified, and the other kernels still run."""
     try:
         yield from KernelCheck(language, kernel, subject).run(more, laid)
     except errors.LanguageError as error:
@@ -418,7 +420,7 @@ def _judged(
 
 
 def on_cpu_property(language: Language) -> Property | None:
-    """Return the property of a language; None if it does not run its kernels on the CPU for `check`."""
+    """Return the property of a language; None if it does not run kernels on the CPU for `check`."""
     if language.on_cpu is None:
         return None
     return Property(language.key, language.on_cpu.promise, functools.partial(run, language), inputs="every")

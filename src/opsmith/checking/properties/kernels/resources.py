@@ -1,4 +1,4 @@
-"""Resources of CUDA kernels: they compile, and take no more of a GPU than their author allows."""
+"""Resources of CUDA kernels: they compile, and use no more of a GPU than their author allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAME = "resources"
 SHOWN = 4
-"""Largest number of instances in a message."""
+"""Maximum number of instances in a message."""
 
 
 def run(subject: Subject) -> Findings:
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _failure(beyond: Sequence[KernelUsage], language: str) -> Failure:
-    """One failure for a kernel, with the instances that take too much."""
+    """One failure for a kernel, with the instances that exceed its limits."""
     exceeded = [
         f"for {', '.join(filter(None, [each.instance, each.architecture]))} {' and '.join(each.faults)}"
         for each in beyond

@@ -41,7 +41,7 @@ from opsmith.torch_library.result_layouts import ResultLayout
 NAME = "sanitized"
 
 MOST_ELEMENTS = 20_000
-"""Largest number of elements of a sample that is run in other layouts."""
+"""Maximum number of elements of a sample that is run in other layouts."""
 BITS = ("a negated view", "a conjugate view")
 """Layouts that torch resolves before it calls a kernel."""
 
@@ -52,7 +52,7 @@ def run(subject: Subject) -> Findings:
     if not kernels:
         yield Skipped("it has no kernel in C++")
         return
-    # The operator is not called in this process, which a faulty kernel might damage.
+    # The operator is not called in this process, since a faulty kernel might damage it.
     safe = subject.by_reference()
     safe = replace(safe, samples=(*safe.samples, *variations(safe).samples))
     safe = replace(safe, samples=(*safe.samples, *kernel_sizes(safe)))
@@ -69,7 +69,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _kernel(kernel: Kernel, job: SanitizerJob, runs: Sequence[CallOutcome], limit_s: float) -> Findings:
-    """Yield what the calls of one kernel showed."""
+    """Yield the findings of one kernel's calls."""
     findings = KernelFindings(job, limit_s)
     failures = without_duplicates([failure for each in runs for failure in findings.of(each)])
     yield from failures
@@ -88,7 +88,7 @@ def _kernel(kernel: Kernel, job: SanitizerJob, runs: Sequence[CallOutcome], limi
 def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
     built = kernel.given
     assert isinstance(built, CppKernel)
-    schema = built.operator.specification.schema  # of what writes in place, not of its functional form
+    schema = built.operator.specification.schema  # the in-place operator's
     return SanitizerJob(
         subject.specification.name,
         tuple((each.name, each.kind.annotation()) for each in schema.arguments),
@@ -101,7 +101,7 @@ def _job(subject: Subject, kernel: Kernel) -> SanitizerJob:
 
 
 def _calls(subject: Subject, kernel: Kernel, built: CppKernel, at: int) -> Iterator[SanitizedCall]:
-    """The calls of a sample that kernel and reference take: in every dtype, then in every layout."""
+    """The calls of a sample that both kernel and reference take: in every dtype, then in every layout."""
     sample, specification = subject.samples[at], built.operator.specification
     packing = tuple(sample.flattening.pack([*range(len(sample.flat))]))
     many = at < subject.effort.sanitized_samples and sample.elements <= MOST_ELEMENTS
@@ -123,7 +123,7 @@ def _calls(subject: Subject, kernel: Kernel, built: CppKernel, at: int) -> Itera
             if isinstance(kernel.consider(packed), Rejected) or unwritable(specification, packed) is not None:
                 continue
             results = attempt(partial(_plainly, subject, sample, values))
-            if not isinstance(results, Raised):  # else the reference does not take it; others report it
+            if not isinstance(results, Raised):  # else others report it
                 returned = results[len(results) - len(specification.schema.results) :]  # after the new values
                 forms = tuple(map(ResultLayout.of, returned))
                 yield SanitizedCall(sample.flat, sample.labels, packing, dtype, laid, forms, words, odd)
@@ -172,13 +172,13 @@ ENDS = {
     "ABRT": "it calls `abort`, or throws where nothing catches",
     "ILL": "it runs an instruction that this processor does not have",
 }
-"""AddressSanitizer's kinds of errors that end a process, with descriptions."""
+"""Kinds of AddressSanitizer errors that end a process, with descriptions."""
 
 
 def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
     """Drop failures that another failure of the same line describes better.
 
-    Two builds run, and one of them does not know the memory of its results. Both sanitizers detect a null
+    Two builds run, and one of them does not know the bounds of its results. Both sanitizers detect a null
     pointer, an index outside of an array, and a division by zero.
     """
     outside = [each for each in failures if each.cause == "out-of-bounds"]
@@ -199,7 +199,7 @@ def without_duplicates(failures: Sequence[Failure]) -> list[Failure]:
 
 @dataclass(frozen=True)
 class KernelFindings:
-    """Failures of one kernel, of which a call may take so many seconds."""
+    """Failures of one kernel, with the time limit of a call in seconds."""
 
     job: SanitizerJob
     limit_s: float
@@ -211,7 +211,7 @@ class KernelFindings:
             yield self._reported(report, run, call)
         if run.late and not run.reports:
             yield self._late(call, (self.job.source.where, ""))
-        elif run.status is not None and not run.reports:  # a crash without a report of the sanitizers
+        elif run.status is not None and not run.reports:  # a crash without a sanitizer's report
             how, evidence = describe_exit(run.status)
             yield self._failure(call, None, "raises", how, self._innermost_line(run.lines), **evidence)
         for depends in run.depends:
@@ -291,7 +291,7 @@ class KernelFindings:
         return unset_lines(self.job.source, self.job.operator, self.job.dtypes)
 
     def _innermost_line(self, lines: Sequence[Line]) -> tuple[str, str]:
-        """Return location and text of the author's innermost line; the function's where it is unknown."""
+        """Return location and text of the author's innermost line; of the function if the line is unknown."""
         source = self.job.source
         own = next((line.number for line in lines if line.is_of(source.path)), None)
         return (source.where, "") if own is None else (f"{source.path}:{own}", source.quoted(own).strip())

@@ -1,4 +1,4 @@
-"""Sizes for kernels: samples of other sizes, sizes that the reference refuses, and sizes that are fatal."""
+"""Sizes for kernels: samples of different sizes, sizes that the reference refuses, and fatal sizes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from opsmith.core.kernels import BuiltKernel, Kernel, choose
 from opsmith.kernels.languages import language_of
 
 MOST_ELEMENTS = 20_000
-"""Largest number of elements of a derived sample."""
+"""Maximum number of elements of a derived sample."""
 
 
 def kernel_sizes(subject: Subject) -> tuple[Sample, ...]:
-    """Samples of other sizes for the kernels that run here; none where there is no kernel.
+    """Samples of different sizes for the kernels that run on this machine; empty if there is no kernel.
 
     Example:
         >>> import opsmith.ops
@@ -60,7 +60,7 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
 
     Args:
         subject: The subject of the check, with all its inputs.
-        outcomes: Outcomes of all properties; where a kernel cannot be compiled, none has run.
+        outcomes: Outcomes of all properties, which show if a kernel could not be compiled and so did not run.
     """
     failures = (failure for outcome in outcomes for failure in outcome.failures)
     compiled = not any(UNCOMPILED in failure.evidence for failure in failures)
@@ -87,16 +87,16 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
 
 
 LEAST_VARIATIONS = 12
-"""Number of variations by which sizes that may vary have varied."""
+"""Minimum number of variations after which variable sizes are expected to have varied."""
 
 
 def authored(subject: Subject) -> Subject:
-    """The subject with the author's own samples alone."""
+    """The subject with only the author's own samples."""
     return replace(subject, samples=tuple(sample for sample in subject.samples if not sample.origin))
 
 
 def forms(subject: Subject) -> list[Sample]:
-    """The samples with elements, one for each choice of ranks, as many as the effort allows."""
+    """Samples with elements: one sample for each choice of ranks, as many as the effort allows."""
     found: dict[object, Sample] = {}
     for sample in subject.samples:
         if sample.elements:
@@ -105,7 +105,7 @@ def forms(subject: Subject) -> list[Sample]:
 
 
 def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
-    """Make all variable sizes larger than tiles, together or each alone; then set each alone to one."""
+    """Make all variable sizes larger than tiles, together or each alone; then set each alone to 1."""
     sizes = sizes_of(subject, sample)
     names, change = sizes.varying, partial(resized, sizes, generator=subject.generator())
     large = {name: LARGE_SIZES[at % len(LARGE_SIZES)] for at, name in enumerate(names)}
@@ -120,7 +120,7 @@ def _changes(subject: Subject, sample: Sample) -> Iterator[Variation]:
 CAUSE = "not-refused"
 CPU = torch.device("cpu")
 DTYPES = (None, torch.float32, torch.float64)
-"""The dtypes of the author's samples, or those that most kernels take."""
+"""The dtypes of the author's samples, or the dtypes that most kernels take."""
 
 LEAST = 2
 """Smallest changed size; other properties check sizes of 0 and 1."""
@@ -138,7 +138,7 @@ class RefusedCall:
     Args:
         sample: The sample, with a size changed.
         flat: Its arguments.
-        argument: The tensor whose size is changed; None if several sizes are.
+        argument: The tensor whose size is changed; None if several sizes are changed.
         error: Message of the exception that the reference raises.
     """
 
@@ -149,9 +149,9 @@ class RefusedCall:
 
 
 def taken_though_refused(property: str, subject: Subject) -> Findings:
-    """Failures for sizes that a kernel in C++ computes with, and the reference refuses.
+    """Failures for sizes that a kernel in C++ accepts, although the reference refuses them.
 
-    They run in a child process, since such a kernel may write where it should not.
+    The calls run in a child process, since such a kernel may write outside of its memory.
     """
     if not any(_built(subject)):
         return
@@ -170,12 +170,12 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
         elif "limit" not in failure.evidence and taking[0]:
             words = "in a call that the reference refuses, or after one"
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
-        else:  # it exceeds the time limit, or dies of a fault that another property reports
+        else:  # it exceeds the time limit, or dies of a fault that a different property reports
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
 
 
 def narrow_index(property: str, subject: Subject, kernel: Any) -> Findings:
-    """Yield the limit of a kernel in which a compiler names indices of 32 bits of arguments or results."""
+    """Yield a limit for each kernel in which a compiler finds 32-bit indices of arguments or results."""
     if not isinstance(kernel, BuiltKernel) or not subject.samples:
         return
     values = subject.samples[0].flattening.pack(subject.samples[0].at(None))
@@ -190,16 +190,16 @@ def narrow_index(property: str, subject: Subject, kernel: Any) -> Findings:
         message = f"{each.reason}; its kernel refuses a tensor of more than 2**31 - 1 elements"
         others = ", ".join(dict.fromkeys(other.where for other in found if other.where != each.where))
         tensor, evidence = min(each.tensors & own, default=None), {"others": others} if others else {}
-        # Nothing runs: a replay would show no more.
+        # A replay would not show more, since nothing runs.
         yield Failure(property, tensor, "narrow-index", message, each.where, evidence, replay="")
 
 
 def _built(subject: Subject) -> list[bool]:
-    """One item for each kernel from a source for the CPU, built here: True if it computes sizes."""
+    """An item for each CPU kernel that was built from source here: True if it computes sizes."""
     kernels = [each.given for each in subject.kernels_on(CPU) if language_of(each.given) is not None]
     try:
         return [isinstance(kernel, BuiltKernel) and kernel.computes_sizes for kernel in kernels]
-    except (errors.ToolchainError, errors.CompileError):  # which is reported where kernels run
+    except (errors.ToolchainError, errors.CompileError):  # the properties that run kernels report this
         return []
 
 
@@ -209,10 +209,10 @@ def watched_in_child(
     run: Callable[[], tuple[Failure, ...]],
     processor_limit_s: float = math.inf,
 ) -> Outcome:
-    """Run kernels in C++ in a child process, whose death is a failure, and whose processor time is limited.
+    """Run kernels in C++ in a child process with limited processor time; its death is a failure.
 
     Raises:
-        UsageError: As of `run_isolated`.
+        UsageError: As for `run_isolated`.
     """
 
     def outcome() -> Outcome:
@@ -256,7 +256,7 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
 
 
 def _served(subject: Subject, sample: Sample) -> tuple[Kernel, torch.dtype | None] | None:
-    """The kernel that takes the sample's call, if it gives sizes itself, and the dtype in which it does."""
+    """The kernel that serves the sample's call, if it computes sizes itself, and the dtype of the call."""
     for dtype in DTYPES:
         values = sample.flattening.pack(sample.at(dtype, CPU))
         chosen = choose(subject.specification.kernels, values)[0]
@@ -279,14 +279,14 @@ def refused_calls(
 
 
 def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> str | None:
-    """The reference's error for a sample that it refuses; None where it takes it."""
+    """The reference's error for a sample that it refuses; None if it takes the sample."""
     with torch.no_grad():
         found = attempt(lambda: subject.reference(sample, sample.at(dtype, CPU)))
     return str(found) if isinstance(found, Raised) else None
 
 
 def _repeated(sample: Sample, changed: Sample) -> Sample:
-    """The changed sample, with the numbers of the sample itself in each tensor of another shape."""
+    """The changed sample, with the original sample's numbers in each tensor whose shape changed."""
     flat = [
         repeated(had, now.shape) if isinstance(had, Tensor) and had.shape != now.shape else now
         for had, now in zip(sample.flat, changed.flat, strict=True)
@@ -295,7 +295,7 @@ def _repeated(sample: Sample, changed: Sample) -> Sample:
 
 
 def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None, Variation]]:
-    """Change each size by one: of one tensor alone, then of all that share it.
+    """Change each size by one: in one tensor alone, then in all tensors that share it.
 
     With integer tensors, which may be indices, no size becomes smaller.
     """
@@ -324,11 +324,11 @@ def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None
 def _called(
     subject: Subject, sample: Sample, dtype: torch.dtype | None, refused: RefusedCall, taking: Flag
 ) -> str | None:
-    """Results of the operator for a call that the reference refuses; None where it refuses it too."""
+    """Results of the operator for a call that the reference refuses; None if the operator also refuses it."""
     before = taking[0]
 
     def call() -> list[Any]:
-        for _ in range(2):  # the first validates the sizes in C++ by the reference
+        for _ in range(2):  # the first call validates the sizes in C++ by the reference
             subject.call(sample, sample.at(dtype, CPU))
         announce(partial(str, refused.sample))
         taking[0] = 1
@@ -344,12 +344,12 @@ def _called(
 
 @dataclass(frozen=True)
 class DeadlySizes:
-    """Sizes of 0 that end the process in a kernel.
+    """Sizes of 0 with which a kernel ends the process.
 
     Args:
         survived: The accepted variations that may run.
         deaths: A failure for each input that ends the process.
-        note: The reason why they were not tried; empty where they were.
+        note: The reason why sizes of 0 were not tried; empty if they were.
     """
 
     survived: tuple[Sample, ...]
@@ -364,14 +364,14 @@ EMPTY_LIMIT_S = 20.0
 def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> DeadlySizes:
     """Find inputs without elements that end the process in a kernel in C++, in child processes.
 
-    A kernel is called with sizes of 0 for which the reference has an answer of any kind, such as the nan of a
-    mean: dividing a whole number by such a size is fatal. What the reference refuses, as an index into an
-    empty tensor, is not tried.
+    A kernel is called with sizes of 0 for which the reference returns a result, such as the nan of a mean:
+    dividing an integer by such a size ends the process. Calls that the reference refuses, such as an index
+    into an empty tensor, are not tried.
 
     Args:
         property: Name of the property that reports them.
         subject: The subject of the check.
-        derived: Accepted variations, of which those that end the process are left out.
+        derived: Accepted variations, from which variations that end the process are removed.
     """
     if not _built(subject):
         return DeadlySizes(tuple(derived))
@@ -411,12 +411,12 @@ def deadly_sizes(property: str, subject: Subject, derived: Sequence[Sample]) -> 
 
 
 def _call_all(subject: Subject, samples: Sequence[Sample]) -> tuple[Failure, ...]:
-    """Call the operator, and its backward, on what the reference takes; errors are reported elsewhere."""
+    """Call the operator and its backward on calls that the reference takes; errors are reported elsewhere."""
     for sample in samples:
         dtypes = DTYPES if sample.inexact else DTYPES[:1]
         taken = [dtype for dtype in dtypes if _refusal(subject, sample, dtype) is None]
         for dtype in taken:
-            # `seeded` may run the author's samples; the sample that is announced last is the one that dies.
+            # `seeded` may run the author's samples; the sample that dies is the sample announced last.
             with Overlooking(), torch.no_grad(), subject.seeded():
                 subject.call(sample, sample.at(dtype, CPU))
         if None not in taken:

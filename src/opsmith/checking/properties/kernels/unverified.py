@@ -1,4 +1,4 @@
-"""Kernels that no property ran, so that nothing is known of them; and calls that they cannot have."""
+"""Kernels that no property ran, which are therefore unverified, and calls that an operator refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opsmith.torch_library.writes import refuse_unwritable
 
 
 def runs_in(kernel: Kernel) -> str:
-    """Name of the property that runs a kernel: `forward`, or the one that runs it on the CPU instead."""
+    """Name of the property that runs a kernel: `forward`, or the property that runs it on the CPU instead."""
     language = language_of(kernel.given)
     if language is None or language.on_cpu is None or missing_device(kernel.device) is None:
         return "forward"
@@ -26,7 +26,7 @@ def runs_in(kernel: Kernel) -> str:
 
 
 def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Findings:
-    """Yield the findings of a kernel for a GPU; where one is skipped and no GPU is here, it is unverified."""
+    """Yield the findings of a GPU kernel; if it is skipped for lack of a GPU, it is unverified."""
     left = False
     for finding in findings:
         yield finding
@@ -39,7 +39,7 @@ def unverified_too(subject: Subject, kernel: Kernel, findings: Findings) -> Find
 
 
 def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
-    """Report each kernel that no property ran, with the reason; the error of one that does not compile."""
+    """Report each kernel that no property ran, with the reason, or with the error if it does not compile."""
     ran = {position for outcome in found.values() for position in outcome.kernels}
     for position, kernel in enumerate(subject.specification.kernels):
         if position in ran:
@@ -56,7 +56,7 @@ def unrun_kernels(found: Mapping[str, Outcome], subject: Subject) -> Findings:
 
 
 def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, str | None]:
-    """The reason why the property of this outcome did not run a kernel, and what to do about it."""
+    """The reason why the property of this outcome did not run a kernel, and the hint for it."""
     way_out = f"check `{outcome.property}`, too" if outcome.left_out else ""
     if isinstance(kernel.given, BuiltKernel):
         kernel.given.load()

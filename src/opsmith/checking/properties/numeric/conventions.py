@@ -1,8 +1,8 @@
-"""Conventions: gradients that differ from the right ones, and that an author has written on purpose.
+"""Conventions: gradients that an author has written to differ from the right gradients on purpose.
 
-A class declares nothing, but what it computes tells: a step function has a surrogate gradient, and what draws
-may have a gradient that is right in expectation alone. Each convention is a predicate; the first that holds
-decides.
+A class declares no convention, but its values show one: a step function has a surrogate gradient, and the
+gradient of a function that draws random numbers may be right only in expectation. Each convention is a
+predicate; the first that is true decides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAME = "gradient"
 
 @dataclass(frozen=True, eq=False)
 class ShownGradient(Run):
-    """A gradient of a class by one input, on the sample on which a failure shows it."""
+    """A class's gradient by one input, on the sample on which a failure shows it."""
 
     @property
     def argnum(self) -> int:
@@ -60,7 +60,7 @@ class ShownGradient(Run):
 
     @property
     def double(self) -> list[Any]:
-        """The arguments in float64, in fresh memory, into which a call may write."""
+        """The arguments in float64, in fresh memory that a call may overwrite."""
         return self.sample.in_double()
 
     @cached_property
@@ -85,36 +85,36 @@ class ShownGradient(Run):
         return own.one(self.argnum, plain_grad_outputs(self.subject, self.sample))
 
     def is_sound(self) -> bool:
-        """True if it is finite, and zero or another one for another grad_output."""
+        """True if it is finite, and either zero or changed by a different grad_output."""
         others = [None if each is None else -1.5 * each for each in self.grads]
         other = Backward(self)([*self.double, *others])[0]
         moves = not self.got.any() or not torch.equal(self.got, other)
         return all_finite(self.got) and all_finite(other) and moves
 
     def is_shown(self) -> bool:
-        """True if it is wrong here, where conventions are asked, and not at other numbers alone."""
+        """True if it is wrong for these numbers, and not only for others."""
         return self.right.judge(self.got) is not None
 
     def is_alike_in(self, dtype: torch.dtype) -> bool:
-        """True if it is the same in another dtype, but for rounding."""
+        """True if it is the same in another dtype, except for rounding."""
         grads = plain_grad_outputs(self.subject, self.sample).beside(self.sample)(dtype, self.device)
         return share_off(Backward(self)(grads)[0], self.got) <= THOUSANDTH
 
     def among_symmetric(self) -> ShownGradient | None:
-        """The gradient where the input is made symmetric first; None if not every sample has it so."""
+        """The gradient if the input is made symmetric first; None if it is not symmetric in every sample."""
         meant = {self.sample.labels[self.argnum]} & symmetric_inputs(self.subject)
         subject = replace(self.subject, symmetric=self.subject.symmetric | meant)
         return replace(self, subject=subject) if meant else None
 
 
 class Convention(NamedTuple):
-    """A reason for which an author gives another gradient than the right one.
+    """A reason why an author's gradient differs from the right gradient.
 
     Args:
         words: Description of the gradient, for messages.
-        holds: True for a gradient that follows it.
+        holds: Returns True for a gradient that follows it.
         given: The circumstance of a failure that it explains.
-        of_numbers: True if it explains numbers alone, and neither a second order nor a nonlinear gradient.
+        of_numbers: True if it explains only numbers, not a second order or a nonlinear gradient.
     """
 
     words: str
@@ -137,7 +137,7 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
         needed.append(partial(ShownGradient.is_alike_in, dtype=torch.float32))
     tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
     try:
-        with time_limit(math.inf):  # what is wrong is known
+        with time_limit(math.inf):  # the fault is known
             sound = all(_holds(each, gradient) for each in needed)
             found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
     except Exception as error:
@@ -158,7 +158,7 @@ def _holds(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> b
 
 
 def returns_arguments(gradient: ShownGradient) -> bool:
-    """True if each result is an argument, as it was and where it was: nothing is computed."""
+    """True if each result is an unchanged argument in its own memory, so that nothing is computed."""
     with torch.no_grad():
         flat = gradient.flat()
         before = copies([each if isinstance(each, Tensor) else None for each in flat])
@@ -172,7 +172,7 @@ def returns_arguments(gradient: ShownGradient) -> bool:
 
 
 OTHERS = (-1.0, 16.0, -16.0)
-"""Factors that take numbers to other steps of a step function."""
+"""Factors that move numbers to different steps of a step function."""
 
 
 def is_of_a_step(gradient: ShownGradient) -> bool:
@@ -182,7 +182,7 @@ def is_of_a_step(gradient: ShownGradient) -> bool:
 
 
 def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if other numbers of an input give other results, which do not move with it either."""
+    """True if different values of an input give different results, each constant near the value."""
     value, found = sample.flat[argnum], asked(subject, sample, {}, wide=True)
     differs = False
     for factor in OTHERS:
@@ -196,14 +196,14 @@ def _is_step_function(subject: Subject, sample: Sample, argnum: int) -> bool:
 
 
 def _stands_in(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if no result moves with any input for which the author asks for a gradient: another is meant."""
+    """True if no result changes with an input that requires a gradient: the gradient is a surrogate."""
     asked_for = [at for at in sample.inexact if sample.flat[at].requires_grad]
     rights, grads = RightGradients(subject, sample, NAME), plain_grad_outputs(subject, sample)
     return argnum in asked_for and all(rights.one(at, grads).is_zero for at in asked_for)
 
 
 def is_of_the_forward_as_written(gradient: ShownGradient) -> bool:
-    """True if it is autograd's through the forward, where that hides something, as by `.detach()`."""
+    """True if it is autograd's gradient through a forward that hides a dependence, as by `.detach()`."""
     right = gradient.right
     return not right.trusted and right.among.recorded and agree(gradient.got, right.through_reference)
 
@@ -212,10 +212,10 @@ class StraightThrough(TorchFunctionMode):
     """A mode in which functions that round have the gradient of the identity.
 
     Args:
-        rounds: False if they return their argument, too.
+        rounds: False if these functions also return their argument unchanged.
 
     Attributes:
-        used: True if one was called.
+        used: True if such a function was called.
     """
 
     def __init__(self, *, rounds: bool = True) -> None:
@@ -226,12 +226,12 @@ class StraightThrough(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute a function, or one that rounds with another gradient."""
+        """Compute a function; give a function that rounds the gradient of the identity."""
         name, given = getattr(function, "__name__", ""), dict(kwargs or {})
         x = args[0] if args else given.pop("input", None)
         if name.removesuffix("_") not in ROUNDING or not is_inexact(x):
             return function(*args, **(kwargs or {}))
-        self.used |= x.requires_grad  # by the input that is differentiated, alone
+        self.used |= x.requires_grad  # only by the differentiated input
         if not self.rounds:
             return x
         rounded = getattr(torch, name.removesuffix("_"))(x.detach(), *args[1:], **given)
@@ -240,11 +240,11 @@ class StraightThrough(TorchFunctionMode):
 
 
 ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign"})
-"""Functions of torch that round, in place with an underscore."""
+"""Functions of torch that round; in-place functions end with an underscore."""
 
 
 def passes_straight(gradient: ShownGradient) -> bool:
-    """True if a forward rounds, and a gradient passes through that, or leaves it out, or is a grad_output."""
+    """True if a forward rounds, and a gradient passes through this, leaves it out, or is a grad_output."""
     got, grads = gradient.got, gradient.grads
     with StraightThrough() as mode:
         passed = Backward(gradient, gradient.plain)([*gradient.double, *grads])[0]
@@ -257,20 +257,21 @@ def passes_straight(gradient: ShownGradient) -> bool:
 
 
 DRAWN = (256, 1024, 4096)
-"""Numbers of draws over which gradients are averaged: more where fewer do not tell."""
+"""Numbers of draws over which gradients are averaged; a larger number is used if a smaller decides
+nothing."""
 
 UNBIASED = 5.0
-"""Largest mean error of a gradient that is right in expectation, in standard errors."""
+"""Maximum mean error of a gradient that is right in expectation, in standard errors."""
 
 SHARP = 0.1
-"""Largest such standard error, as a share of the largest element of the mean gradient."""
+"""Maximum standard error, as a share of the largest element of the mean gradient."""
 
 
 def is_right_on_average(gradient: ShownGradient) -> bool:
     """True if the forward draws, and the gradient is right in the mean over draws.
 
-    The loss is `(result ** 2).sum() / 2`, whose grad_output is the result: a backward that merely leaves the
-    drawn numbers out is right on average for a constant grad_output, too.
+    The loss is `(result ** 2).sum() / 2`, whose grad_output is the result, since a backward that only leaves
+    out the drawn numbers is also right on average for a constant grad_output.
     """
     if not gradient.subject.draws or gradient.subject.steady is not None:
         return False
@@ -289,7 +290,7 @@ def is_right_on_average(gradient: ShownGradient) -> bool:
 
 
 def _drawn(gradient: ShownGradient, seed: int) -> tuple[Tensor, Tensor]:
-    """The gradient and the right one, for the same draw."""
+    """The gradient and the right gradient, for the same draw."""
     run = replace(gradient, subject=replace(gradient.subject, seed=seed))
     grads = [each.detach() if is_inexact(each) else None for each in run.call(run.double).results]
     got, right = Backward(run), Backward(run, run.plain)
@@ -297,13 +298,13 @@ def _drawn(gradient: ShownGradient, seed: int) -> tuple[Tensor, Tensor]:
 
 
 LARGE_STEP = 1e-2
-"""Step, as a share of each element, over which the digits that a forward lacks do not show."""
+"""Step, as a share of each element, that is large enough to hide the missing digits of a forward."""
 
 OVER_IT = 0.05
-"""Largest error of a gradient over such steps, as a share of it."""
+"""Maximum error of a gradient over such steps, as a share of the gradient."""
 
 BETTER = 4.0
-"""Factor by which the error of the derivative at the point must be larger."""
+"""Factor by which the derivative's error at the point itself must be larger."""
 
 DIRECTIONS = 12
 """Number of random directions of such steps."""
@@ -312,7 +313,7 @@ DIRECTIONS = 12
 def is_right_over_large_steps(gradient: ShownGradient) -> bool:
     """True if a gradient is right over large steps, and the derivative at the point is not.
 
-    The results of a search move in steps, or with its bounds.
+    The results of a search change in steps, or with its bounds.
     """
     shown = gradient.among_symmetric() or gradient
     off: dict[str, list[float]] = {"gradient": [], "derivative": []}
@@ -328,7 +329,7 @@ def is_right_over_large_steps(gradient: ShownGradient) -> bool:
 
 
 def is_right_among_symmetric(gradient: ShownGradient) -> bool:
-    """True if every sample has a symmetric matrix, and the gradient is right where it stays so."""
+    """True if the input is symmetric in every sample, and its gradient is right among such matrices."""
     among = gradient.among_symmetric()
     if among is None or not among.right.is_known:
         return False
@@ -363,4 +364,4 @@ CONVENTIONS = (
         of_numbers=True,
     ),
 )
-"""The conventions; the first that holds explains a failure."""
+"""The conventions; the first that is true explains a failure."""

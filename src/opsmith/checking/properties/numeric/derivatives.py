@@ -1,4 +1,4 @@
-"""Derivatives that autograd computes by some inputs of a sample, to be held to differences."""
+"""Derivatives that autograd computes by some inputs of a sample, compared with finite differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opsmith.judging.judge import judge
 from opsmith.torch_library.torch_messages import NO_DERIVATIVE, has_message
 
 SHARE = 64
-"""Divisor of the number of elements that are moved one at a time, for a function that is a derivative."""
+"""Divisor of the number of elements moved one at a time, for a function that is a derivative itself."""
 
 
 class Derivatives(Run):
@@ -36,7 +36,7 @@ class Derivatives(Run):
         return ", ".join(self.sample.labels[argnum] for argnum in self.argnums)
 
     def results_at(self, flat: Sequence[Any]) -> list[Any]:
-        """The results on the device, of numbers on the CPU, as numbers on the CPU."""
+        """The results as numbers on the CPU, computed on the device from numbers on the CPU."""
         return self.subject.call(self.sample, flat, self.device)
 
     def claim(
@@ -46,15 +46,16 @@ class Derivatives(Run):
         weights: Sequence[Tensor | None],
         got: Mapping[int, Tensor | None],
     ) -> Claim:
-        """Derivatives of a function that is a derivative itself.
+        """Derivatives of a function that is itself a derivative.
 
-        It costs more than a call, and one that is wrong is rarely wrong in one element only.
+        Fewer elements are moved: it costs more than a call, and a wrong derivative is rarely wrong in one
+        element.
         """
         elements = max(1, self.subject.effort.moved(self.sample.elements) // SHARE)
         return Claim(function, packed, weights, got, elements, self.subject.generator)
 
     def answers(self, function: Function, flat: list[Any]) -> tuple[Answer, ...]:
-        """The results of a function, right to the rounding of the dtype that the operator computes in."""
+        """The results of a function, with the rounding bounds of the dtype in which the operator computes."""
         known = partial(computed_in, self.subject, self.sample)
         found = Computation.of(function, flat, self.subject.generator(), computed_in=known, usual=unknown)
         return found.at(found.wide, torch.float64)
@@ -74,8 +75,9 @@ def each_subset(
     Args:
         name: Name of the property.
         kind: The derivatives.
-        check: Takes the derivatives by some inputs, and by those found right together, if those are among
-            them. It yields `Skipped` with the reason if it compares nothing, which is not a pass.
+        check: Function that takes the derivatives by some inputs and, if these inputs are among those found
+            right together, the derivatives by all of these. It yields `Skipped` with the reason if it
+            compares nothing, which is not a pass.
         subject: The subject of the check.
     """
 
@@ -84,7 +86,7 @@ def each_subset(
         refused.update(dict.fromkeys(inputs.refused.values()))
         right: tuple[int, ...] = ()
         for subset in reversed([*inputs.subsets()]):
-            known = right if {*subset} <= {*right} else ()  # all together may be refused, and some alone not
+            known = right if {*subset} <= {*right} else ()  # all together may be refused
             places = subject.devices_with(torch.float64)
             alone = [kind(subject, run.sample, name, device, torch.float64, subset) for device in places]
             try:
@@ -103,7 +105,7 @@ def each_subset(
             coverage.ran += not (reasons or known)  # a comparison with `known` alone does not count
             yield from (finding for finding in found if not isinstance(finding, Skipped))
             if any(isinstance(finding, Failure) for finding in found):
-                return  # the other subsets of this sample would report the same
+                return  # the other subsets of this sample would report the same fault
             right = right or subset
 
     yield from covered_runs(name, each, "there is nothing to differentiate", subject)
@@ -116,13 +118,13 @@ def refuses(error: Exception) -> bool:
 
 
 def agrees(got: Answer, right: Answer) -> bool:
-    """True if two ways to compute one thing agree to half of the digits, or to the rounding of either."""
+    """True if two computations of a value agree to half of the digits, or to the rounding of either."""
     verdicts = (judge(one.tensor, other) for one, other in ((got, right), (right, got)))
     return any(not verdict.wrong or verdict.minor for verdict in verdicts)
 
 
 def apart(alone: Sequence[Answer], together: Sequence[Answer]) -> Iterator[tuple[int, str]]:
-    """Yield the positions at which two ways to compute the same things do not agree, and by how much."""
+    """Yield the positions at which two computations of the same values disagree, with the differences."""
     for at, (got, right) in enumerate(zip(alone, together, strict=True)):
         if got.value is not None and right.value is not None and not agrees(got, right):
             yield at, f"they differ by {float((got.value - right.value).abs().nan_to_num(0.0).max()):.3g}"

@@ -1,6 +1,6 @@
 """Inputs of a sample that have a gradient to check, and parameters that a call reaches through an object.
 
-To freeze a parameter of an object, such as a module, changes no result and no other gradient.
+Freezing a parameter of an object, such as a module, must change no result and no other gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opsmith.judging.tensors import is_inexact
 
 
 def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
-    """Inputs with a formula that a sample does not differentiate, and what it gives instead."""
+    """Inputs with a formula that a sample does not differentiate, with a description of its value."""
     inexact = {sample.names[argnum] for argnum in sample.inexact}
     rules = subject.specification.gradients.rules
     instead: dict[str, str] = {}
@@ -40,14 +40,14 @@ def given_instead(subject: Subject, sample: Sample) -> dict[str, str]:
 
 
 def each_differentiated(subject: Subject) -> Iterator[tuple[Sample, Differentiated]]:
-    """Yield each sample with the inputs that it differentiates; what a call raises is reported elsewhere."""
+    """Yield each sample with the inputs that it differentiates; exceptions are reported elsewhere."""
     for sample in subject.samples:
         with Overlooking():
             yield sample, differentiated(subject, sample)
 
 
 def differentiated_names(subject: Subject) -> set[str]:
-    """Inputs that some sample differentiates."""
+    """Inputs that at least one sample differentiates."""
     pairs = each_differentiated(subject)
     return {sample.names[argnum] for sample, inputs in pairs for argnum in inputs.argnums}
 
@@ -82,17 +82,17 @@ def nothing_to_differentiate(subject: Subject) -> bool:
 
 
 def lacks_floats(subject: Subject) -> bool:
-    """True if no sample has a floating tensor with elements, so that no gradient has any."""
+    """True if no sample has a floating tensor with elements, so that no gradient has elements."""
     return not any(sample.flat[argnum].numel() for sample in subject.samples for argnum in sample.inexact)
 
 
 MOST = 8
-"""Largest number of parameters that are frozen one by one."""
+"""Maximum number of parameters that are frozen one by one."""
 
 HINT = "; what a call gives must not depend on them: read `requires_grad` of each before differentiating"
 
 Needs = dict[tuple[int, str], bool]
-"""True for each parameter that requires a gradient, by position of its object and its name there."""
+"""True for each parameter that requires a gradient, by the position of its object and its name in it."""
 
 
 def frozen_parameters(property: str, subject: Subject) -> Findings:
@@ -107,13 +107,13 @@ def frozen_parameters(property: str, subject: Subject) -> Findings:
 
 
 def _check(run: Run) -> Findings:
-    flattened = run.sample.objects.flattened  # their gradients are those of the parameters, frozen or not
+    flattened = run.sample.objects.flattened  # their gradients belong to the parameters, frozen or not
     for subset in [*reversed([*differentiated(run.subject, run.sample).subsets()]), ()]:
         argnums = tuple(argnum for argnum in subset if argnum not in flattened)
         failure = next(compare(_ways(replace(run, place=run.subject.devices[0], by=argnums))), None)
         if failure is not None:
             yield failure
-            return  # the other choices would report the same
+            return  # the other choices would report the same fault
 
 
 def _ways(run: Run) -> Iterator[Way]:
@@ -126,7 +126,7 @@ def _ways(run: Run) -> Iterator[Way]:
 
 
 def _choices(sample: Sample) -> Iterator[tuple[str, Needs]]:
-    """Yield each parameter frozen alone, then all of them, and all that were frozen as they would train."""
+    """Yield each parameter frozen alone, then all frozen, then all frozen parameters made trainable."""
     given = {address_of(value) for value in sample.flat if isinstance(value, Tensor)}  # as of checkpoints
     leaves = {
         (argnum, name): tensor
@@ -146,7 +146,7 @@ def _choices(sample: Sample) -> Iterator[tuple[str, Needs]]:
 
 
 def _asked(run: Run, needs: Needs) -> Outputs:
-    """The results and gradients with copies of the objects in which some parameters are frozen or not."""
+    """The results and gradients with copies of the objects, in which parameters are frozen as given."""
     flat = list(run.sample.flat)
     for argnum, made in run.sample.objects.apart().items():
         flat[argnum] = made

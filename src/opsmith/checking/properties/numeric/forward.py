@@ -1,4 +1,4 @@
-"""Results: every kernel and the call itself, against the reference, in every dtype."""
+"""Results: compare every kernel and the call itself with the reference, in every dtype."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def compare_results(
     """Compare results with the truth.
 
     Args:
-        case: The sample, its dtype and what is right.
+        case: The sample, its dtype and the right results.
         results: Results of the call.
-        positions: Positions among all results.
+        positions: Positions of these among all results.
         what: Source of the results in messages.
-        where: `file:line` of that.
-        replay: A script that shows that the result at a position is wrong.
+        where: `file:line` of this source.
+        replay: Returns a script that shows that the result at a position is wrong.
     """
     for got, position in zip(results, positions, strict=True):
         name, answer = case.subject.every(case.sample)[position].name, case.answers[position]
@@ -100,10 +100,10 @@ def run(subject: Subject) -> Findings:
 
 
 def _rounds_to_float32(subject: Subject) -> bool:
-    """True if it computes results in float32 for the first sample in float64, and is not declared to."""
+    """True if it computes in float32 for the first sample in float64, without being declared so."""
     sample = next((each for each in subject.samples if each.inexact and not each.origin), None)
     if sample is not None and not subject.single_precision:
-        with Overlooking(), torch.no_grad():  # what it raises is reported
+        with Overlooking(), torch.no_grad():  # its exceptions are reported
             call, flat = partial(subject.call, sample), sample.in_double()
             return working_precision(call, flat, subject.generator()) == torch.float32
     return False
@@ -132,7 +132,7 @@ def _check(run: Run) -> Findings:
             try:
                 if isinstance(kernel.consider(sample.flattening.pack(case.flat())), Rejected):
                     continue
-            except errors.OpsmithError as error:  # it does not compile; the others are compared
+            except errors.OpsmithError as error:  # it does not compile; the other kernels are compared
                 refused = True
                 yield run.raised(error)
                 subject.ran.kernels.add(kernel)
@@ -141,7 +141,7 @@ def _check(run: Run) -> Findings:
             for failure in _kernel(case, kernel):
                 wrong.add(kernel)
                 yield failure
-        if not refused:  # else each call that considers the kernel raises the same
+        if not refused:  # otherwise each call that considers the kernel raises the same error
             yield from _call(case, wrong)
 
 
@@ -158,7 +158,7 @@ def _kernel(case: Case, kernel: Kernel) -> Findings:
 
 
 def _call(case: Case, wrong: set[Kernel]) -> Findings:
-    """The call as users make it, unless it runs a kernel that is known to be wrong."""
+    """The call as users make it, unless it runs a kernel known to be wrong."""
     subject, flat = case.subject, case.flat()
     chosen = choose(subject.specification.kernels, case.sample.flattening.pack(flat))[0]
     if chosen is not None and chosen.kernel in wrong:
@@ -180,16 +180,18 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
 
 
 def _lost_precision(subject: Subject) -> Findings:
-    """Results in a lower precision than all inputs: half of the digits of float64, silently.
+    """Report results whose precision is below that of all inputs: they silently have half of float64's
+    digits.
 
-    A reference defines the dtype, as does a class that is declared to compute in float32.
+    Subjects with a reference, which defines the dtype, and classes declared to compute in float32 are not
+    reported.
     """
     if subject.kind.has_reference or "float32" in subject.specification.origin.claims:
         return
     narrow = (torch.float32, torch.complex64, *LOW_PRECISION)
     for sample in (each for each in subject.samples if each.inexact):
         results: Sequence[Tensor | None] = ()
-        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and what it raises is reported
+        with Overlooking(), torch.no_grad():  # it may take one dtype alone, and its exceptions are reported
             results = subject.call(sample, sample.in_double())
         named = subject.results(sample) if results else ()
         for described, got in zip(named, results, strict=True):
@@ -204,7 +206,7 @@ def _lost_precision(subject: Subject) -> Findings:
 
 
 def _through_default_dtype(subject: Subject) -> Findings:
-    """Results in float64 that lose digits in a tensor of torch's default dtype."""
+    """Report float64 results that lose digits in a tensor of torch's default dtype."""
     for sample, name in through_default_dtype(subject):
         message = (
             f"`{name}` has the digits of float32 for arguments in torch.float64: it goes through a tensor in "
@@ -216,7 +218,7 @@ def _through_default_dtype(subject: Subject) -> Findings:
 
 
 def _replay(case: Case, position: int) -> str | None:
-    """Compare the visible results of the call with the reference."""
+    """A script that compares the visible results of the call with the reference."""
     visible = case.subject.visible_positions(case.sample)
     if position not in visible:
         return None

@@ -1,4 +1,4 @@
-"""Forward mode: tangents against finite differences, and against the gradients."""
+"""Forward mode: compare tangents with finite differences and with the gradients."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from opsmith.judging.tensors import is_inexact
 NAME = "forward_mode"
 
 Weights = Sequence[Tensor | None]
-"""Weights of the results: of tangents, the sum of their products is u (J v)."""
+"""Weights u of the results; the weighted sum of tangents is u (J v)."""
 
 
 def run(subject: Subject) -> Findings:
-    """Check forward mode on every sample; beside surrogate gradients, tangents that the author wrote."""
+    """Check forward mode on every sample; with surrogate gradients, only tangents that the author wrote."""
     if not subject.specification.gradients.surrogate:
         yield from each_subset(NAME, Tangents, _check, subject)
     elif any(isinstance(rule, Formula) for rule in subject.specification.tangents.rules.values()):
@@ -50,9 +50,9 @@ def run(subject: Subject) -> Findings:
 
 
 def _beside_surrogates(run: Run, coverage: Coverage) -> Findings:
-    """Compare the tangents with the surrogate gradients: u (J v) is (u J) v, whatever J is.
+    """Compare the tangents with the surrogate gradients: u (J v) equals (u J) v for every J.
 
-    A backward that is not linear in grad_output has no J; the form of the tangents is checked all the same.
+    A backward that is not linear in grad_output has no J; then only the form of the tangents is checked.
     """
     subject = run.subject
     for argnums in reversed([*differentiated(subject, run.sample).subsets()]):
@@ -63,7 +63,7 @@ def _beside_surrogates(run: Run, coverage: Coverage) -> Findings:
             coverage.ran += 1
             tangents.by_dual_numbers(tangents.direction)
             own = through_apply(subject)
-            if own is not None:  # it raises what torch says about their number, shapes and dtypes
+            if own is not None:  # torch raises an error about their number, shapes and dtypes
                 replace(tangents, subject=own).by_dual_numbers(tangents.direction)
             if not subject.linear:
                 coverage.refused[WITHOUT_JACOBIAN] = None
@@ -71,7 +71,7 @@ def _beside_surrogates(run: Run, coverage: Coverage) -> Findings:
             for weights in tangents.weights:
                 if not tangents.as_reverse(weights):
                     yield _beside_reverse(tangents, weights)
-                    return  # the other inputs would report the same
+                    return  # the other inputs would report the same fault
 
 
 WITHOUT_JACOBIAN = (
@@ -80,7 +80,7 @@ WITHOUT_JACOBIAN = (
 
 
 def _beside_reverse(tangents: Tangents, weights: Weights) -> Failure:
-    """The failure for tangents that are not those of the surrogate gradient; a warning if they are true."""
+    """The failure for tangents that contradict the surrogate gradient; a warning if they are true."""
     actual, right = tangents.number(weights), tangents.number(weights, reverse=True)
     sums = distinct_texts(actual, right)
     message = (
@@ -108,13 +108,13 @@ def _check(tangents: Tangents, together: Tangents | None) -> Findings:
 
 
 def _against_all(tangents: Tangents, together: Tangents) -> Findings:
-    """Compare the tangents by one input alone with those where the other inputs have zero tangents."""
+    """Compare the tangents by one input alone with the tangents if the other inputs have zero tangents."""
     (argnum,), label = tangents.argnums, tangents.labels
     pieces = together.direction.split(together.packed.sizes)
     masked = [piece * (at == argnum) for at, piece in zip(together.argnums, pieces, strict=True)]
     right = together.answers_along(torch.cat(masked))
     alone = tangents.answers_along(pieces[together.argnums.index(argnum)])
-    # Zero times the derivative by another input is nan where there is none.
+    # Zero times the derivative by another input is nan if this derivative does not exist.
     known = [
         one
         if one.value is None or other.value is None
@@ -175,9 +175,9 @@ ROUNDED = (
 
 
 def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
-    """True if tangents and a forward that was not written for autograd differ by rounding to float32.
+    """True if tangents and a forward that was not written for autograd differ only by rounding to float32.
 
-    Tangents that are numbers of float32 are another matter: they were computed in it.
+    Tangents that are float32 numbers do not count: they were computed in float32.
     """
     present = (each for each, weight in zip(got, weights, strict=True) if weight is not None)
     rounded = all(each is None or represents(torch.float32, each) for each in present)
@@ -185,13 +185,13 @@ def _is_rounding(tangents: Tangents, got: Sequence[Tensor | None], weights: Weig
 
 
 def _fits_float32(got: Sequence[Tensor | None], weights: Weights, off: Difference) -> bool:
-    """True if a weighed sum of tangents is off by no more than rounding to float32."""
+    """True if the error of a weighted sum of tangents is at most rounding to float32."""
     size = float(_terms(got, weights).abs().sum())
     return bool(abs(off.got - off.expected) <= 2 * torch.finfo(torch.float32).eps * size)
 
 
 def _alone(tangents: Tangents) -> list[Failure]:
-    """The failures of each input alone, which are more precise than that of all together."""
+    """The failures of each input alone, which are more precise than the failure of all inputs together."""
     if len(tangents.argnums) == 1:
         return []
     ones = [tangents.alone(argnum) for argnum in tangents.argnums]
@@ -236,7 +236,7 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], wrong: Difference
 
 
 ROUGH = 1e-4
-"""Error of a wrong element, relative to the largest: these differences have no error bound."""
+"""Minimum error of a wrong element, relative to the largest, since these differences have no error bound."""
 
 
 def _second_order(tangents: Tangents) -> Findings:
@@ -259,7 +259,7 @@ def _second_order(tangents: Tangents) -> Findings:
     )
     where = tangents.subject.specification.where
     failure = tangents.alone(argnum).failed("forward-mode", message, difference.evidence(), where)
-    # Nobody wrote the second order of a class's tangents.
+    # Nobody promises the second order of a class's tangents.
     yield replace(failure, given="unpromised") if tangents.subject.kind.own_forward else failure
 
 
@@ -274,7 +274,7 @@ FORWARD_MODE = Property(
 
 
 STILL, AHEAD = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-"""The place on the line through the inputs along the direction, and the move along it."""
+"""The position on the line through the inputs along the direction, and the move along the line."""
 
 
 class Tangents(Derivatives):
@@ -283,14 +283,14 @@ class Tangents(Derivatives):
     def failed(
         self, cause: str, message: str, evidence: Mapping[str, Any], default: str | None = None
     ) -> Failure:
-        """A failure at the tangent formula; where there is none, at another `file:line`."""
+        """A failure located at the tangent formula; without such a formula, at another `file:line`."""
         rules = self.subject.specification.tangents.rules.values()
         where = next((rule.where for rule in rules if isinstance(rule, Formula)), default)
         return self.failure(self.labels, cause, message, where or self.backward_location(), evidence)
 
     @cached_property
     def packed(self) -> PackedTensors:
-        """The inputs, those with tangents in a row."""
+        """The inputs; inputs with tangents are joined in a row."""
         return PackedTensors(self.sample.in_double(), self.argnums)
 
     @cached_property
@@ -301,7 +301,7 @@ class Tangents(Derivatives):
 
     @cached_property
     def weights(self) -> list[list[Tensor | None]]:
-        """Random weights of the results that have tangents, several times."""
+        """Several sets of random weights of the results that have tangents."""
         generator = self.subject.generator(2)
         open_ = results_with_gradient(self.subject, self.sample, self.results)
         count = self.subject.effort.tangent_weights
@@ -319,22 +319,22 @@ class Tangents(Derivatives):
 
     @cached_property
     def direction(self) -> Tensor:
-        """A random move of the row: each number by about its own size."""
+        """A random move of the row, which changes each number by about its own size."""
         generator, row = self.subject.generator(), self.packed.row
         part = torch.rand(row.shape, generator=generator, dtype=torch.float64) + 0.5
         return DirectionalFunction(lambda flat: [], [row], 0, []).direction(generator) * part
 
     def by_dual_numbers(self, direction: Tensor, values: Sequence[Any] | None = None) -> list[Tensor | None]:
-        """The tangents of the results along a direction of the row; None where forward mode has none.
+        """The tangents of the results along a direction of the row; None for a result without a tangent.
 
         Args:
             direction: Move of each number of the row.
-            values: The inputs, if not those of the sample.
+            values: The inputs; by default the sample's.
         """
         steps = self.packed.unpacked(direction)
         flat = list(self.packed.values if values is None else values)
-        # torch's own operators without forward mode raise for inputs that require a gradient, and for others
-        # they silently return zeros.
+        # torch's own operators without forward mode raise for inputs that require a gradient, and silently
+        # return zeros for other inputs.
         with torch.enable_grad(), without_warnings(), forward_ad.dual_level():
             for argnum in self.argnums:
                 value = flat[argnum] if values is not None else flat[argnum].detach().requires_grad_()
@@ -345,7 +345,7 @@ class Tangents(Derivatives):
         return found if values is not None else [None if each is None else each.detach() for each in found]
 
     def answers_along(self, direction: Tensor) -> tuple[Answer, ...]:
-        """The tangents along a direction, with their rounding: zeros where there is none, or no number."""
+        """The tangents along a direction, with their rounding; zeros where they are missing or undefined."""
 
         def tangents(given: list[Any]) -> list[Tensor | None]:
             found = self.by_dual_numbers(given[-1], given[:-1])
@@ -354,7 +354,7 @@ class Tangents(Derivatives):
         return self.answers(tangents, [*self.packed.values, direction])
 
     def weighed_sum(self, weights: Weights, *, reverse: bool = False) -> Answer:
-        """The weighed sum of the tangents, u (J v), or by the gradients, (u J) v, with its rounding."""
+        """The weighted sum of the tangents, u (J v), or from the gradients, (u J) v, with its rounding."""
 
         def value(given: list[Any]) -> list[Tensor | None]:
             *flat, direction = given
@@ -368,7 +368,7 @@ class Tangents(Derivatives):
         return self.answers(value, [*self.packed.values, self.direction])[0]
 
     def number(self, weights: Weights, *, reverse: bool = False) -> float:
-        """The same, as a number alone."""
+        """The weighted sum of the tangents, as a number without its rounding."""
         return float(self.weighed_sum(weights, reverse=reverse).tensor)
 
     def as_reverse(self, weights: Weights) -> bool:
@@ -376,22 +376,22 @@ class Tangents(Derivatives):
         return agrees(self.weighed_sum(weights, reverse=True), self.weighed_sum(weights))
 
     def rounding(self, weights: Weights) -> float:
-        """Rounding noise of the weighed tangents, whose terms may cancel."""
+        """Rounding noise of the weighted tangents, whose terms may cancel."""
         computation = self.weighed_sum(weights).computation
         assert computation is not None
         return computation.noise(computed_in(self.subject, self.sample))
 
     def claimed(self, weights: Weights, number: float) -> Claim:
-        """A number as the derivative of the weighed results along the direction."""
+        """A number in the form of a derivative of the weighted results along the direction."""
         got = {0: torch.tensor([number], dtype=torch.float64)}
         return Claim(self._moved, PackedTensors([STILL], (0,)), weights, got, 0, self.subject.generator)
 
     def _moved(self, flat: Sequence[Any]) -> list[Any]:
-        """The results at inputs that moved along the direction."""
+        """The results for inputs moved along the direction."""
         return self.results_at(self.packed.unpacked(self.packed.row + flat[0] * self.direction))
 
     def element_by_element(self, position: int) -> Tensor:
-        """The tangent of one result, by differences: less exact, and of every element."""
+        """The tangent of one result from finite differences, which are less exact, for every element."""
         result = self.results[position]
         one = torch.ones_like(result.real if result.is_complex() else result)
         alone: list[Tensor | None] = [None] * len(self.results)
@@ -405,7 +405,7 @@ class Tangents(Derivatives):
 
 
 def _as_number(tangent: Tensor | None, result: Any) -> Tensor | None:
-    """The tangent of a floating result: 0 where there is none, or the result is no number."""
+    """The tangent of a floating result; 0 if there is no tangent, or if the result has no finite number."""
     if not is_inexact(result):
         return None
     return (torch.zeros_like(result) if tangent is None else tangent).where(result.isfinite(), 0)

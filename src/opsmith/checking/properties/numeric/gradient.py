@@ -1,4 +1,4 @@
-"""Gradients against autograd through the reference, and against finite differences."""
+"""Gradients, compared with autograd through the reference and with finite differences."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class GradientCoverage:
     Args:
         confirmed: True if finite differences confirm autograd through the reference on every sample so far.
         samples: Number of differentiated samples.
-        decided: True if the right gradient was known in at least one element of one sample.
+        decided: True if the right gradient was known for at least one element of a sample.
         wrong: Inputs whose gradient is wrong on the author's samples, for which derived samples are skipped.
-        right: For each input the author's samples on which its gradient is right.
+        right: For each input, the author's samples on which its gradient is right.
     """
 
     confirmed: bool = True
@@ -82,8 +82,8 @@ class GradientCoverage:
 def run(subject: Subject) -> Findings:
     """Differentiate every sample by each input alone and by all together.
 
-    Where there is verifiably nothing to differentiate (no result requires a gradient, though every floating
-    input does), the property holds, and a note says so.
+    If there is verifiably nothing to differentiate (no result requires a gradient, though every floating
+    input does), the property passes, with a note.
     """
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
@@ -108,7 +108,7 @@ def run(subject: Subject) -> Findings:
 
 
 def _refused(subject: Subject) -> dict[str, tuple[str, Sample]]:
-    """Inputs that have no gradient to check, why, and in which sample first."""
+    """Inputs without a gradient to check, each with the reason and the first such sample."""
     refused: dict[str, tuple[str, Sample]] = {}
     for sample, inputs in each_differentiated(subject):
         for name, reason in inputs.refused.items():
@@ -117,7 +117,7 @@ def _refused(subject: Subject) -> dict[str, tuple[str, Sample]]:
 
 
 def _about_refused(subject: Subject, refused: dict[str, tuple[str, Sample]]) -> Findings:
-    """Note inputs without a gradient to check; what a class refuses in some samples alone is a limit."""
+    """Note inputs without a gradient to check; a refusal by a class in some samples only is a limit."""
     some: dict[tuple[str, int], list[str]] = {}
     for name, (reason, sample) in refused.items():
         text = refusals_in(subject, sample).get(name)
@@ -140,10 +140,11 @@ UNDECIDED = (
 
 
 def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Failure:
-    """The failure with the samples on which the gradient is right, strained where nobody promised it.
+    """The failure, with the samples on which the gradient is right; strained if nobody promised the gradient.
 
-    If the forward keeps one value of those that share an index, the right gradient of the others is zero. A
-    backward that gives one of several gradients to an element that was read several times stays an error.
+    If the forward keeps only one of the values that share an index, the right gradient of the other values is
+    zero. If an element was read several times, a backward that returns only one of its gradients remains an
+    error.
     """
     shown, expected = str(failure.evidence.get("sample", "")), failure.evidence.get("expected")
     repeats = any(each.repeats and shown.startswith(str(each)) for each in subject.samples)
@@ -208,7 +209,7 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
         yield finding
     raising = [attempt.argnums for attempt in attempts if attempt.error is not None]
     wrong.update(sample.labels[argnum] for subset in raising if len(subset) == 1 for argnum in subset)
-    if not sample.is_emptied:  # a fault, or a refusal, without elements says nothing of other inputs
+    if not sample.is_emptied:  # a fault or a refusal without elements does not concern other inputs
         seen.wrong |= wrong
     wrong.update(sample.labels[argnum] for subset in raising for argnum in subset)
     for label in {sample.labels[argnum] for argnum in inputs.argnums} - wrong if not sample.origin else ():
@@ -216,7 +217,7 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
 
 
 def _has_other_shapes(rights: RightGradients, results: list[Tensor]) -> bool:
-    """Return True if results and those of the reference differ in shape: no grad_output fits both."""
+    """Return True if results differ in shape from the reference's, so that no grad_output fits both."""
     with rights.subject.seeded(), torch.no_grad():
         expected = rights.plain(rights.sample.in_double())
     # An optional result may be None.
@@ -225,7 +226,7 @@ def _has_other_shapes(rights: RightGradients, results: list[Tensor]) -> bool:
 
 
 def _about_reference(rights: RightGradients, plain: Sequence[RightGradient]) -> Findings:
-    """Note if finite differences alone decide; fail if the derivative of the reference is wrong."""
+    """Yield a note if only finite differences decide; a failure if the reference's derivative is wrong."""
     subject, specification = rights.subject, rights.subject.specification
     if specification.opaque:
         return
@@ -259,7 +260,7 @@ FORWARD_IS_NO_TRUTH = (
 def _attempts(
     rights: RightGradients, inputs: Differentiated, grad_outputs: GradOutputs
 ) -> Iterator[Attempt | Note]:
-    """Differentiate by every choice of inputs, in every dtype, on every device, for one grad_output."""
+    """Differentiate by every choice of inputs, in every dtype and on every device, for one grad_output."""
     subject, sample, arguments = rights.subject, rights.sample, grad_outputs.beside(rights.sample)
     right = {argnum: rights.one(argnum, grad_outputs) for argnum in inputs.argnums}
     known: dict[tuple[torch.dtype, torch.device], dict[bool, Case]] = {}
@@ -291,7 +292,7 @@ def _attempts(
 
 
 def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
-    """Compare a gradient with autograd's through the reference if that is trusted, else with differences."""
+    """Compare a gradient with autograd's through the reference if this is trusted, else with differences."""
     right = attempt.right
     if right.trusted or attempt.dtype != torch.float64:
         if case is None:
@@ -304,7 +305,7 @@ def _judged(attempt: Attempt, got: Tensor, case: Case | None) -> Attempt:
 
 
 def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
-    """The backwards that raise by surprise in bfloat16 and float16, where the forward returns.
+    """The backwards that raise unexpectedly in bfloat16 and float16, although the forward returns.
 
     Numbers are compared in float64 and float32.
     """
@@ -323,20 +324,20 @@ def _raising_in_few_digits(right: RightGradient) -> Iterator[Attempt]:
             except Exception as error:
                 refuse_own(error)
                 if call is not None and not (lacks_dtype(error) or stated(error)):
-                    yield replace(run, error=error)  # of the forward, `forward` reports it
-    subject.ran.seen &= seen  # numbers are not compared there: the report must not say that they passed
+                    yield replace(run, error=error)  # `forward` reports an exception of the forward
+    subject.ran.seen &= seen  # numbers are not compared: the report must not say that they passed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt(Run):
-    """One backward, and the gradient of one input from it.
+    """One backward, and the gradient of one input that it returned.
 
     Args:
         right: The right gradient.
-        got: The gradient, with zeros where there was none.
-        expected: The right one, as far as it is known in the dtype.
-        difference: Their difference; None where they agree.
-        error: The exception, in place of a gradient.
+        got: The gradient; zeros if none was returned.
+        expected: The right gradient, as far as it is known in the dtype.
+        difference: Difference of the two; None if they agree.
+        error: The exception, if there is no gradient.
     """
 
     dtype: torch.dtype = torch.float64
@@ -359,26 +360,26 @@ class Attempt(Run):
 
     @property
     def plainness(self) -> tuple[bool, bool, int]:
-        """Order in which wrong attempts are shown: float64, every grad_output, few inputs."""
+        """Key for the order in which wrong attempts are shown: float64, every grad_output, few inputs."""
         return self.dtype != torch.float64, " alone" in self.right.grad_outputs.name, len(self.argnums)
 
     def alike(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Those of the attempts with the same grad_output, dtype and device."""
+        """The attempts that have the same grad_output, dtype and device."""
         wanted = (self.right.grad_outputs, self.dtype, self.device)
         return [each for each in attempts if (each.right.grad_outputs, each.dtype, each.device) == wanted]
 
     def script(self, expected: Tensor | None) -> str | None:
-        """A few lines that run it again, beside that of the reference or beside the right gradient."""
+        """A few lines that run it again and compare it with the reference's or the right gradient."""
         grads = self.right.grad_outputs.at(self.dtype, self.device)
         given = (self.subject, self.sample, self.flat(), self.right.argnum, grads, expected)
         return gradient_replay(*given, subset=self.argnums)
 
 
 def _conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
-    """One failure for each input whose gradient is wrong in any backward that was run on the sample."""
+    """One failure for each input whose gradient is wrong in any backward on the sample."""
     errors: dict[tuple[str, str, str], list[Attempt]] = {}
     for attempt in attempts:
-        if attempt.error is not None:  # two lines may raise in the same words
+        if attempt.error is not None:  # two lines may raise the same message
             location = innermost(attempt.error, rights.subject.specification.where)
             key = (type(attempt.error).__name__, str(attempt.error), location)
             errors.setdefault(key, []).append(attempt)
@@ -403,7 +404,7 @@ def _conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
 
 
 def _raised(group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
-    """The failure for an exception in the backward, with the choices of inputs for which it is raised."""
+    """The failure for an exception in the backward, with the choices of inputs that lead to it."""
     first = group[0]
     assert first.error is not None
     sample, known = first.sample, named_by(first.error)
@@ -431,12 +432,12 @@ def _dtypes(attempts: Iterable[Attempt]) -> tuple[str, ...]:
 
 
 def _wrong(attempts: Sequence[Attempt]) -> Failure | Note:
-    """The failure for a gradient that is not the right one; a note if rounding alone may explain it."""
+    """The failure for a wrong gradient; a note if only rounding may explain the difference."""
     wrong = [each for each in attempts if each.wrong]
     shown = min(wrong, key=lambda each: each.plainness)
     try:
         found = _diagnosis(shown, attempts)
-    except OutOfTimeError:  # what is wrong is known
+    except OutOfTimeError:  # the fault is known
         found = Diagnosis(UNKNOWN, "no time was left to look for the cause")
     with time_limit(math.inf):
         return _described(wrong, shown, found)
@@ -463,7 +464,7 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
             evidence[RIGHT_WITH_REFERENCE] = sorted(used)
     if not isinstance(rule, Formula) and not subject.specification.opaque and not right.trusted:
         message += f". {HIDES}"
-    # What is unknown is, in a replay, what came.
+    # In a replay, unknown elements equal the gradient that was returned.
     expected = torch.where(shown.expected.isnan(), shown.got.to(shown.expected), shown.expected)
     failure = replace(
         shown.failure(right.argnum, found.cause, message, evidence=evidence),
@@ -484,7 +485,7 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
 
 
 def _saved_in(shown: Attempt) -> torch.dtype | None:
-    """The dtype of few digits in which arguments are saved, if the gradient is right for these."""
+    """The dtype of few digits in which arguments are saved, if the gradient is right for the saved values."""
     subject, sample, right = shown.subject, shown.sample, shown.right
     with Overlooking(), record_saved_tensors() as saved:
         replace(shown, dtype=torch.float64).call()
@@ -494,7 +495,7 @@ def _saved_in(shown: Attempt) -> torch.dtype | None:
             fewer = {at: sample.flat[at].to(narrow) for at in sample.inexact}
             packed = [at for at in fewer if any(torch.equal(fewer[at].double(), each) for each in kept)]
             if not packed:
-                continue  # as of a mask
+                continue  # for example a mask
             rounded = [*sample.flat]
             for at in packed:
                 rounded[at] = fewer[at].to(rounded[at].dtype)
@@ -513,11 +514,11 @@ ROUNDED = (
 
 
 def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
-    """The cause of an error like rounding to float32, or a note if no side is known to be wrong.
+    """The failure for an error like rounding to float32, or a note if neither side is known to be wrong.
 
-    A backward that computes in float32 returns numbers of float32, which has the cause already. Autograd
-    through a forward that was not written for it is no truth: there a backward alone must use low precision
-    operands.
+    A backward that computes in float32 returns float32 numbers, for which the cause is known already.
+    Autograd through a forward that was not written for it need not be right, so only a backward that is known
+    to use low precision operands fails.
     """
     subject = shown.subject
     if failure.cause == UNKNOWN and not subject.kind.own_forward:
@@ -540,11 +541,12 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
 
 
 RIGHT_WITH_REFERENCE = "right with the reference's"
-"""Evidence: the results with which a formula is right, where those of the operator give a wrong gradient."""
+"""Evidence: the results for which a formula is right if they are the reference's instead of the
+operator's."""
 
 
 def _is_right_with_reference(shown: Attempt) -> bool:
-    """Return True if the formulas give the right gradient from results of the reference, not of a kernel."""
+    """Return True if the formulas are right for the reference's results, but not for a kernel's results."""
     subject, sample, flat = shown.subject, shown.sample, shown.flat()
     grads = shown.right.grad_outputs.at(shown.dtype, shown.device)
     schema, names = subject.specification.schema, [sample.names[argnum] for argnum in shown.argnums]
@@ -588,7 +590,7 @@ HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`,
 
 
 def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
-    """The cause of a wrong gradient, seen on fresh inputs, and for which inputs that require one."""
+    """The cause of a wrong gradient, from fresh inputs and from choices of inputs that require one."""
     right, subject, sample = shown.right, shown.subject, shown.sample
     truth = None if right.trusted else partial(by_differences, subject)
     observer = Observer(
@@ -604,7 +606,7 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
     if fine:
         reason = f"it is wrong when {_needing(sample, wrong)}, and right when {_needing(sample, fine)}"
         also = {found.cause: found.reason, **found.also_fits}
-        # What differs from run to run explains better why one run is right and another wrong.
+        # A difference between runs explains better why one run is right and another wrong.
         cause = first_of({"input-needs-grad", *(name for name in also if CAUSES[name].unsteady)})
         if cause == "input-needs-grad":
             return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
@@ -616,13 +618,13 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
 
 
 def _is_right_in_float64(attempt: Attempt) -> bool:
-    """True if a gradient was compared in float64, and is right; what takes float32 alone is cast to that."""
+    """True if a gradient is right in float64; a function that takes only float32 gets numbers cast to it."""
     compared = attempt.dtype == torch.float64 and attempt.expected is not None
     return compared and not attempt.wrong and not attempt.subject.narrow
 
 
 def _needing(sample: Sample, choices: Sequence[tuple[int, ...]]) -> str:
-    """The smallest choices of inputs, in words: those that contain them are as many as 2 to their number."""
+    """The smallest choices of inputs, in words, since the choices that contain them are too many."""
     subsets = [each for each in choices if not any({*other} < {*each} for other in choices)]
     words = [" and ".join(f"`{sample.labels[argnum]}`" for argnum in subset) for subset in subsets]
     alone = [

@@ -1,11 +1,11 @@
 """Right gradients of a sample: autograd through the reference, confirmed by finite differences.
 
-Either can be wrong alone. Autograd through the reference is exact, but wrong where the reference detaches
-something. Finite differences depend on values alone, have fewer digits, and fail at a kink. Autograd is
-trusted if finite differences do not contradict it; otherwise finite differences decide.
+Each can be wrong. Autograd through the reference is exact, but wrong if the reference detaches a value.
+Finite differences depend only on values, but have fewer digits and fail at a kink. Autograd is trusted if
+finite differences do not contradict it; otherwise finite differences decide.
 
-Some gradients are right at the author's samples alone: a class may take a kernel and its flip, or a matrix
-and its null vector, and use one for the other. They are right wherever the caller keeps the relation.
+Some gradients are right only on the author's samples: a class may take a kernel and its flip, or a matrix and
+its null vector, and use one for the other. Such gradients are right if the caller keeps the relation.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ SPOT_CHECK = 8
 
 @dataclass(frozen=True)
 class Backward:
-    """Gradients by some inputs, as a function of all arguments of a call, and after them its grad_outputs.
+    """Gradients by some inputs, as a function of all arguments of a call, followed by its grad_outputs.
 
     Args:
         run: The call, with the inputs that require a gradient.
-        function: What is differentiated, as the reference; None for the call itself.
+        function: Function to differentiate, such as the reference; None for the call itself.
     """
 
     run: Run
     function: Results | None = None
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
-        """The gradients; zeros where autograd has none."""
+        """The gradients; zeros if autograd returns none."""
         return in_all_digits(self.run.subject, lambda given: vjp_or_zeros(*self._split(given)))(values)
 
     def or_none(self, values: Sequence[Any]) -> list[Tensor | None]:
-        """The gradients; None where autograd has none."""
+        """The gradients; None if autograd returns none."""
         return in_all_digits(self.run.subject, lambda given: vjp(*self._split(given)))(values)
 
     def _split(self, values: Sequence[Any]) -> tuple[Results, Sequence[Any], Sequence[int], Grads]:
@@ -85,7 +85,7 @@ class Backward:
         Args:
             values: Arguments and grad_outputs.
             stream: Stream of the random moves.
-            options: As of `Computation.of`.
+            options: As for `Computation.of`.
         """
         subject, by_reference = self.run.subject, self.function is not None
         known = partial(computed_in, subject, self.run.sample, by_reference=by_reference)
@@ -98,10 +98,10 @@ class RightGradients(Run):
     """The right gradients of one sample by some inputs.
 
     Args:
-        confirmed: True if finite differences have confirmed autograd through the reference on other samples,
-            so that they need not be taken again.
-        spot_checked: True if a few elements and random directions stand for all, as long as they confirm
-            autograd through the reference.
+        confirmed: True if finite differences have confirmed autograd through the reference on earlier
+            samples, so that they need not be computed again.
+        spot_checked: True if a few elements and random directions suffice, unless they contradict autograd
+            through the reference.
     """
 
     confirmed: bool = False
@@ -142,12 +142,12 @@ class RightGradients(Run):
             return all_finite(self.plain(self.sample.in_double()))
 
     def usual_size(self, position: int) -> float:
-        """The size that gradients by an input have on the author's samples, or results over the input."""
+        """Usual size of gradients by an input on the author's samples, or of the results over the input."""
         label, subject, found = self.sample.labels[self.argnums[position]], self.subject, [0.0]
         for sample in (self.sample, *subject.samples):
             argnum = sample.labels.index(label) if label in sample.labels else -1
             if argnum in sample.inexact and (sample is self.sample or not sample.origin):
-                with Overlooking():  # what a reference raises, other properties report
+                with Overlooking():  # other properties report exceptions of a reference
                     size = partial(_size_of_gradient, subject, sample, argnum)
                     found.append(subject.once(f"size of the gradient by {label}", sample, size))
         return max(size for size in found if math.isfinite(size))
@@ -181,7 +181,7 @@ class RightGradient:
 
     @property
     def position(self) -> int:
-        """Position of the input among those that are differentiated by."""
+        """Position of the input among the inputs to differentiate by."""
         return self.among.argnums.index(self.argnum)
 
     @property
@@ -196,7 +196,7 @@ class RightGradient:
 
     @cached_property
     def _few(self) -> NumericalGradient | None:
-        """Differences by a few elements, where these may stand for all, and confirm autograd."""
+        """Differences by a few elements, if these suffice and confirm autograd."""
         if not self.among.spot_checked:
             return None
         few = numerical(self.among.subject, self.among.sample, *self._known, elements=SPOT_CHECK)
@@ -222,12 +222,12 @@ class RightGradient:
 
     @cached_property
     def _agrees_along(self) -> bool:
-        """True if differences along random directions settle it, so that no element is moved alone."""
+        """True if differences along random directions confirm autograd, so that no element is moved alone."""
         plain, generator = self.among.plain, self.among.subject.generator()
         return agrees_along(plain, *self._known, self.through_reference, generator=generator)
 
     def _differs_by_noise(self) -> bool:
-        """True if differences do not contradict autograd beyond its own noise, as where its terms cancel."""
+        """True if differences contradict autograd only by its own noise, for example if its terms cancel."""
         found = self.through_reference
         if self.numerical.judge(found) is None:
             return True
@@ -235,12 +235,12 @@ class RightGradient:
         gradient = Backward(among.alone(self.argnum), among.plain).computation([*flat, *grads])
         noise = gradient.noise(computed_in(among.subject, among.sample, by_reference=True))
         if not 0 < noise <= THOUSANDTH * among.usual_size(self.position):
-            return False  # what jumps has noise of the size of its gradients, which tells nothing
+            return False  # a function that jumps has noise as large as its gradients, which decides nothing
         return self.numerical.widened(noise).judge(found) is None
 
     @property
     def has_kink(self) -> bool:
-        """True if the differences that confirm autograd, or decide in its place, find a kink."""
+        """True if the finite differences that confirm autograd, or decide in its place, find a kink."""
         if self.among.recorded and self._agrees_along:
             return False
         confirming = self._few if self.among.recorded else None
@@ -248,33 +248,33 @@ class RightGradient:
 
     @property
     def is_known(self) -> bool:
-        """True if it is known in at least one element."""
+        """True if at least one element is known."""
         if not self.among.sample.flat[self.argnum].numel():
             return False
         return bool(self.through_reference.isfinite().any()) if self.trusted else self.numerical.has_estimate
 
     @property
     def known(self) -> Tensor:
-        """The right gradient in float64, with nan where it is unknown."""
+        """The right gradient in float64, with nan for unknown elements."""
         return self.through_reference if self.trusted else self.numerical.known
 
     @property
     def is_zero(self) -> bool:
-        """True if the results do not move with the input: what is known of it is zero."""
+        """True if the results do not depend on the input: every known element is zero."""
         known = self.known
         along = () if self.trusted else self.numerical.along
         numbers = known[~known.isnan()]
         return numbers.numel() > 0 and not numbers.any() and not any(each.value for each in along)
 
     def judge(self, got: Tensor, answer: Answer | None = None) -> Difference | None:
-        """The worst element of a gradient; None if none is wrong beyond doubt.
+        """The worst element of a gradient; None if no element is certainly wrong.
 
-        Nothing is known where autograd itself gives nan, as zero times infinity does. At a kink, any value
-        between the one-sided derivatives is right.
+        An element is unknown if autograd itself returns nan, for example from zero times infinity. At a kink,
+        any value between the one-sided derivatives is right.
 
         Args:
             got: The gradient.
-            answer: The right one in its dtype; without one, it is judged in float64.
+            answer: The right gradient in its dtype; by default, the gradient is judged in float64.
         """
         if answer is None and not self.trusted:
             return self._judge_by_differences(got.cpu())
@@ -290,7 +290,7 @@ class RightGradient:
         return verdict.difference
 
     def _judge_by_differences(self, got: Tensor) -> Difference | None:
-        """Beside an infinite result, as of `x / 0`, autograd through the reference may give nan, too."""
+        """Judge by differences: with an infinite result, as of `x / 0`, autograd may also return nan."""
         if not got.isfinite().all() and self.among.recorded and not self.among.has_finite_results:
             open_ = got.isnan() & self.through_reference.isnan()
             got = torch.where(open_, self.numerical.values.nan_to_num().to(got), got)
@@ -308,7 +308,7 @@ def _size_of_gradient(subject: Subject, sample: Sample, argnum: int) -> float:
 def by_differences(
     subject: Subject, sample: Sample, flat: Sequence[Any], argnums: Sequence[int], grads: Grads
 ) -> list[Tensor | None]:
-    """Gradients by finite differences, where nothing else is right; nan where they are unknown."""
+    """Gradients by finite differences, if no other right gradient is known; nan for unknown elements."""
     return [numerical(subject, sample, flat, argnum, grads).known for argnum in argnums]
 
 
@@ -327,15 +327,16 @@ def numerical(
 
 
 THOUSANDTH = 1e-3
-"""Largest share of the largest element that an approximation is off by, as another formula's derivative."""
+"""Maximum error of an approximation, such as another formula's derivative, as a share of the largest
+element."""
 
 
 def approximate(failure: Failure, off: float, of: str = "its largest element") -> Failure:
-    """The failure, as a minor one where a gradient is off by at most a thousandth of its largest element.
+    """The failure, which is minor if the error is at most a thousandth of the gradient's largest element.
 
     Args:
         off: The largest error.
-        of: The quantity that it is a share of.
+        of: The quantity of which the error is a share.
     """
     if off > THOUSANDTH:
         return failure
@@ -348,15 +349,15 @@ def approximate(failure: Failure, off: float, of: str = "its largest element") -
 def approximate_by_differences(
     failure: Failure, run: Run, argnum: int, values: Sequence[Any], off: float, right: Tensor
 ) -> Failure:
-    """The failure, as a minor one too where the error is below half of the digits of the results.
+    """The failure, which is also minor if the error is below half of the digits of the results.
 
-    A solver of some tolerance keeps less than that of where it begins, which differences alone show.
+    A solver with a tolerance keeps a smaller part of its starting point, which only differences show.
 
     Args:
         failure: The failure.
         run: The call.
         argnum: The input.
-        values: Arguments in float64, and after them the grad_outputs.
+        values: Arguments in float64, followed by the grad_outputs.
         off: The largest error, as a share of the largest element.
         right: Finite differences.
     """
@@ -370,7 +371,7 @@ def approximate_by_differences(
 
 
 def share_off(got: Tensor, right: Tensor) -> float:
-    """Return the largest error of a gradient as a share of the largest element of the right one.
+    """Return the largest error of a gradient as a share of the largest element of the right gradient.
 
     Example:
         >>> share_off(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 5.0]))
@@ -384,19 +385,20 @@ def share_off(got: Tensor, right: Tensor) -> float:
 
 
 APART = 1e-2
-"""Relative move by which tied inputs come apart."""
+"""Relative move that breaks the relation between tied inputs."""
 
 SAME = 1e-6
-"""Share of the largest element to which a gradient is the right one; its square if the right one is zero."""
+"""Maximum error of a right gradient, as a share of its largest element; squared if the gradient is zero."""
 
 
 def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
-    """A finding on numbers, as one in strained circumstances if tied inputs alone make it.
+    """A failure about numbers, in strained circumstances if it only occurs when tied inputs are separated.
 
-    It is about the gradient by one of them, or it is seen where they have come apart.
+    It concerns the gradient by a tied input, or is seen on inputs whose relation is broken.
 
     Args:
-        moved: Label of the input that was changed; by default those that differ from the author's sample.
+        moved: Label of the input that was changed; by default, the inputs that differ from the author's
+            sample.
     """
     sample = shown_sample(finding, subject.samples)
     if not CAUSES[finding.cause].numeric or sample is None:
@@ -414,12 +416,13 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
 
 
 def where_set(finding: Failure, subject: Subject, moved: str | None = None) -> Failure:
-    """A finding on a gradient, as one in strained circumstances if a setting of the backward alone makes it.
+    """A failure about a gradient, in strained circumstances if only a setting of the backward causes it.
 
-    A setting, such as a constant that damps the gradient, is an argument that no result depends on.
+    A setting is an argument on which no result depends, such as a constant that damps the gradient.
 
     Args:
-        moved: Label of the input that was changed; by default a number that the author's sample has not.
+        moved: Label of the input that was changed; by default, a number that differs from the author's
+            sample.
     """
     sample = shown_sample(finding, subject.samples)
     if sample is None or not CAUSES[finding.cause].numeric or finding.input not in sample.labels:
@@ -434,7 +437,7 @@ def where_set(finding: Failure, subject: Subject, moved: str | None = None) -> F
 
 
 def _other_numbers(sample: Sample) -> list[str]:
-    """Labels of the numbers that a derived sample has others of, if it has the same tensors."""
+    """Labels of the numbers that a derived sample has changed, if it has the same tensors."""
     if sample.change is None:
         return []
     pairs = zip(sample.labels, sample.flat, sample.change.of.flat, strict=True)
@@ -443,7 +446,7 @@ def _other_numbers(sample: Sample) -> list[str]:
 
 
 def _is_setting(subject: Subject, sample: Sample, label: str) -> bool:
-    """Return True if each result keeps each bit, whatever an argument is."""
+    """Return True if each result keeps each bit when an argument changes."""
     argnum, given = sample.labels.index(label), sample.in_double()
     own = given[argnum]
     others = [sample.change.of.flat[argnum]] if sample.change is not None else []
@@ -461,9 +464,9 @@ def _is_setting(subject: Subject, sample: Sample, label: str) -> bool:
 
 
 def tied_inputs(subject: Subject) -> frozenset[str]:
-    """Labels of the inputs that belong together: each moved alone makes a gradient wrong that was right.
+    """Labels of tied inputs: if one of them is moved alone, a gradient that was right becomes wrong.
 
-    One input is tied to none: a gradient that is right where `w` sums to one, and nowhere else, is wrong.
+    A single input cannot be tied: a gradient that is right only if `w` sums to one is wrong.
     """
     sample = next((each for each in subject.samples if not each.origin), None)
     if sample is None:
@@ -478,7 +481,7 @@ def _tied(subject: Subject, sample: Sample) -> frozenset[str]:
     for argnum in sample.inexact:
         value = sample.flat[argnum]
         if value.numel() < 2 or bool((value == value.flatten()[0]).all()):
-            continue  # what is constant is no relation
+            continue  # a constant proves no relation
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
         moved = (value * (1 + APART * noise.to(value.device))).to(value.dtype)
         if _wrong(subject, replace(sample, flat=sample.with_value(argnum, moved), copies={})) & right:
@@ -504,7 +507,7 @@ def _wrong(subject: Subject, sample: Sample) -> set[str]:
 
 
 def agree(got: Tensor, right: Tensor, floor: float = 0.0) -> bool:
-    """Return True if every finite element is the same: what an ill-conditioned bound excuses tells no tie."""
+    """Return True if every finite element agrees: a difference within a large bound proves no tie."""
     known = right.isfinite()
     numbers = right.masked_fill(~known, 0.0)
     bound = floor + SAME * largest_magnitude(numbers)

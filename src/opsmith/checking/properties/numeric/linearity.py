@@ -1,4 +1,4 @@
-"""Linearity of a backward in grad_output: torch adds up gradients before and after an operator."""
+"""Linearity of a backward in grad_output, which torch assumes when it adds up gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "linearity"
 
 
 def run(subject: Subject) -> Findings:
-    """Compare the gradient of every input for a u + b v, and for small and large grad_outputs."""
+    """Compare the gradient of every input for grad_outputs a u + b v, and for small and large ones."""
     if subject.specification.gradients.surrogate:
         yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
     elif not subject.linear:
@@ -42,7 +42,7 @@ NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports
 
 
 def _run(run: Run, compared: list[bool]) -> Findings:
-    """Check every input, and add to `compared` for each True if there is something to compare."""
+    """Check every input, and append to `compared` if its gradients have numbers to compare."""
     for argnum in run.argnums:
         found = not_linear(run, argnum)
         compared.append(found is not NOT_COMPARED)
@@ -96,7 +96,7 @@ OFF = "share off"
 MEANT = '; where that is meant, declare it: `opsmith.adopt(..., kind="nonlinear")`'
 
 FEW = 1e-2
-"""Largest such share that is minor: an iteration to an absolute tolerance loses digits of small gradients."""
+"""Maximum share that is minor: an iteration to an absolute tolerance loses digits of small gradients."""
 
 SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
 
@@ -112,11 +112,11 @@ LINEARITY = Property(
 
 FACTORS = (0.75, -1.5)
 SCALES = (2.0**-10, 2.0**10)
-"""Small and large gradients too: a backward that clips is linear in the middle. Powers of two, since
-rounding to any format is then the same, and the tolerance can be small."""
+"""Factors for small and large gradients, since a backward that clips is linear in between. They are powers of
+two: then rounding is the same, and the tolerance can be small."""
 
 FLOAT16_SCALES = (2.0**-2, 2.0**2)
-"""Bounds for a backward that computes in float16, which ends at 65504 and loses digits below 6e-5."""
+"""Bounds for a backward that computes in float16, which overflows at 65504 and loses digits below 6e-5."""
 
 SUMMED = 2.0**-6
 """Allowed relative error of a sum: a backward that computes in bfloat16 rounds by 2**-9. A function that is
@@ -132,7 +132,7 @@ Terms = tuple[tuple[float, Answer], ...]
 
 
 def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tuple[str, Grads, Terms, float]]:
-    """Combinations of grad_outputs: in words, their values, the sum that follows, what it may be off."""
+    """Combinations of grad_outputs: description, values, the gradient that follows, and its allowed error."""
     a, b = FACTORS
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]
     largest = largest_magnitude(u.tensor)

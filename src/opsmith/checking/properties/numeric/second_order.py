@@ -1,4 +1,4 @@
-"""Second order: derivatives of the gradients, against finite differences of the gradients."""
+"""Second order: derivatives of the gradients, compared with finite differences of the gradients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 def _failure(
     gradients: SecondOrderGradients, argnum: int, claim: Claim, rounding: float, by: int, off: Difference
 ) -> Failure:
-    """The failure of one gradient, with a verdict on its derivative by each input and grad_output."""
+    """The failure of one gradient, with the verdicts on its derivatives by each input and grad_output."""
     verdicts: dict[str, str] = {}
     for each in gradients.by_each:
         derivative = claim.got[each]
@@ -119,7 +119,7 @@ def _failure(
     message = f"the second order by `{label}` is wrong: {what} (by `{named}`, {off}). {CUT}"
     evidence = {f"by {name}": verdict for name, verdict in verdicts.items()} | off.evidence()
     found = gradients.failure(argnum, "second-order", message, evidence=evidence)
-    # Who gives no gradient by an input, in no case, promises no second order by it either.
+    # A class that never returns a gradient by an input does not promise a second order by it either.
     constants = all(leaves_out(gradients.subject, name) for name in lacking)
     return replace(found, given="unpromised") if lacking and constants and not others else found
 
@@ -136,7 +136,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients) -> Findings:
-    """The derivatives of one gradient alone, beside those of it where every input requires one."""
+    """Compare the derivatives of a gradient computed alone with those if every input requires a gradient."""
     (argnum,), weights = gradients.argnums, together.weights()
     at = together.argnums.index(argnum)
     weighted = [weight if weight is weights[at] else None for weight in weights]
@@ -162,15 +162,15 @@ SECOND_ORDER = Property(
 
 
 class SecondOrderGradients(Derivatives):
-    """The gradients by some inputs of a sample, to be differentiated again."""
+    """The gradients by some inputs of a sample, as functions that can be differentiated again."""
 
     @cached_property
     def inputs_and_grads(self) -> list[Any]:
-        """The inputs, and after them the grad_outputs, in float64."""
+        """The inputs, followed by the grad_outputs, in float64."""
         return [*self.sample.in_double(), *plain_grad_outputs(self.subject, self.sample).in_double()]
 
     def by_transforms(self) -> None:
-        """Differentiate twice by `torch.func`, where an operator without autograd was seen.
+        """Differentiate twice by `torch.func`, where autograd has not recorded a kernel's operations.
 
         Autograd records what a kernel in Python does, and `torch.func` does not.
         """
@@ -199,7 +199,7 @@ class SecondOrderGradients(Derivatives):
 
     @property
     def count(self) -> int:
-        """Number of arguments, after which grad_outputs follow."""
+        """Number of arguments, which the grad_outputs follow."""
         return len(self.sample.flat)
 
     def label(self, argnum: int) -> str:
@@ -209,13 +209,13 @@ class SecondOrderGradients(Derivatives):
         return self.subject.results(self.sample)[argnum - self.count].gradient_name()
 
     def weights(self) -> list[Tensor]:
-        """A random direction for each gradient, in which it is differentiated."""
+        """Random weights of each gradient's elements; the weighted sum is differentiated."""
         drawn = partial(torch.randn, generator=self.subject.generator(1))
         inputs = (self.inputs_and_grads[argnum] for argnum in self.argnums)
         return [drawn(value.shape, dtype=value.dtype) for value in inputs]
 
     def __call__(self, values: Sequence[Any]) -> list[Tensor]:
-        """The gradients, as numbers; zeros where there is none."""
+        """The gradients without a graph; zeros for a missing gradient."""
         return vjp_or_zeros(self.results_at, values[: self.count], self.argnums, values[self.count :])
 
     def claimed(self, weights: Sequence[Tensor | None]) -> Claim:
@@ -224,7 +224,7 @@ class SecondOrderGradients(Derivatives):
         return self.claim(self, PackedTensors(self.inputs_and_grads, self.by_each), weights, got)
 
     def derivatives(self, weights: Sequence[Tensor | None], by: Sequence[int]) -> tuple[Answer, ...]:
-        """The same by some entries of `by_each`, with their rounding; zeros where autograd has none."""
+        """The derivatives of the weighted gradients by some entries of `by_each`, with their rounding."""
         count = len(self.inputs_and_grads)
 
         def again(given: list[Any]) -> list[Tensor | None]:
@@ -243,11 +243,11 @@ class SecondOrderGradients(Derivatives):
         """Differentiate the gradients, times their weights, by autograd.
 
         Args:
-            weights: One for each gradient; None for one that is left out.
+            weights: A weight for each gradient; None for a gradient that is left out.
             values: The inputs and the grad_outputs.
 
         Returns:
-            The derivative by each entry of `by_each`; None where autograd has none.
+            The derivative by each entry of `by_each`; None if autograd returns none.
         """
         leaves, gradients = self._recorded(values)
         again = [
@@ -261,8 +261,8 @@ class SecondOrderGradients(Derivatives):
         inputs = [leaves[argnum] for argnum in self.by_each]
         found = capabilities.differentiated(first, inputs, second, retain_graph=True)
         if any(each is None for each in found):
-            # `once_differentiable` refuses in `backward()` alone; `autograd.grad` by some inputs skips its
-            # node and reports them as unused.
+            # `once_differentiable` refuses only in `backward()`; `autograd.grad` by some inputs skips its
+            # node and reports the inputs as unused.
             torch.autograd.backward(first, second)
         return dict(zip(self.by_each, found, strict=True))
 
@@ -276,9 +276,10 @@ class SecondOrderGradients(Derivatives):
         return leaves, differentiate(results, inputs, given[self.count :], create_graph=True)
 
     def other_surrogate(self) -> str | None:
-        """Description of what may be a surrogate within surrogate gradients; None if there is nothing.
+        """Description of a part of the surrogate gradients that may be a surrogate too; None if there is
+        none.
 
-        A stand-in may detach on purpose. A node of a Function may be that of the operator itself.
+        A stand-in may detach on purpose. A Function's node may belong to the operator itself.
         """
         rules = self.subject.specification.gradients
         if not rules.surrogate:

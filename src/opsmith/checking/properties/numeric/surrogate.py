@@ -1,4 +1,4 @@
-"""Surrogate gradients: form, linearity, and the stated stand-in."""
+"""Surrogate gradients: their form, linearity, and agreement with the declared stand-in."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _check(run: Run) -> Findings:
 
 
 def _forms(run: Run) -> Findings:
-    """Check the form of each gradient alone, which torch's engine checks, too."""
+    """Check the form of each gradient alone, as torch's engine does."""
     places = [(dtype, device) for dtype in ALWAYS_CHECKED for device in run.subject.devices_with(dtype)]
     for argnum in run.argnums:
         for dtype, device in places:

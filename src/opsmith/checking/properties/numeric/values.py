@@ -1,10 +1,10 @@
 """Special values: results and gradients at zeros, infinities, nan, tiny and large numbers, and boundaries.
 
-Results must be nan where nan or infinities go in and the reference gives nan; elsewhere they must be finite
-and equal where the reference's are. Gradients must be finite where the reference's are, and equal, or lie
-between the one-sided derivatives. Nothing is required of gradients where something infinite or nan goes in or
-comes out, of what the reference itself gives as infinite or nan for finite numbers, and of what the operator
-rejects by an exception.
+Results must be nan if nan or infinities go in and the reference returns nan. Otherwise they must be finite
+and equal where the reference's are finite. Gradients must be finite where the reference's are, and equal them
+or lie between the one-sided derivatives. Nothing is required of gradients if an argument or result is
+infinite or nan, of values for which the reference returns infinity or nan from finite numbers, and of values
+that the operator rejects by an exception.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from opsmith.judging.tensors import CPU, is_inexact
 
 NAME = "values"
 FIRST = 4
-"""Number of ordinary values that stand at the special ones' place before these do."""
+"""Number of ordinary values that are tried at the positions of the special values first."""
 
 
 def run(subject: Subject) -> Findings:
@@ -82,7 +82,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
         if not wrong & {result.name for result in subject.results(sample)}:
             dtypes.append(dtype)
         nan = (failure for failure in failures if failure.cause == "nan")
-        # What is not nan, and should be, `forward` reports.
+        # `forward` reports a result that should be nan and is not.
         yield from (failure for failure in nan if cmath.isfinite(failure.evidence["expected"]))
         for label in sorted(label for label in wrong if label):
             yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
@@ -101,9 +101,9 @@ def _check(run: Run, coverage: Coverage) -> Findings:
 def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[SpecialCall]:
     """Every call with special values in one input."""
     subject, sample, found = plain.subject, plain.sample, list[float]()
-    with Overlooking():  # what it rejects, or cannot differentiate, other properties report
+    with Overlooking():  # other properties report values that it rejects or cannot differentiate
         found = _boundaries(plain) if plain.argnum in plain.argnums else []
-    # What computes in float32 has the range of it.
+    # A function that computes in float32 has float32's range.
     ranges = {each: computed_in(subject, sample) if each == torch.float64 else each for each in dtypes}
     calls = [
         replace(plain, group=group, dtype=dtype)
@@ -120,7 +120,7 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
 
 
 def _ordinary(plain: SpecialCall, open_: tuple[int, ...]) -> Iterator[Failure]:
-    """Failures at the sample's own values; gradients are compared in float64 only."""
+    """Failures at the sample's own values; gradients are compared only in float64."""
     first = plain.kept[plain.argnum].reshape(-1)[:FIRST].tolist()
     held = open_ if plain.dtype == torch.float64 else ()
     call = replace(plain, special=dict(enumerate(first)), by=held)
@@ -163,7 +163,7 @@ def _check_call(call: SpecialCall) -> Findings:
 
 
 def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
-    """Report a write into an argument that only special values cause; `effects` reports any other."""
+    """Report a write into an argument that only special values cause; `effects` reports all other writes."""
     subject, sample = call.subject, call.sample
     for argnum in sample.inexact:
         if same_bits(given[argnum], call.kept[argnum]):
@@ -182,10 +182,10 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
 
 
 def _wrong_result(call: SpecialCall, got: Sequence[Any]) -> Failure | None:
-    """The first result that is neither that of the reference in the dtype itself, nor that in float64.
+    """The first result that differs from the reference both in the dtype itself and in float64.
 
-    A kernel that is more exact than the reference is right, as where that overflows on the way, in the sum of
-    squares of a norm. Where the reference rejects the arguments, or those beside them, nothing is known.
+    A kernel may be more exact than the reference, for example if that overflows in the sum of squares of a
+    norm. If the reference rejects the arguments, or values close to them, the right result is unknown.
     """
     with Overlooking(), torch.no_grad():
         for position, (actual, answer) in enumerate(zip(got, _right_results(call), strict=True)):
@@ -216,10 +216,10 @@ def _right_results(call: SpecialCall) -> Sequence[Answer]:
 
 
 def _compared(call: SpecialCall, answer: Answer) -> Tensor:
-    """Mark the elements in which a result must be that of the reference.
+    """Mark the elements in which a result must equal the reference's.
 
-    Nothing is required where that is infinite, or nan for finite arguments. Where nan goes in, it may spread
-    further than in the reference, and must not be hidden.
+    Nothing is required where the reference is infinite, or nan for finite arguments. If an argument has nan,
+    it may spread further than in the reference, but must not be hidden.
     """
     given, nan = call.kept[call.argnum], answer.tensor.isnan()
     if given.isnan().any():
@@ -228,15 +228,15 @@ def _compared(call: SpecialCall, answer: Answer) -> Tensor:
 
 
 def _are_numbers(answer: Answer) -> Tensor:
-    """Mark the elements that are finite, and in the dtype itself, too."""
+    """Mark the elements that are finite, also in the dtype itself."""
     assert answer.ordinary is not None
     return answer.tensor.isfinite() & answer.ordinary.isfinite()
 
 
 def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
-    """True if the reference overflows, or loses digits, at the values of float32 in place of float64's.
+    """True if the reference overflows or loses digits at float32's special values instead of float64's.
 
-    Nothing is wider than float64: there the reference is no truth at such values.
+    No dtype is wider than float64, so the reference in float64 may be wrong at such values.
     """
     narrow = call.in_float32() if call.dtype == torch.float64 and call.subject.has_truth else None
     if narrow is not None:
@@ -248,14 +248,14 @@ def _loses_digits_in_float32(call: SpecialCall, position: int) -> bool:
 
 
 def _gradients(call: SpecialCall) -> Findings:
-    """Hold gradients to autograd through the reference, and where they differ, to finite differences."""
+    """Compare gradients with autograd through the reference; where they differ, with finite differences."""
     found: list[Tensor | None] = []
     rights: Sequence[Answer] = ()
-    with Overlooking():  # the property `gradient` reports what a backward raises
+    with Overlooking():  # the property `gradient` reports exceptions of a backward
         found = Backward(call).or_none([*call.flat(), *call.grads])
     if not call.digits and all(each is None or all_finite(each) for each in found):
         return
-    with Overlooking():  # as where the reference has no gradient there
+    with Overlooking():  # for example, the reference has no gradient there
         rights = _right_gradients(call)
     for at, (argnum, gradient) in enumerate(zip(call.argnums, found, strict=False)):
         got = torch.zeros_like(call.kept[argnum]) if gradient is None else gradient
@@ -264,7 +264,7 @@ def _gradients(call: SpecialCall) -> Findings:
 
 
 def _right_gradients(call: SpecialCall) -> Sequence[Answer]:
-    """Autograd's gradients through the reference; none where it is no other truth, or does not record it."""
+    """Autograd's gradients through the reference; none if there is no reference, or it is not recorded."""
     subject, sample = call.subject, call.sample
     if subject.kind.in_library or not RightGradients(subject, sample, by=call.argnums).recorded:
         return ()
@@ -272,7 +272,7 @@ def _right_gradients(call: SpecialCall) -> Sequence[Answer]:
 
 
 def _answers(call: SpecialCall, backward: Backward) -> Sequence[Answer]:
-    """Gradients of the reference, or of the call itself, that are no more exact than the call is."""
+    """Gradients of the reference, or of the call itself, with the call's precision."""
     values, known = [*call.kept, *call.grads], partial(computed_in, call.subject, call.sample)
     truth = call.subject.has_truth
     computation = backward.computation(values, has_truth=truth, computed_in=known, usual=unknown)
@@ -283,11 +283,11 @@ MOST_SUSPECTS = 8
 
 
 def _suspects(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -> list[int]:
-    """Positions of a gradient to judge by differences: where it is not the reference's; at the values."""
+    """Positions of a gradient to judge by differences: where it is not the reference's, at the values."""
     odd, special = ~got.isfinite(), [*call.special] if call.digits and argnum == call.argnum else []
     if right is not None:
         known, special = _are_numbers(right), []
-        # A class's forward was not written for autograd, whose nan proves nothing.
+        # A class's forward was not written for autograd, so that autograd's nan prove nothing.
         odd = odd if call.subject.kind.own_forward else odd & known
         if call.digits:
             odd |= wrong_elements(torch.where(known, got.to(right.tensor.dtype), right.tensor), Half(right))
@@ -315,7 +315,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
     if right is not None:
         wrong = torch.where(decided, wrong, _are_numbers(right) & ~got.isfinite())
         expected = torch.where(right.tensor.isfinite(), right.tensor, expected)
-    elif wrong.any() and call.digits:  # it may differ by the noise of its own terms, which cancel
+    elif wrong.any() and call.digits:  # it may differ by the rounding noise of its terms, which cancel
         (own,) = _answers(call, Backward(call.alone(argnum)))
         wrong &= ~is_close(got, expected, own.distance)
     chosen = torch.zeros(got.numel(), dtype=torch.bool)
@@ -354,7 +354,7 @@ class Divisions(TorchFunctionMode):
 
     Attributes:
         by_zero: True if a division of finite numbers is not finite.
-        handled: True if numbers that are not finite were chosen among, or replaced: zero is meant.
+        handled: True if numbers that are not finite were selected or replaced, so that zero is expected.
     """
 
     def __init__(self) -> None:
@@ -365,7 +365,7 @@ class Divisions(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute a function, and look at what a division gives."""
+        """Compute a function, and look at the result of a division."""
         finite = all(all_finite(each) for each in args if is_inexact(each))
         name = getattr(function, "__name__", "").strip("_")
         self.handled |= name in HANDLING and not finite
@@ -375,14 +375,14 @@ class Divisions(TorchFunctionMode):
 
 
 DIVIDING = frozenset({"div", "divide", "true_divide", "truediv", "rtruediv", "rdiv", "reciprocal", "rsqrt"})
-"""Functions of torch that divide, without the underscores of operators and of functions in place."""
+"""Functions of torch that divide, without the underscores of operators and in-place functions."""
 
 HANDLING = frozenset({"where", "masked_fill", "masked_scatter", "nan_to_num", "setitem"})
-"""Functions of torch that choose among numbers, or replace some."""
+"""Functions of torch that select or replace numbers."""
 
 
 def _divides_by_zero(call: SpecialCall) -> bool:
-    """True if the forward divides by zero at the special values, unawares, and not at the ordinary ones."""
+    """True if the forward divides by zero without handling it, only at the special values."""
     found = []
     for flat in (call.flat(), call.sample.at(call.dtype, CPU)):
         with Overlooking(), torch.no_grad(), Divisions() as mode:
@@ -398,7 +398,7 @@ def _failure(call: SpecialCall, about: str | int, got: Tensor, expected: Tensor,
         call: The call.
         about: The result, or the position of the input whose gradient is wrong.
         got: The tensor.
-        expected: The right one.
+        expected: The right tensor.
         wrong: Mask of its wrong elements.
     """
     elements = wrong.reshape(-1).nonzero().flatten().tolist()

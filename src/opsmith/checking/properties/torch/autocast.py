@@ -1,4 +1,4 @@
-"""Autocast: results have the dtypes that are promised, and forward and backward fit together."""
+"""Autocast: results have the promised dtypes, and the dtypes of forward and backward agree."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ NAME = "autocast"
 DTYPES = (torch.bfloat16, torch.float16)
 
 WIDE = torch.float32
-"""dtype of the inputs: autocast leaves float64 alone."""
+"""dtype of the inputs, since autocast does not change float64."""
 
 
 @dataclass(frozen=True)
 class Casting(Run):
-    """A run in float32, under autocast, which lowers to another dtype.
+    """A run in float32 under autocast, which casts to a lower dtype.
 
     Args:
-        lower: That dtype.
+        lower: The lower dtype.
         coverage: Progress of the property.
     """
 
@@ -49,14 +49,14 @@ class Casting(Run):
 
     @property
     def promised(self) -> bool:
-        """True if dtypes of results are promised: a declared operator casts its arguments by its rule.
+        """True if dtypes of results are promised, as by a declared operator, which casts its arguments.
 
-        An adopted class behaves as the class does, which promises nothing.
+        An adopted operator behaves like its class, which promises no dtypes.
         """
         return self.subject.specification.origin.kind == "declared"
 
     def cast(self, flat: Sequence[Any]) -> list[Any]:
-        """The arguments as the operator's rule for autocast casts them."""
+        """The arguments, cast by the operator's rule for autocast."""
         dtype = self.lower if self.subject.specification.autocast == "lower" else WIDE
         return [
             value.to(dtype)
@@ -68,7 +68,7 @@ class Casting(Run):
     def compare(
         self, words: str, outputs: Sequence[TensorName], found: Sequence[Any], right: Examples
     ) -> Iterator[Failure]:
-        """Hold outputs to right ones, to the digits of autocast's dtype."""
+        """Compare outputs with the right outputs, to the precision of autocast's dtype."""
 
         def fault(position: int, got: Any) -> Difference | None:
             if not isinstance(got, Tensor) or not got.is_floating_point():
@@ -89,13 +89,13 @@ class Casting(Run):
 
 
 def autocast_state(kind: str) -> tuple[bool, torch.dtype, bool]:
-    """Autocast's own state for a type of device: on or off, its dtype, whether it caches."""
+    """Autocast's state for a type of device: enabled or not, its dtype, and if its cache is enabled."""
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return enabled, dtype, torch.is_autocast_cache_enabled()
 
 
 def _casts(run: Run, coverage: Coverage) -> Findings:
-    """Run every sample in float32 under autocast, and its backward outside."""
+    """Run every sample in float32 under autocast, and its backward outside of autocast."""
     subject, sample = run.subject, run.sample
     if not sample.inexact or subject.rank(sample) >= subject.effort.samples:
         return
@@ -138,9 +138,9 @@ def _cast(casting: Casting) -> Findings:
 
 
 def _results(casting: Casting, results: Sequence[Any]) -> Findings:
-    """Hold the results to the dtypes that are promised, and to the rounding of autocast's dtype."""
+    """Compare the results with the promised dtypes, and with the right numbers to the lower precision."""
     subject, call, left = casting.subject, partial(casting.subject.call, casting.sample), [*results]
-    # What the promised call raises is reported for the call under autocast.
+    # An exception of the promised call is reported for the call under autocast.
     promised = attempt(lambda: call(casting.cast(casting.flat()))) if casting.promised else None
     outputs = casting.names(subject.specification.where)[: len(results)]
     if promised is not None and not isinstance(promised, Raised):
@@ -160,14 +160,14 @@ def _results(casting: Casting, results: Sequence[Any]) -> Findings:
 
 
 _DTYPE = r"dtype|scalar type|BFloat16|Half|data type"
-"""Words in torch's errors about dtypes that do not fit."""
+"""Words in torch's errors about dtypes that do not match."""
 
 
 def _backward(casting: Casting, under: LiveCall) -> Findings:
-    """Run the backward outside of autocast, and hold the gradients to the rounding of autocast's dtype."""
+    """Run the backward outside of autocast, and compare gradients to the precision of autocast's dtype."""
     subject, call = casting.subject, partial(casting.subject.call, casting.sample)
     drawn = random_grad_outputs(under.results, [*map(has_gradient, under.results)], subject.generator())
-    # Their numbers are exact in autocast's dtype.
+    # These numbers are exact in autocast's dtype.
     grads = [g if g is None or g.is_complex() else g.to(casting.lower).to(g.dtype) for g in drawn]
     plain = [None if grad is None else replica(grad, WIDE) for grad in grads]
     if not casting.argnums or all(grad is None for grad in grads):
@@ -188,7 +188,7 @@ def _backward(casting: Casting, under: LiveCall) -> Findings:
 
 
 def _backward_raised(casting: Casting, found: Raised) -> Findings:
-    """Report a backward that raises after a forward under autocast alone, where that is claimed to work."""
+    """Report a backward that raises only after a forward under autocast, if this is claimed to work."""
     message = (
         f"after a forward under autocast to {dtype_name(casting.lower)}, the backward raises {found}; in "
         "float32 it does not. "
@@ -206,7 +206,7 @@ def _backward_raised(casting: Casting, found: Raised) -> Findings:
 
 
 def _mixed(casting: Casting) -> Findings:
-    """Arguments of several dtypes, as layers under autocast hand them on."""
+    """Check arguments of mixed dtypes, as layers under autocast pass them on."""
     sample = casting.sample
     if len(sample.inexact) < 2 or any(sample.flat[argnum].is_complex() for argnum in sample.inexact):
         return
@@ -230,7 +230,7 @@ def _mixed(casting: Casting) -> Findings:
 
 
 def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: str) -> Iterator[Failure]:
-    """Report a call that leaves autocast in another state, and restore that."""
+    """Report a call that changes autocast's state, and restore the state."""
     kind = casting.device.type
     after = autocast_state(kind)
     if after == before:

@@ -1,4 +1,4 @@
-"""Compiled code and exported programs: same results and gradients as the operator, also for other sizes."""
+"""Compiled code and exported programs: results and gradients equal the operator's, also for other sizes."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from opsmith.torch_library.torch_messages import CHANCE_GUARD, RECOMPILED, has_m
 COMPILING, EXPORTING = "compile", "export"
 
 BREAKS = ("Unsupported", "UserError", "ArgsMismatchError")
-"""Exceptions by which dynamo refuses a graph, which no operator raises."""
+"""Exceptions by which dynamo refuses a graph; operators never raise them."""
 
 _numbers = itertools.count()
 
 GRAPH = {True: "a graph of autograd", False: "no graph of autograd"}
-"""Words for a result that autograd follows, and for one that it does not."""
+"""Text for a result that autograd follows, and for a result that it does not follow."""
 
 
 @dataclass(frozen=True)
 class PlainCall(Run):
-    """A call to be traced, and what it gives where nothing traces it."""
+    """A call to be traced, with its results and gradients without tracing."""
 
     @cached_property
     def recorded(self) -> list[Any]:
@@ -72,11 +72,11 @@ class PlainCall(Run):
         return Examples(self, [[*self.flat(), *self.grads]], gradients=True)
 
     def compute(self, *, backward: bool) -> list[Tensor | None]:
-        """Compute what it gives, once."""
+        """Compute the results and gradients once."""
         return [*self.recorded, *self.results.expected, *(self.gradients.expected if backward else ())]
 
     def arguments(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the call, as `step_of` makes it."""
+        """The arguments of the call for a function of `step_of`."""
         kind, schema = self.subject.kind, self.sample.flattening.schema
         values = self.sample.flattening.pack(flat)
         if kind.applied:
@@ -85,7 +85,7 @@ class PlainCall(Run):
         return tuple(args), dict(kwargs)
 
     def results_in(self, returned: Any) -> tuple[Any, ...]:
-        """The results of the call in another form, None among them where this call gives it."""
+        """The results of the call in a traced form; None where this call returns None."""
         found: list[Tensor | None] = [*nested_tensors(returned)]
         present, rest = [each is not None for each in self.recorded], iter(found)
         if len(found) == sum(present):
@@ -94,9 +94,9 @@ class PlainCall(Run):
 
 
 def step_of(subject: Subject) -> Callable[[Any], Any]:
-    """A function that makes several calls: it takes their arguments, and returns the results of each.
+    """A function that makes several calls: it takes their arguments, and returns all results.
 
-    Its code object is new each time, since torch limits the number of times that it compiles one.
+    Its code object is new each time, since torch limits how often it compiles a code object.
     """
     own = subject.kind.applied or subject.kind.in_library
     target: Any = subject.specification.origin.subject if own else subject.operator
@@ -141,9 +141,9 @@ def run_step(step: Callable[[Any], Any], calls: Sequence[PlainCall]) -> list[Cal
 
 
 def other_sizes(call: PlainCall) -> PlainCall | None:
-    """A call with an input that was derived from the sample and has other sizes, none of them 0 or 1.
+    """A call with an input derived from the sample whose sizes differ and are neither 0 nor 1.
 
-    There is none where an object holds an argument: what was traced has its tensors, and their sizes.
+    There is none if an object holds an argument, since a trace contains its tensors and their sizes.
     """
     if call.sample.objects.arguments:
         return None
@@ -174,11 +174,11 @@ class Tracing:
 
     Attributes:
         property: Name of the property.
-        done: Word for a call that it has traced.
-        words: Words in messages before an output of that.
-        takes_tensors: True if it takes no call without a tensor.
-        backward: True if it traces the backward, too.
-        ran: True if it has traced any.
+        done: Participle for a call that it has traced, such as `compiled`.
+        words: Text in messages before an output of a traced call.
+        takes_tensors: True if a call must have a tensor.
+        backward: True if it also traces the backward.
+        ran: True if it has traced at least one call.
     """
 
     property: str
@@ -191,7 +191,7 @@ class Tracing:
         self.subject = subject
 
     def calls(self, generators: str) -> Generator[Finding, None, list[PlainCall]]:
-        """Select the calls of the author's samples that do not raise where nothing traces them.
+        """Select the calls of the author's samples that do not raise without tracing.
 
         Args:
             generators: Reason to leave out a sample with a generator.
@@ -218,8 +218,8 @@ class Tracing:
 
         Args:
             calls: The calls.
-            errors: The exception, and others that may have led to it.
-            alone: Checks each of several calls alone, to find the one that raises.
+            errors: The exception, and the exceptions that may have led to it.
+            alone: Function that checks each of several calls alone, to find the call that raises.
         """
         if alone is not None and len(calls) > 1:
             for one in calls:
@@ -234,7 +234,7 @@ class Tracing:
         yield calls[0].failure(None, "raises", message, evidence=of_exception(errors[0], str(calls[0])))
 
     def judged(self, calls: Sequence[PlainCall], found: Sequence[CallValues]) -> Findings:
-        """Compare results and gradients of traced calls with those of plain ones."""
+        """Compare results and gradients of traced calls with those of plain calls."""
         form = f"{self.words}{{}} is another than without"
         for call, traced in zip(calls, found, strict=True):
             notes: list[Note] = []
@@ -250,7 +250,7 @@ class Tracing:
     def _fault(
         self, call: PlainCall, traced: CallValues, notes: list[Note], position: int, got: Any
     ) -> Difference | None:
-        """The difference of a result: of its form alone if it is drawn; or autograd does not follow it."""
+        """The difference of a result: only of its form if it is random; or autograd does not follow it."""
         right = call.recorded[position]
         fault = form_difference(got, right) if self.subject.draws else call.results.fault(position, got)
         if fault is not None or not traced.gradients or has_gradient(got) == has_gradient(right):
@@ -264,7 +264,7 @@ class Tracing:
 
 
 def refused(subject: Subject, error: BaseException, *before: BaseException) -> str | None:
-    """The reason for a refusal by torch or opsmith, by an error or those before it; None for a fault."""
+    """The reason of a refusal by torch or opsmith, from an error or its causes; None for a fault."""
     for each in (cause for one in (error, *before) for cause in chain(one)):
         if isinstance(each, errors.MissingFakeError):
             return f"there is no fake kernel: {each.hint}"
@@ -283,7 +283,7 @@ def refused(subject: Subject, error: BaseException, *before: BaseException) -> s
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that led to it."""
+    """An error, and the errors that led to it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -313,20 +313,20 @@ def compiled(subject: Subject) -> Findings:
         found = [*compilation.compare(_resizable(calls) if compilation.dynamic else calls)]
         yield from found
         if any(isinstance(each, Failure) for each in found):
-            return  # other backends would report the same
+            return  # other backends would report the same fault
     if not any(compilation.ran for compilation in compilations):
         yield Skipped("nothing of it could be compiled")
 
 
 def _resizable(calls: Sequence[PlainCall]) -> Sequence[PlainCall]:
-    """Calls to compile for any size: one sample that comes in other sizes; all with exhaustive effort."""
+    """Calls to compile for any size: one sample that has other sizes, or all with exhaustive effort."""
     if calls[0].subject.effort.exhaustive:
         return calls
     return [call for call in calls if other_sizes(call) is not None][:1] or calls[:1]
 
 
 class Compilation(Tracing):
-    """A backend of `torch.compile`, with sizes that are symbols if it is dynamic."""
+    """A backend of `torch.compile`, with symbolic sizes if it is dynamic."""
 
     property, done = COMPILING, "compiled"
 
@@ -339,7 +339,7 @@ class Compilation(Tracing):
         return f"torch.compile(..., dynamic={self.dynamic}, backend={self.backend!r})"
 
     def compare(self, calls: Sequence[PlainCall]) -> Findings:
-        """Compile all samples together; if that fails, each alone, to find the one that fails."""
+        """Compile all samples together; if this fails, each alone, to find the sample that fails."""
         broken, step = None, self._compiled(fullgraph=True)
         found = attempt(partial(run_step, step, calls))
         if isinstance(found, Raised) and type(found.error).__name__ in BREAKS:
@@ -362,12 +362,12 @@ class Compilation(Tracing):
         return torch.compile(step, backend=self.backend, dynamic=self.dynamic, fullgraph=fullgraph)
 
     def _resized(self, step: Any, calls: Sequence[PlainCall]) -> Findings:
-        """Run the compiled code on other sizes: results must be right, without a recompilation."""
+        """Run the compiled code on other sizes: results must be right without a recompilation."""
         resized = [other_sizes(call) for call in calls]
         others = [call if other is None else other for call, other in zip(calls, resized, strict=True)]
         plain = attempt(lambda: [other.compute(backward=True) for other in others if any(resized)])
         if not plain or isinstance(plain, Raised):
-            return  # there are none, or `forward` and `gradient` report it
+            return  # there are no other sizes, or `forward` and `gradient` report the error
         found = attempt(partial(_run_in, "fail_on_recompile", step, others))
         if isinstance(found, Raised) and has_message(found.error, RECOMPILED):
             why = _why_anew(found.error)
@@ -387,15 +387,15 @@ def _run_in(stance: str, step: Any, calls: Sequence[PlainCall]) -> list[CallValu
 
 
 def _why_anew(error: BaseException) -> str | None:
-    """The guard that failed; None if it is not about sizes."""
-    if has_message(error, CHANCE_GUARD):  # on sizes or a layout that were equal by chance
+    """The guard that failed; None if it does not concern sizes."""
+    if has_message(error, CHANCE_GUARD):  # sizes or a layout were equal by chance
         return None
     lines = (line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- "))
     return next(lines, reason_of(error))
 
 
 class Calls(torch.nn.Module):
-    """A model that calls an operator several times: tensors are inputs, other arguments are constants."""
+    """A model that calls an operator several times, with tensors as inputs, and constants for the rest."""
 
     def __init__(self, calls: Sequence[PlainCall]) -> None:
         super().__init__()
@@ -410,12 +410,12 @@ class Calls(torch.nn.Module):
 
 
 def _inputs(calls: Sequence[PlainCall]) -> tuple[Tensor, ...]:
-    """Copies of the tensors of several calls, as `Calls` takes them: the program may write into them."""
+    """Copies of the tensors of several calls, since the program may write into its inputs."""
     return tuple(tensors_in([value for call in calls for value in call.flat()]))
 
 
 def exported(subject: Subject) -> Findings:
-    """Export one model that calls the operator on all samples, and one that takes other sizes."""
+    """Export a model that calls the operator on all samples, and a model that takes other sizes."""
     if not subject.effort.full:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
@@ -438,7 +438,7 @@ class Exporting(Tracing):
         return "torch.export.export(..., strict=False)"
 
     def static(self, calls: Sequence[PlainCall]) -> Findings:
-        """Export all samples together; if that fails, each alone, to find the one that fails."""
+        """Export all samples together; if this fails, each alone, to find the sample that fails."""
         program = attempt(partial(_program, calls))
         if not isinstance(program, Raised):
             self.ran = True
@@ -448,7 +448,7 @@ class Exporting(Tracing):
             yield from self.refused(calls, program.error, alone=self.static)
 
     def dynamic(self, calls: Sequence[PlainCall]) -> Findings:
-        """Export a sample whose sizes vary among the derived inputs, and run the program on other sizes."""
+        """Export a sample whose sizes vary in the derived inputs, and run the program on other sizes."""
         call, other = next(((call, other) for call in calls if (other := other_sizes(call))), (None, None))
         if call is None or other is None:
             return
@@ -468,7 +468,7 @@ class Exporting(Tracing):
             yield from self.judged([other], found)
 
     def _node(self, program: Any, calls: int) -> Findings:
-        """Check that the program contains the operator itself, so that it can get another implementation."""
+        """Check that the program contains the operator itself, so that its implementation can be replaced."""
         subject = self.subject
         if subject.torch_operator is None or subject.specification.inline:
             return
@@ -482,13 +482,13 @@ class Exporting(Tracing):
 
 
 def _program(calls: Sequence[PlainCall], **options: Any) -> Any:
-    """Export a model in silence: of one that it refuses, torch also prints the whole graph to stderr."""
+    """Export a model without output: torch prints the whole graph of a refused model to stderr."""
     with redirect_stderr(StringIO()), torch.no_grad():
         return torch.export.export(Calls(calls), _inputs(calls), strict=False, **options)
 
 
 def _results(program: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
-    """The results of a program for other arguments."""
+    """The results of a program for some calls."""
     with calls[0].subject.seeded(), torch.no_grad():
         returned = program.module()(*_inputs(calls))
     return [CallValues(call.results_in(each)) for call, each in zip(calls, returned, strict=True)]
@@ -497,8 +497,9 @@ def _results(program: Any, calls: Sequence[PlainCall]) -> list[CallValues]:
 def load_compiler() -> float:
     """Load the parts of torch that the properties need, and return the seconds that it took.
 
-    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward its symbolic sizes, and forward
-    mode its rules. This takes a second or two once in a process, and counts for no property.
+    Fake tensors, modes and `torch.func.vjp` load torch's compiler, a backward loads its symbolic sizes, and
+    forward mode loads its rules. This takes a second or two, once in a process, and is not counted for a
+    property.
 
     Example:
         >>> isinstance(load_compiler(), float)

@@ -1,4 +1,4 @@
-"""Fake kernel: its shapes, dtypes and strides are those of the real results; sizes that a trace fixes."""
+"""Fake kernel: its shapes, dtypes and strides equal the real results'; a trace fixes no size."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAME = "fake"
 
 
 def run(subject: Subject) -> Findings:
-    """Compare fake results with real ones: in each dtype, transposed, at symbolic sizes."""
+    """Compare fake results with real results: in each dtype, transposed, and at symbolic sizes."""
     forms: set[tuple[Any, ...]] = set()
 
     def check(run: Run) -> Findings:
         form = form_of(run.sample)
-        if not run.sample.origin or form not in forms:  # other numbers alone do not change fake results
+        if not run.sample.origin or form not in forms:  # different numbers do not change fake results
             yield from _sample(run)
         forms.add(form)
 
@@ -51,7 +51,7 @@ def _sample(run: Run) -> Findings:
         found = [*compare_fake(call, results)]
         yield from found
         if any(isinstance(finding, Failure) for finding in found):
-            return  # other cases would report the same
+            return  # other cases would report the same fault
     if run.subject.rank(run.sample) < run.subject.effort.transform_samples:
         results = attempt(partial(run.subject.call, run.sample, run.flat()))
         if not isinstance(results, Raised):  # it is reported above
@@ -61,7 +61,7 @@ def _sample(run: Run) -> Findings:
 def _cases(run: Run) -> Iterator[Run]:
     """Yield the calls to compare.
 
-    All dtypes are tried on the first sample alone, since other samples depend on them likewise.
+    All dtypes are tried only on the first sample, since they have the same effect on other samples.
     """
     subject, sample = run.subject, run.sample
     every = subject.effort.exhaustive or not subject.rank(sample)
@@ -76,7 +76,7 @@ def _cases(run: Run) -> Iterator[Run]:
 
 
 def _on_fakes(run: Run, mode: Any) -> tuple[list[Any], list[Any] | Raised]:
-    """The arguments as fake tensors of a mode, and the results for them."""
+    """The arguments as fake tensors of a mode, and their results."""
     faked = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in run.flat()]
 
     def call() -> list[Any]:
@@ -93,7 +93,7 @@ def _dtypes(subject: Subject) -> tuple[torch.dtype, ...]:
 
 
 def _turned(flat: list[Any]) -> list[Any]:
-    """Lay the same numbers out in another order in memory."""
+    """Store the same numbers in a different order in memory."""
     return [
         value.transpose(-1, -2).contiguous().transpose(-1, -2)
         if isinstance(value, Tensor) and value.dim() > 1
@@ -103,9 +103,9 @@ def _turned(flat: list[Any]) -> list[Any]:
 
 
 def compare_fake(run: Run, results: Sequence[Tensor | None]) -> Findings:
-    """Run the operator on fake tensors; hold shape, dtype, stride and device to those of the real results."""
+    """Run the operator on fake tensors; compare shape, dtype, strides and device with the real results."""
     subject, mode = run.subject, capabilities.symbolic_mode(inputs=False)
-    on_meta = mode is None  # devices are unknown there
+    on_meta = mode is None  # devices are unknown here
     fakes = _on_fakes(run, capabilities.fake_mode() if on_meta else mode)[1]
     if isinstance(fakes, Raised):
         yield _raised(run, fakes, on_meta=on_meta)
@@ -135,7 +135,7 @@ def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
     if isinstance(error, WrongFormError):
         message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
         return run.failure(error.result, "fake-mismatch", message, fake_location(subject))
-    if on_meta and has_message(error, NO_ACCELERATOR):  # torch, of a generator for this device
+    if on_meta and has_message(error, NO_ACCELERATOR):  # torch's error for a generator on this device
         return Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
     if on_meta and has_message(error, NO_SIZES_ON_META):
         return Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
@@ -158,7 +158,7 @@ def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
 def _fault(
     fake: Tensor | None, real: Tensor | None, sizes: Sequence[int | None], *, on_meta: bool
 ) -> Difference | None:
-    """The difference of a fake result; sizes that depend on data are None, and may be any."""
+    """The difference of a fake result; sizes that depend on data are None, and match every size."""
     if fake is None or real is None:
         return form_difference(fake, real)
     if not _fits(sizes, real):
@@ -172,7 +172,7 @@ def _fault(
 
 
 def _fits(sizes: Sequence[int | None], real: Tensor) -> bool:
-    """True if the known sizes of a fake result are those of the real one."""
+    """True if the known sizes of a fake result equal the real sizes."""
     pairs = zip(sizes, real.shape, strict=False)
     return len(sizes) == real.dim() and all(size in (None, right) for size, right in pairs)
 
@@ -183,7 +183,7 @@ def has_own_fake(subject: Subject) -> bool:
 
 
 def _by_torch(run: Run, position: int, real: Any) -> bool:
-    """True if torch itself computes other strides on fake tensors, for operations inside the operator."""
+    """True if torch itself computes different strides on fake tensors, in operations of the operator."""
     if run.subject.torch_operator is None:
         return True
     if has_own_fake(run.subject):
@@ -193,9 +193,9 @@ def _by_torch(run: Run, position: int, real: Any) -> bool:
 
 
 def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:
-    """Run the operator on fake tensors whose sizes are symbols; hold sizes of results to the real ones.
+    """Run the operator on fake tensors whose sizes are symbols; compare sizes of results with real sizes.
 
-    An operator that fixes a size, or does not run on symbols, is right, but compiled anew for each size.
+    An operator that fixes a size, or does not run on symbols, is right, but compiled for each size.
     """
     mode, subject, sample = capabilities.symbolic_mode(), run.subject, run.sample
     if mode is None:
@@ -238,7 +238,7 @@ def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:
 
 
 def fake_location(subject: Subject) -> str:
-    """Location of the fake kernel, or of what it is derived from."""
+    """Location of the fake kernel, or of the code from which it is derived."""
     specification = subject.specification
     if specification.origin.own("fake"):
         return "its own fake kernel"
@@ -257,22 +257,22 @@ INSTEAD = {
     "log10": "math.log2(n) * math.log10(2)",
     "log1p": "math.log2(1 + n) * math.log(2)",
 }
-"""Functions of `math` that make a number of a symbol, and an expression that keeps it."""
+"""Functions of `math` that turn a symbol into a number, with an expression that keeps the symbol."""
 
 KEPT = ("sqrt", "log2", "sin", "cos", "tan", "len", "float", "int", "isinstance")
-"""Functions that keep a symbol, but in a method of a class."""
+"""Functions that keep a symbol, except in a method of a class."""
 
 
 def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
-    """The call that turns a size into a number at a line of the author, and what to write instead.
+    """The call in an author's line that turns a size into a number, and its replacement.
 
     Args:
         file: The file.
-        line: The line at which a trace was fixed to the number.
+        line: The line at which a trace fixed a size to a number.
         function: The name of the function around it.
 
     Returns:
-        The source of the call, and a hint; None where nothing else would keep the symbol, as for `range(n)`.
+        The source of the call, and a hint; None if no replacement keeps the symbol, as for `range(n)`.
 
     Example:
         >>> frozen(__file__, 1, "reference") is None
@@ -299,7 +299,7 @@ def frozen(file: str, line: int, function: str) -> tuple[str, str] | None:
 
 
 def _holds(node: Any, line: int) -> bool:
-    """True if a node of the code has a line."""
+    """True if a node of the code includes a line."""
     begin: int | None = getattr(node, "lineno", None)
     return begin is not None and begin <= line <= (node.end_lineno or begin)
 

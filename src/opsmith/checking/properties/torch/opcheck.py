@@ -27,10 +27,10 @@ TESTS = {
     "test_faketensor": "its fake kernel agrees with the real one",
     "test_aot_dispatch_dynamic": "results and gradients are the same when traced with dynamic shapes",
 }
-"""opcheck's tests, and what each promises."""
+"""opcheck's tests, each with its promise."""
 
 TRACED = ("test_aot_dispatch_dynamic",)
-"""Tests that trace it, and compare two runs on the same arguments."""
+"""Tests that trace the operator, and compare two runs on the same arguments."""
 
 ON_FAKES = ("test_faketensor", *TRACED)
 """Tests that need a fake kernel."""
@@ -92,7 +92,7 @@ def _excused(run: Run, test: str, error: BaseException) -> str | None:
         return f"was left out, since the reference looks at data: {first_line(error)}"
     cause, input = _cause(test, error)
     if cause == "mutates-input" and not _written(run):
-        # torch 2.13 reports its own `x * x.conj()` inside an operator so.
+        # torch 2.13 reports its own `x * x.conj()` inside an operator like this.
         return f"takes a call inside for a write into `{input}`; no argument has changed by a bit"
     return None
 
@@ -109,7 +109,7 @@ def _cause(test: str, error: BaseException) -> tuple[str, str | None]:
 
 
 def _compares(error: BaseException) -> bool:
-    """True if an error of opcheck means that numbers differ, and not that something was raised."""
+    """True if an error of opcheck means that numbers differ, and not that a call raised."""
     return has_message(error, OPCHECK_DIFFERS)
 
 

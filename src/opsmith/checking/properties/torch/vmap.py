@@ -1,7 +1,8 @@
-"""`torch.func.vmap`: results and gradients are those of a loop, in whatever dimension the batch lies.
+"""`torch.func.vmap`: results and gradients equal those of a loop, for every batch dimension.
 
-Batched gradients, of several grad_outputs for one call, are those of each: by `vmap` over a backward. Where
-`batching=` is declared, one call for a batch gives the same results as a call for each example.
+Batched gradients of one call for several grad_outputs, by `vmap` over a backward, equal the gradients for
+each grad_output. If `batching=` is declared, one call for a batch has the same results as a call for each
+example.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ OUTER = 2
 
 @dataclass(frozen=True)
 class BatchDims:
-    """One way to batch the arguments of a sample.
+    """A choice of batched arguments of a sample, with their batch dimensions.
 
     Args:
         dims: Batch dimension of each batched argument, by its position.
-        labels: Name in messages of each tensor argument, by its position.
+        labels: Name of each tensor argument in messages, by its position.
         out_dim: Batch dimension of the results.
         size: Number of examples.
     """
@@ -69,7 +70,7 @@ class BatchDims:
         return f"in_dims=({given}){out}, {count}"
 
     def over(self, function: Function, rows: Sequence[Sequence[Any]]) -> list[Tensor | None]:
-        """The results of a function for examples under `vmap`, the batch first; for none if the size is 0."""
+        """The results of a function for examples under `vmap`, batch first; no examples if `size` is 0."""
         batch = batched(rows, self.dims)
         if not self.size:
             batch = [
@@ -80,11 +81,11 @@ class BatchDims:
 
 
 def batch_choices(sample: Sample, *, every: bool) -> Iterator[BatchDims]:
-    """Choices of batched arguments and dimensions: all arguments, each alone; first, last, mixed dimensions.
+    """Choices of batched arguments (all, each alone) and of dimensions (first, last, mixed).
 
     Args:
         sample: The sample.
-        every: True to yield all of them; else those that differ most.
+        every: True to yield all choices; else the choices that differ most.
     """
     labels = {at: sample.labels[at] for at, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     argnums = tuple(labels)
@@ -107,14 +108,14 @@ def map_over(
     out_dim: int = 0,
     randomness: str = "error",
 ) -> list[Tensor | None]:
-    """The results of a function under `vmap`, the batch in the first dimension; None for a result of None.
+    """The results of a function under `vmap`, with the batch in the first dimension; None stays None.
 
     Args:
-        function: Takes flat arguments, returns results.
+        function: Function from flat arguments to results.
         batch: Flat arguments.
-        dims: For each argument that has a batch, its dimension.
+        dims: Batch dimension of each batched argument.
         out_dim: Dimension in which `vmap` puts the batch.
-        randomness: As of `vmap`.
+        randomness: As for `vmap`.
     """
     present: list[bool] = []
 
@@ -129,7 +130,7 @@ def map_over(
 
 
 def rule_words(subject: Subject) -> str:
-    """Name of what computes a batch, in words."""
+    """Description of the rule that computes a batch."""
     specification = subject.specification
     if subject.kind.applied or specification.origin.registered:
         if specification.origin.own("vmap"):
@@ -141,7 +142,7 @@ def rule_words(subject: Subject) -> str:
 
 
 def declares_rule(subject: Subject) -> bool:
-    """True if a class that is called through `apply` says that it can be mapped.
+    """True if a class that is called through `apply` declares that it can be mapped.
 
     It has a rule of its own, or `generate_vmap_rule = True`.
     """
@@ -152,7 +153,7 @@ def declares_rule(subject: Subject) -> bool:
 
 
 def own_rule(subject: Subject) -> bool:
-    """True if its author wrote a rule for batches, or declares that one call serves a batch."""
+    """True if the author wrote a rule for batches, or declares that one call computes a batch."""
     specification = subject.specification
     return specification.batching is not None or specification.origin.own("vmap") is not None
 
@@ -171,7 +172,7 @@ def refusal(subject: Subject, error: Exception, *, empty: bool) -> str | None:
     if inside_own_rule(subject, error) or stated(error):
         return None
     if declares_rule(subject) and not empty:
-        return None  # it promises what torch refuses
+        return None  # it promises a feature that torch refuses
     if has_message(error, NO_BATCHING_RULE) or (empty and not own_rule(subject)):
         return error_words(error)
     return None
@@ -195,7 +196,7 @@ def run(subject: Subject) -> Findings:
     unchecked = "no sample has a tensor to batch"
     for finding in covered_runs(NAME, _mapped, unchecked, subject, noted="a part of it is refused: "):
         yield finding
-        # A class that is called by `apply` need not offer it.
+        # A class that is called by `apply` need not support it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
             message = f"it cannot be mapped: {finding.reason}"
             location = subject.specification.where_of("vmap")
@@ -233,9 +234,9 @@ class MappedSample:
 
     Args:
         run: Run of the sample, in the dtype in which it is mapped.
-        coverage: Progress of the property; None is in `wrong` if a call under `vmap` raised.
-        slices: Notes on batches for whose slices calls without `vmap` are wrong as well.
-        loops: Examples that are known, by the arguments in which they differ.
+        coverage: Progress of the property; `wrong` contains None if a call under `vmap` raised.
+        slices: Notes on batches of which each slice gives wrong results without `vmap` as well.
+        loops: Known examples, by the arguments in which they differ.
     """
 
     run: Run
@@ -245,7 +246,7 @@ class MappedSample:
 
     @cached_property
     def reference(self) -> Function | None:
-        """The reference, if batches are computed by it; None if the operator itself computes them."""
+        """The reference, if it computes batches; None if the operator itself does."""
         return reference_of(self.run)
 
     def call(self, flat: Sequence[Any]) -> list[Any]:
@@ -253,7 +254,7 @@ class MappedSample:
         return self.run.subject.call(self.run.sample, flat)
 
     def loop(self, batch_dims: BatchDims, size: int = 0) -> Examples:
-        """Examples that differ in some arguments, with their results; cached."""
+        """Cached examples that differ in some arguments, with their results."""
         run, key = self.run, (*sorted(batch_dims.dims), size or batch_dims.size)
         if key not in self.loops:
             rows = batch_of(run.subject, run.sample, key[:-1], key[-1], run.dtype)
@@ -261,7 +262,7 @@ class MappedSample:
         return self.loops[key]
 
     def results(self, batch_dims: BatchDims) -> Findings:
-        """Map the sample in one way, and compare every result with the loop's."""
+        """Map the sample with one choice of dimensions, and compare every result with the loop's."""
         loop = self.loop(batch_dims)
 
         def fault(position: int, got: Tensor | None) -> Difference | None:
@@ -275,7 +276,7 @@ class MappedSample:
         yield from self._compare(batch_dims, "", partial(batch_dims.over, self.call, loop.rows), fault)
 
     def _wrong_for_slices(self, batch_dims: BatchDims, position: int) -> bool:
-        """True if it is wrong without `vmap` too, for slices of the batch, which are not contiguous."""
+        """True if results are wrong without `vmap` too, for slices of the batch, which are not contiguous."""
         loop, dims = self.loop(batch_dims), batch_dims.dims
         batch = batched(loop.rows, dims)
         rows = [
@@ -336,7 +337,7 @@ class MappedSample:
         yield from self._compare(batch_dims, "under one `vmap` inside of another, ", ask, loop.fault)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
-        """Map a batch of no examples, if this is accepted."""
+        """Map a batch without examples, if this is accepted."""
         none, flat = replace(batch_dims, size=0), self.run.flat()
         right = partial(_fault_of_equal, self.call(self.run.flat()), 0)
         found = attempt(partial(none.over, self.call, [flat]))
@@ -353,15 +354,15 @@ class MappedSample:
                 yield Note(f"for a batch of no examples, torch's rules do not keep the form {words}")
 
     def _torch_loses_form(self, none: BatchDims, flat: list[Any]) -> bool:
-        """True if `vmap` of the reference, as a plain function, gives no examples another form as well."""
+        """True if `vmap` of the reference, as a plain function, also changes the form for an empty batch."""
         found = None if self.reference is None else attempt(partial(none.over, self.reference, [flat]))
         if self.reference is None or found is None or isinstance(found, Raised):
-            return False  # of what is refused, no form is lost
+            return False  # a refused batch loses no form
         pairs = zip(found, self.reference([*flat]), strict=True)
         return any(form_difference(got, _repeated(one, 0)) is not None for got, one in pairs)
 
     def drawing(self, batch_dims: BatchDims) -> Findings:
-        """Compare the form of what an operator draws, and equal examples under `randomness="same"`."""
+        """Compare the form of an operator's random results, and equal examples under `randomness="same"`."""
         sample, dims = self.run.sample, batch_dims.dims
         right, batch = (
             partial(_fault_of_equal, self.call(sample.at()), SIZE),
@@ -380,7 +381,7 @@ class MappedSample:
         outputs: Sequence[TensorName] = (),
         wrong: set[str | None] | None = None,
     ) -> Findings:
-        """Hold the outputs of a call under `vmap`, by default the results, to right ones, unless refused."""
+        """Compare a call's outputs under `vmap`, by default its results, with the right outputs."""
         found = attempt(ask)
         if isinstance(found, Raised):
             yield from self._raised(batch_dims, found)
@@ -426,12 +427,12 @@ class MappedSample:
 
 
 def _pulled(call: Function, argnums: Sequence[int], count: int, flat: list[Any]) -> Sequence[Tensor]:
-    """The gradients by `torch.func.vjp`, from flat arguments and the grad_outputs behind them."""
+    """The gradients by `torch.func.vjp`, from flat arguments followed by the grad_outputs."""
 
     def results(*given: Tensor) -> tuple[Tensor, ...]:
         values = list(flat[:count])
         for argnum, value in zip(argnums, given, strict=True):
-            values[argnum] = value.clone()  # it may write into it
+            values[argnum] = value.clone()  # the function may write into it
         pairs = zip(call(values), flat[count:], strict=True)
         return tuple(result for result, grad in pairs if result is not None and grad is not None)
 
@@ -448,7 +449,7 @@ def _repeated(result: Tensor | None, count: int) -> Tensor | None:
 def _fault_of_equal(
     results: Sequence[Tensor | None], count: int, position: int, got: Any, *, same: bool = False
 ) -> Difference | None:
-    """The difference of a batch of equal examples: of its form, or where they differ and must be the same."""
+    """The difference of a batch of equal examples: its form, or examples that differ but must be equal."""
     fault = form_difference(got, _repeated(results[position], count))
     if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
         return Difference((), "another one for equal examples", "the same one", aspect="result")
@@ -456,9 +457,9 @@ def _fault_of_equal(
 
 
 def _differs(first: Tensor, other: Tensor) -> bool:
-    """True if results of equal examples are more than a rounding apart, as where they draw other numbers.
+    """True if results of equal examples differ by more than rounding, for example in random numbers.
 
-    torch may round the last elements of a batch in another manner, since they fill no vector.
+    torch may round the last elements of a batch differently, since they do not fill a vector.
     """
     if not is_inexact(first):
         return exact_difference(first, other) is not None
@@ -466,7 +467,7 @@ def _differs(first: Tensor, other: Tensor) -> bool:
 
 
 def _batched_gradients(run: Run, coverage: Coverage) -> Findings:
-    """Differentiate every sample with a batch of grad_outputs, and with each of them alone."""
+    """Differentiate every sample for a batch of grad_outputs, and for each grad_output alone."""
     subject, sample = run.subject, run.sample
     if subject.rank(sample) >= subject.effort.batched_samples or not run.argnums:
         return
@@ -481,7 +482,7 @@ def _batched_gradients(run: Run, coverage: Coverage) -> Findings:
     right = Examples(run, rows, taking, gradients=True, functions=[partial(subject.call, sample)])
 
     def together(transform: Transform) -> list[Tensor]:
-        """The gradients of one call for every grad_output, zeros where autograd has none."""
+        """The gradients of one call for every grad_output; zeros where autograd returns none."""
         batch = batched(rows, dict.fromkeys(taking, 0))
         call = run.call(batch[: len(flat)])
         found = transform(call.outputs, call.inputs, [batch[at] for at in taking])
@@ -497,7 +498,7 @@ def _batched_gradients(run: Run, coverage: Coverage) -> Findings:
         found = attempt(partial(together, transform))
         if isinstance(found, Raised):
             coverage.refused[f"{words} is refused: {found}"] = None
-            return  # what `vmap` refuses, as `grad.data`, can kill the process by `is_grads_batched`
+            return  # code that `vmap` refuses, such as `grad.data`, may kill the process in this way
         coverage.ran += 1
         form, outputs = f"{words}, {{}} is not what each grad_output gives alone", run.names()[len(open_) :]
         yield from compare_outputs(run, form, outputs, found, right.fault, coverage.wrong, grad_outputs=SIZE)
@@ -515,7 +516,7 @@ def _over_backward(
 
 
 def _declared(subject: Subject) -> Findings:
-    """Compute a batch made of every sample by one call, and each of its examples alone."""
+    """Compute a batch made from each sample by one call, and each of its examples alone."""
     if subject.specification.batching is None:
         yield Skipped("it declares no `batching=`")
     elif subject.draws:
@@ -539,7 +540,7 @@ def _batches(run: Run) -> Findings:
         if whole is not None:
             found.append(whole.restore(subject.reference(sample, whole.flat), [each.name for each in names]))
         if specification.batching == ELEMENTWISE and len(argnums) == len(tensors_in(rows[0])):
-            # Each place stands for itself in any dimension, also in a new last one.
+            # Each position keeps its own value in any dimension, also in a new last dimension.
             last = subject.reference(sample, batched(rows, dict.fromkeys(argnums, -1)))
             found.append([each.movedim(-1, 0) for each in last])
         if specification.opaque and not capabilities.on("torch_func"):
@@ -557,7 +558,7 @@ def _batches(run: Run) -> Findings:
 
 
 def _leading(specification: Specification, sample: Sample) -> Iterator[tuple[int, ...]]:
-    """Yield the arguments to batch: all that can be, together and each alone."""
+    """Yield the arguments to batch: all that can be batched, together and each alone."""
     batching, shapes = specification.batching, specification.shapes
 
     def leading(name: str) -> bool:
