@@ -1,4 +1,4 @@
-"""Values that show themselves: one short line in a REPL, a page of their own in a notebook."""
+"""Values that show themselves: as one short line in a REPL, as a page in a notebook."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARTS.maxstring = _PARTS.maxother = _PARTS.maxlong = _FIELD
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """A text in one line and with at most `longest` characters; "..." stands where it was cut.
+    """A text in one line and with at most `longest` characters; "..." replaces the part that was cut.
 
     Example:
         >>> shortened("first line\\nand a second one", 20)
@@ -40,7 +40,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """The `repr` of a dataclass: that of its fields, which are cut where they are long.
+    """The `repr` of a dataclass, in which the `repr` of a long field is cut.
 
     A class takes it as `__repr__ = short_repr`.
 
@@ -61,10 +61,10 @@ def _part(value: Any) -> str:
 
 
 def titled_repr(title: Callable[[Any], str]) -> Callable[[Any], str]:
-    """A `__repr__` that shows the type and one line; `print` shows all of such a value.
+    """A `__repr__` that shows the type and one line; `print` shows the whole value.
 
     Args:
-        title: The line, of a value.
+        title: Returns the line for a value.
 
     Example:
         >>> class Square:
@@ -92,10 +92,10 @@ def text_block(text: str) -> str:
 
 
 def framed(page: str, height: int, title: str) -> str:
-    """A page as a frame in the page of a notebook.
+    """A page as a frame in a notebook.
 
-    The styles and scripts of the page can neither change nor read those of the notebook. The page lies in an
-    attribute, so that nothing is requested.
+    The styles and scripts of the page can neither change nor read those of the notebook. The page is the text
+    of an attribute, so the browser requests nothing.
 
     Args:
         page: The whole page; it needs no network.

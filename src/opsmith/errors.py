@@ -1,4 +1,4 @@
-"""Every error that opsmith raises: one class per failure, one form for the message.
+"""Every error that opsmith raises: one class for each failure, and one format for all messages.
 
 A message states the operator and the problem. Its lines give the argument, the expected value, the value that
 was found, the location, the hint, and the command that prints the page of the class.
@@ -19,11 +19,11 @@ _PICTURES = {
     **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
     **dict.fromkeys(range(0xD800, 0xE000), 0xFFFD),
 }
-"""Visible characters for control characters, for those that turn the direction of text, for surrogates."""
+"""Visible characters that replace control characters, marks of text direction, and surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return a text with visible characters in place of those that a terminal would obey, or cannot print.
+    """Replace the characters that a terminal would obey or cannot print by visible characters.
 
     Example:
         >>> printable("red: \\x1b[31m")
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Return a text with the characters replaced that XML 1.0 forbids (production 2).
+    """Return a text in which the characters that XML 1.0 forbids (production 2) are replaced.
 
     Example:
         >>> xml_text("a" + chr(0)) == "a" + chr(0xFFFD)
@@ -69,7 +69,7 @@ class OpsmithError(Exception):
     """
 
     fault = ""
-    """The cause that `check` gives to this error; empty if the class of the error decides."""
+    """The cause that `check` names for this error; empty if the class of the error decides the cause."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class OpsmithError(Exception):
 
     def __str__(self) -> str:
         """The message, and in its last line the command that prints the page of the error."""
-        # A class of another module, such as a user's, has the page of the class that it derives from.
+        # A class of a different module, such as a user's, has the page of its base class in this module.
         named = next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
         page = "" if named == OpsmithError.__name__ else f"\n  more: {address(named)}"
         return f"{self.message()}{page}"
 
     def message(self) -> str:
-        """Return the text of the error, without the address of its page, as a part of another text."""
+        """Return the text of the error without the command for its page, for use inside a longer text."""
         lines = [f"{self.operator}: {self.problem}" if self.operator else self.problem]
         for label in ("argument", "expected", "got", "where", "hint"):
             text = getattr(self, label)
@@ -111,7 +111,7 @@ class OpsmithError(Exception):
         return shortened(f"{name}({shortened(str(self.args[0]), LONGEST - len(name) - len('()') - 2)!r})")
 
     def of(self, operator: str, where: str | None = None, hint: str | None = None) -> Self:
-        """Name operator, location and hint in an error that names no operator yet; return the error."""
+        """Add operator, location and hint to an error that names no operator yet; return the error."""
         if self.operator is None:
             self.operator, self.where, self.hint = operator, self.where or where, self.hint or hint
             self.args = (self.message(),)
@@ -119,13 +119,13 @@ class OpsmithError(Exception):
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception as a part of another message, which has an address of its own."""
+    """Return the text of an exception for use inside a message, which names a page itself."""
     return error.message() if isinstance(error, OpsmithError) else str(error)
 
 
 @contextmanager
 def about(operator: str, where: str | None = None) -> Iterator[None]:
-    """Context that adds an operator's name, and a location, to errors that name no operator.
+    """Context manager that adds an operator's name and a location to errors that name no operator.
 
     Example:
         >>> with about("demo::linear", "demo.py:7"):
@@ -147,7 +147,7 @@ E = TypeVar("E", bound=OpsmithError)
 
 
 class ErrorSubject:
-    """Base of the parts of an operator that errors are about."""
+    """Base class of the parts of an operator that an error can be about."""
 
     @property
     def _subject(self) -> tuple[str, str]:
@@ -161,11 +161,11 @@ class ErrorSubject:
 
 
 class NameFormatError(OpsmithError, ValueError):
-    """The operator's name is not `namespace::name`."""
+    """The operator's name does not have the form `namespace::name`."""
 
 
 class NameTakenError(OpsmithError, ValueError):
-    """Another module, or torch itself, has an operator of this name."""
+    """A different module, or torch itself, already has an operator of this name."""
 
 
 class NotAFunctionError(OpsmithError, TypeError):
@@ -185,7 +185,7 @@ class ParameterKindError(OpsmithError, TypeError):
 
 
 class ReservedNameError(OpsmithError, ValueError):
-    """A name begins with `grad` or `result`, which formulas use, or is the name of an argument's part."""
+    """A name begins with `grad` or `result`, which formulas use, or names a part of an argument."""
 
 
 class DefaultError(OpsmithError, ValueError):
@@ -193,7 +193,7 @@ class DefaultError(OpsmithError, ValueError):
 
 
 class ResultNameError(OpsmithError, ValueError):
-    """The names in `results=` or `hidden=` do not fit the results of the reference."""
+    """The names in `results=` or `hidden=` do not match the results of the reference."""
 
 
 class ShapePatternError(OpsmithError, ValueError):
@@ -217,7 +217,7 @@ class NotDifferentiableError(OpsmithError, TypeError):
 
 
 class FormulaError(OpsmithError, TypeError):
-    """A formula is neither a function of named parameters nor one of the values that replace a function."""
+    """A formula is neither a function with named parameters nor a value that can replace one."""
 
 
 class FormulaParameterError(OpsmithError, ValueError):
@@ -253,7 +253,7 @@ class ModuleImportError(OpsmithError, ImportError):
 
 
 class ModuleDeclarationError(OpsmithError, ValueError):
-    """The arguments of `op.module(...)` do not fit the operator, or one another."""
+    """The arguments of `op.module(...)` do not fit the operator, or contradict each other."""
 
 
 class SizeError(OpsmithError, ValueError):
@@ -265,7 +265,7 @@ class InitializerError(OpsmithError, TypeError):
 
 
 class ModulePicklingError(OpsmithError, TypeError):
-    """A module cannot be pickled, since its class is not found by name."""
+    """A module cannot be pickled, because its class cannot be found by its name."""
 
 
 class UnsupportedTorchError(OpsmithError, RuntimeError):
@@ -308,7 +308,7 @@ class MetadataError(MutationError):
     """A reference or kernel changed the shape, the strides or the memory of an argument that it writes."""
 
     moved = False
-    """True for other memory, in the same shape and strides."""
+    """True if only the memory was replaced: shape and strides are the same."""
 
 
 class NondeterministicError(OpsmithError, RuntimeError):
@@ -318,7 +318,7 @@ class NondeterministicError(OpsmithError, RuntimeError):
 class ResultCountError(OpsmithError, RuntimeError):
     """A reference or kernel returned a wrong number of results."""
 
-    observed: Any = None  # what the forward of an adopted class returned instead, from which its call learns
+    observed: Any = None  # the value that the forward of an adopted class returned instead
 
 
 class ResultTypeError(OpsmithError, TypeError):
@@ -356,7 +356,7 @@ class GradientDtypeError(OpsmithError, TypeError):
 
 
 class GradientDeviceError(OpsmithError, ValueError):
-    """A formula returned a gradient or tangent on another device than its input or result."""
+    """A formula returned a gradient or tangent that is not on the device of its input or result."""
 
 
 class GradientCountError(OpsmithError, ValueError):
@@ -424,7 +424,7 @@ class KernelError(OpsmithError, RuntimeError):
 
 
 class KernelFaultError(OpsmithError, RuntimeError):
-    """A CUDA kernel, run on the CPU, shows a fault: a race, an access out of bounds or another one."""
+    """A CUDA kernel, run on the CPU, has a fault: a race, an access out of bounds or a similar one."""
 
 
 class NotEmulatedError(OpsmithError, NotImplementedError):
@@ -436,11 +436,11 @@ class ExportError(OpsmithError, RuntimeError):
 
 
 class DynamicAxisError(OpsmithError, ValueError):
-    """The code fixes a dynamic axis to one size, or the axis has several sizes or none."""
+    """The code allows only one size for a dynamic axis, or the axis has several sizes or none."""
 
 
 class ExportMismatchError(OpsmithError, RuntimeError):
-    """An exported file computes other results than PyTorch does."""
+    """An exported file computes results that differ from PyTorch's."""
 
 
 class OnnxRuntimeError(OpsmithError, RuntimeError):
@@ -468,7 +468,7 @@ class NoGraphError(OpsmithError, ValueError):
 
 
 class FreedGraphError(OpsmithError, RuntimeError):
-    """The saved tensors of a graph to draw were freed by a backward."""
+    """A backward has freed the saved tensors of the graph to draw."""
 
 
 class DrawingError(OpsmithError, RuntimeError):

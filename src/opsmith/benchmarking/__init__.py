@@ -1,4 +1,4 @@
-"""Benchmarks: times of an operator beside its reference and baselines, and against the machine's ceilings."""
+"""Benchmarks: times of an operator, its reference and baselines, compared with the machine's ceilings."""
 
 from __future__ import annotations
 

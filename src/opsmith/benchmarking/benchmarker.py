@@ -1,4 +1,4 @@
-"""`opsmith.benchmark`: time an operator beside its reference, the compiled reference, and baselines."""
+"""`opsmith.benchmark`: time an operator, its reference, the compiled reference, and baselines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUSY = 0.5
 """Load average from which on a benchmark reports that the machine was busy."""
 
 
-# A caller's inference mode would forbid gradients.
+# Without this, a caller's inference mode would forbid gradients.
 @torch.inference_mode(mode=False)
 def benchmark(
     operator: Operator[..., Any],
@@ -54,13 +54,15 @@ def benchmark(
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Benchmark:
-    """Time an operator beside its reference, the compiled reference and baselines, and below the ceilings.
+    """Time an operator, its reference, the compiled reference and baselines; compare with the ceilings.
 
     Args:
-        operator: The operator. It is checked first: one that fails is not benchmarked.
-        samples: Calls to measure, as a list of tuples or a function; by default its own samples are grown.
-        sizes: Letters of `shapes=`, numbers among the arguments, or parameters of `samples`, by name:
-            `{"B": 8, "H W": [14, 28]}`. Lists go together.
+        operator: The operator. It is checked first, and not benchmarked if the check fails.
+        samples: Calls to measure, as a list of tuples or a function; by default enlarged samples of the
+            operator.
+        sizes: Letters of `shapes=`, numbers among the arguments, or parameters of `samples`, by name: `{"B":
+            8, "H W": [14, 28]}`. Lists must have the same length: the first size takes the first number of
+            each.
         baselines: Functions by name, with the arguments of the operator.
         dtypes: dtypes of floating inputs.
         device: Type of device; by default the CPU.
@@ -68,16 +70,18 @@ def benchmark(
         threads: Number of threads of torch; by default the current one.
         compiled: Time the reference under `torch.compile`, too.
         memory: Measure saved bytes and peaks.
-        flops: Formula of the floating-point operations of a call; by default the reference's are counted.
+        flops: Function that returns the number of floating-point operations of a call; by default the
+            operations of the reference are counted.
         effort: `quick`, `default` or `thorough`; or a `BenchmarkEffort`.
         seed: Seed of the numbers.
         report: Report of an earlier `check`; by default the operator is checked, at quick effort.
-        progress: Called with the current activity, the number of sizes that are done, and their total.
+        progress: Function that is called with the current activity, the number of finished sizes, and the
+            number of all sizes.
 
     Raises:
         NotPassedError: If the operator fails its check.
         MissingSamplesError, SampleError: If there are no samples, or one does not fit.
-        UsageError: If another argument is invalid.
+        UsageError: If any remaining argument is invalid.
 
     Example:
         >>> import opsmith.ops
@@ -176,14 +180,14 @@ def _run(
 def _in_time(
     size: SizedCall, done: Sequence[tuple[int, float]], effort: BenchmarkEffort, remarks: list[str]
 ) -> SizedCall:
-    """Return a size, or a smaller one: where it is grown from a sample, and its calls may take too long.
+    """Return a size, or a smaller size if it was grown from a sample and its calls may take too long.
 
     Args:
         size: The size.
-        done: Elements and seconds of the slowest call of the sizes before, between which time is taken for
-            linear: what a call costs without elements is not multiplied.
-        effort: The effort, with the seconds that a call may take.
-        remarks: Get a remark if it is a smaller one.
+        done: Elements and seconds of the slowest call of each earlier size. Time is extrapolated linearly
+            from them, so the constant overhead of a call is not multiplied.
+        effort: The effort, which limits the seconds of a call.
+        remarks: List to which a remark is added if a smaller size is returned.
     """
     if size.smaller is None or len(done) < 2 or done[-1][0] <= done[-2][0]:
         return size
@@ -203,9 +207,9 @@ def _in_time(
 
 @contextmanager
 def _older_objects_frozen() -> Iterator[None]:
-    """Leave the objects that there are out of collections of garbage: they make each take long.
+    """Exclude all existing objects from garbage collection, since they make each collection slow.
 
-    Where the process has frozen some before, as the command has, all of them stay frozen afterwards.
+    If the process has frozen objects before, as the command does, all objects stay frozen afterwards.
     """
     frozen_before = gc.get_freeze_count() > 0
     gc.collect()
@@ -293,11 +297,11 @@ def _threads(given: Any) -> int:
 
 
 def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed: int) -> Report:
-    """Return the report of a check without failures.
+    """Return the report of a check that has no failures.
 
     Raises:
-        NotPassedError: If there is an error, or the results could not be checked.
-        UsageError: If it is the report of another operator.
+        NotPassedError: If there is an error, or the results could not be checked. UsageError: If the report
+            is of a different operator.
     """
     if report is None:
         args, kwargs = smallest.sample.arguments(smallest.sample.flat)

@@ -36,8 +36,8 @@ class Candidate:
     """A contender with its function.
 
     Args:
-        about: Its description in a benchmark.
-        function: Its implementation: it takes the arguments of a call, and returns the visible results.
+        about: Its description in a benchmark. function: Its implementation, which takes the arguments of a
+            call, and returns the visible results.
     """
 
     about: Contender
@@ -46,12 +46,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ContenderArguments:
-    """The same tensors for every contender.
+    """Arguments of a call; every contender gets the same tensors.
 
     Args:
         sample: Structure of the arguments.
         flat: Their values; no tensor requires a gradient.
-        leaves: The same memory; differentiable inputs require a gradient.
+        leaves: The same values in the same memory; here differentiable inputs require a gradient.
     """
 
     sample: Sample
@@ -82,7 +82,7 @@ class ContenderArguments:
 
     @property
     def sought(self) -> list[Tensor]:
-        """Return the tensors to differentiate by."""
+        """Return the inputs for which gradients are computed."""
         return [leaf for leaf in tensors_in(list(self.leaves)) if leaf.requires_grad]
 
     def call(self, function: Callable[..., Any], *, leaves: bool = False) -> Callable[[], Any]:
@@ -92,7 +92,7 @@ class ContenderArguments:
 
 
 def refuse_baselines(baselines: object) -> None:
-    """Refuse baselines that are not functions, or have a reserved name.
+    """Raise an error for baselines that are not functions, or have a reserved name.
 
     Raises:
         UsageError: With the name.
@@ -153,9 +153,9 @@ def without_hidden_results(reference: Callable[..., Any], schema: Schema) -> Cal
 
 
 def fresh_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a copy of a function: torch keeps at most eight compiled versions of a code object.
+    """Compile a copy of a function, because torch keeps at most eight compiled versions of a code object.
 
-    Beyond these it would silently run the function uncompiled.
+    With more versions it would silently run the function uncompiled.
     """
 
     def reference(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def results_of(returned: Any) -> list[Tensor]:
 
 
 def first_call(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the value of the first call and its seconds, with compilation."""
+    """Return the value of the first call, and its time in seconds, compilation included."""
     start = time.perf_counter()
     with without_warnings():
         returned = call()
@@ -206,7 +206,7 @@ class ReferenceAnswer:
     Args:
         results: Results of the reference, in the dtype that is measured.
         gradients: Its gradients; empty if there is no backward.
-        right: Right results, then gradients, with their bounds; None if values must be equal.
+        right: Right results, then gradients, each with its error bound; None if values must be equal.
         grad_outputs: Gradient of each differentiable result.
     """
 
@@ -216,7 +216,7 @@ class ReferenceAnswer:
     grad_outputs: tuple[Tensor, ...]
 
     def fault(self, results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> str | None:
-        """Return the first difference of a contender's results and gradients; None if there is none."""
+        """Return the first difference in a contender's results and gradients; None if there is none."""
         if len(results) != len(self.results):
             return f"it returns {len(results)} tensors, and the reference {len(self.results)}"
         for at, (got, expected) in enumerate(zip(results, self.results, strict=True)):
@@ -242,7 +242,7 @@ def reference_answer(
         arguments: The arguments of all contenders.
         seed: Seed of torch's generator and of the grad_outputs.
         backward: Compare gradients, too.
-        exact: A run in float64 is more accurate than one in the dtype itself.
+        exact: True if a run in float64 is more accurate than a run in the dtype.
     """
     torch.manual_seed(seed)  # a random operator draws the same numbers for each contender
     with torch.set_grad_enabled(backward):
@@ -267,7 +267,7 @@ def reference_answer(
 def run_contender(
     function: Function, arguments: ContenderArguments, answer: ReferenceAnswer, seed: int
 ) -> tuple[list[Tensor], tuple[Tensor | None, ...]]:
-    """Return the results of a contender, and its gradients if these are compared."""
+    """Return the results of a contender, and its gradients if they are compared."""
     torch.manual_seed(seed)
     with torch.no_grad():
         results = results_of(arguments.call(function)())
@@ -285,7 +285,7 @@ def run_contender(
 def _float64_answer(
     reference: Function, arguments: ContenderArguments, grad_outputs: Sequence[Tensor], seed: int
 ) -> tuple[Tensor | None, ...] | None:
-    """Return results and gradients in float64; None if the reference does not run in it."""
+    """Return results and gradients in float64; None if the reference does not run in float64."""
     flat = [replica(value, torch.float64) for value in arguments.flat]
     leaves = tuple(
         value.requires_grad_() if isinstance(leaf, Tensor) and leaf.requires_grad else value
@@ -327,7 +327,7 @@ def _zeros_if_none(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
 
 
 def _grad_output_for(result: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw a grad_output for a result, dense whatever the strides of the result."""
+    """Draw a grad_output for a result: dense, even if the result is not."""
     wide = torch.complex128 if result.is_complex() else torch.float64
     drawn = torch.randn(result.shape, generator=generator, dtype=wide)
     return torch.empty_like(result).copy_(drawn).detach()

@@ -21,7 +21,7 @@ from opsmith.core.call_arguments import tensors_in
 from opsmith.torch_library import capabilities
 
 PASSES = {
-    "_softmax": 5,  # the largest, subtract, exponential, sum, divide
+    "_softmax": 5,  # maximum, subtract, exponential, sum, divide
     "_log_softmax": 5,
     "_softmax_backward_data": 4,  # multiply, sum, multiply, subtract
     "_log_softmax_backward_data": 4,
@@ -37,7 +37,7 @@ PASSES = {
     "scatter_add_": 1,
     "index_add_": 1,
 }
-"""Operations for each element of the first tensor, of operators beside elementwise ones and reductions."""
+"""Operations per element of the first tensor, for operators that are not elementwise or reductions."""
 
 MOVES = frozenset(
     re.findall(
@@ -52,16 +52,16 @@ MOVES = frozenset(
         """,
     )
 )
-"""Operators that only move or make numbers."""
+"""Operators without arithmetic, which only copy or create numbers."""
 
 
 @dataclass
 class OperationCount:
-    """Floating-point operations beside those that torch counts.
+    """Counter of floating-point operations that torch does not count.
 
     Args:
         count: Number of floating-point operations.
-        seen: Number of operators that ran.
+        seen: Number of operators that have run.
         uncounted: Names of operators whose operations are unknown.
     """
 
@@ -88,7 +88,7 @@ class OperationCount:
 
 
 def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
-    """Return the value of a function, its number of floating-point operations, and the method of counting.
+    """Return a function's value, the number of its floating-point operations, and how they are counted.
 
     Example:
         >>> x = torch.ones(4, 3)
@@ -109,11 +109,11 @@ def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
 
 
 def bytes_of(tensors: Iterable[Tensor | None], beside: Iterable[Tensor | None] = ()) -> int:
-    """Return the bytes of tensors, each storage once.
+    """Return the number of bytes of tensors; each storage counts once.
 
     Args:
         tensors: The tensors.
-        beside: Tensors whose storages are left out.
+        beside: Tensors whose storages do not count.
 
     Example:
         >>> x = torch.ones(4, 4)
@@ -148,17 +148,17 @@ def _distinct(tensor: Tensor) -> int:
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 REPEATS = 3
 RESOLUTION = 1 << 20
-"""Bytes by which the resident memory varies without allocations: threads count their pages in batches."""
+"""Bytes by which resident memory varies without allocations, since threads count pages in batches."""
 
 RESIDENT, ALLOCATOR = "growth of the resident memory", "torch's allocator of the GPU"
 FINE = f"under {RESOLUTION >> 20} MiB"
 
 
 def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]) -> tuple[int, int]:
-    """Return the bytes that a forward keeps for its backward: in total, and without the arguments.
+    """Return the number of bytes that a forward keeps for its backward: in total, and without the arguments.
 
     Args:
-        run: The forward; returns its results.
+        run: Function that runs the forward, and returns its results.
         arguments: Tensors that the caller keeps anyway.
 
     Example:
@@ -173,10 +173,10 @@ def saved_bytes(run: Callable[[], Sequence[Tensor]], arguments: Sequence[Tensor]
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None, str]:
-    """Return the peak of bytes that a call holds, and the method of measurement or the reason for none.
+    """Return the peak memory of a call in bytes, and the method of measurement or why it is not measured.
 
     Args:
-        run: Makes the call, and returns its value; it has run before.
+        run: Function that makes the call, and returns its value; it has run before.
         device: Device of the call.
     """
     if device.type == "cuda":
@@ -191,13 +191,13 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None
 
 
 def resident_growth(run: Callable[[], Any]) -> int:
-    """Return the most bytes by which the resident memory of this process grows in a call.
+    """Return the largest number of bytes by which this process's resident memory grows in a call.
 
     Raises:
-        OSError: If the process may not clear its high-water mark.
+        OSError: If the process may not reset its peak counter.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # another C library or allocator has no such function
+    if trim is not None:  # only glibc has this function
         trim(0)
     CLEAR.write_text("5", encoding="ascii")
     before = _status("VmRSS")

@@ -17,13 +17,15 @@ class BenchmarkEffort:
     Args:
         name: `quick`, `default` or `thorough`.
         elements: Approximate number of elements of all inputs, for each size that is grown from a sample.
-        least, most: Number of rounds: more than `least` only while the medians are unsteady.
-        turn_s: Seconds of a turn: a shorter call is repeated.
-        budget_s: Seconds of the whole benchmark: rounds end when their part of it is used up, but not before
-            there are `timing.FEWEST`.
-        rounds_s: Seconds that all rounds together get, however long a check and compilation take.
-        slowest_s: Seconds of a call after which larger sizes are left out.
-        grown_s: Expected seconds of a call from which on a size that is grown from a sample is made smaller.
+        least, most: Minimum and maximum number of rounds; there are more than `least` only while the medians
+            are unsteady.
+        turn_s: Seconds of a turn; a call that takes less time is repeated.
+        budget_s: Seconds of the whole benchmark: rounds end when their share of it is used up, but not before
+            `timing.FEWEST` rounds.
+        rounds_s: Seconds for all rounds together, even if the check and compilation take long.
+        slowest_s: If a call takes more seconds than this, larger sizes are left out.
+        grown_s: If a call is expected to take more seconds than this, a size that was grown from a sample is
+            made smaller.
     """
 
     name: Level
@@ -69,16 +71,17 @@ def effort_named(name: object) -> BenchmarkEffort:
 
 
 class TimeBudget:
-    """Seconds that are left for the rounds of a benchmark, in equal parts for each direction of each case.
+    """Remaining seconds for the rounds of a benchmark, in equal parts for each direction of each case.
 
-    What one does not need, as its times are steady early, the later ones get. Beside its rounds a case needs
-    time for its arguments, compilation and memory: each that is left is expected to need what this one did.
+    If the times of a direction are steady early, later directions get the remaining time. Apart from its
+    rounds, a case needs time for its arguments, compilation and memory. Each remaining case is expected to
+    need as much of it as the current case.
 
     Args:
-        effort: The effort, with the seconds of the whole benchmark and those of its rounds.
+        effort: The effort, with the seconds of the whole benchmark and of its rounds.
         cases: Number of cases.
         directions: Number of directions of a case.
-        begun: Time by `time.perf_counter` at which the benchmark began.
+        begun: Value of `time.perf_counter` when the benchmark began.
 
     Example:
         >>> budget = TimeBudget(EFFORTS["default"], 2, 3, time.perf_counter())
@@ -107,7 +110,7 @@ class TimeBudget:
         """Return the seconds for the rounds of the next direction.
 
         Args:
-            directions: Number of directions of its case that are left, with it.
+            directions: Number of remaining directions of its case, this one included.
         """
         now = time.perf_counter()
         beside = now - self._case_begun - self._rounds_of_case_s

@@ -15,20 +15,20 @@ from opsmith.build.toolchain import processors
 from opsmith.checking.checker import environment
 
 FOOTPRINTS = tuple(1 << power for power in range(12, 29, 2))
-"""Bytes that the copies read and write together, from below the smallest cache to beyond the largest."""
+"""Bytes read plus bytes written of each copy: from less than the smallest cache to more than the largest."""
 
 SIDES = {"cpu": 1024, "cuda": 4096}
-"""Rows and columns of the matrices."""
+"""Number of rows and columns of the matrices."""
 
 REPEATS, TURN_S = 7, 0.01
 AGREED = 1.01
-"""Ratio of the two shortest turns from which on no other is made."""
+"""Ratio of the two shortest turns below which no further turn is made."""
 SLOW_S = 0.5
-"""Seconds of a call that is measured only once, as of products in a dtype without instructions."""
+"""A longer call, in seconds, is measured only once, as a product in a dtype without instructions."""
 
 
 def environment_of(device: torch.device) -> dict[str, str]:
-    """Return versions and machine, for the environment of a benchmark."""
+    """Describe versions and machine, for the environment of a benchmark."""
     found = environment()
     found["machine"] = platform.machine()
     found["processor"] = processor()
@@ -39,7 +39,7 @@ def environment_of(device: torch.device) -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the name of the processor, and the number that this process may use."""
+    """Return the name of the processor, and the number of processors that this process may use."""
     name = cpu_info().get("model name") or platform.processor() or platform.machine()
     return f"{name}, {processors()} of them"
 
@@ -76,13 +76,13 @@ def ceilings(device: torch.device, dtypes: Iterable[torch.dtype], largest: int) 
 
 
 def higher_ceilings(ceilings: Sequence[Ceiling], others: Sequence[Ceiling]) -> tuple[Ceiling, ...]:
-    """Return the higher of two measurements of each ceiling: disturbances only lower them."""
+    """Measure each ceiling twice and return the higher values, since disturbances only lower them."""
     pairs = zip(ceilings, others, strict=True)
     return tuple(one if one.rate >= other.rate else other for one, other in pairs)
 
 
 def copy(device: torch.device, footprint: int) -> Callable[[], object]:
-    """Return a function that copies: it reads and writes this number of bytes together."""
+    """Return a function that copies; the bytes that it reads and writes have this sum."""
     source = torch.ones(max(footprint // 2, 1), dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return lambda: target.copy_(source)
@@ -96,7 +96,7 @@ def multiply(device: torch.device, dtype: torch.dtype, side: int) -> Callable[[]
 
 
 def shortest_time(call: Callable[[], object], clock: Clock) -> float:
-    """Return the shortest time of a call: a ceiling belongs to an undisturbed machine."""
+    """Return the shortest time of a call, since a ceiling is a property of the undisturbed machine."""
     call()
     once = max(clock.seconds([call]), 1e-7)
     if once > SLOW_S:

@@ -1,4 +1,4 @@
-"""Measurement of one size: contenders are called, compared, timed in turns, and their memory is measured."""
+"""Measure one size: call and compare the contenders, time them in turns, and measure their memory."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from opsmith.core.collector import without_garbage_collection
 from opsmith.core.operator import Operator
 
 CONTROL_SIDES = {"cpu": 128, "cuda": 1024}
-"""Rows and columns of the matrices that are multiplied beside the contenders."""
+"""Number of rows and columns of the matrices of the control."""
 GRAPH_ROOM = 64 << 20
-"""Bytes of the graphs that are prepared for a turn of backwards."""
+"""Maximum bytes of the graphs that are prepared for one turn of backwards."""
 DIGITS = 5
 WRITES = "it writes into its arguments"
 
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a benchmark that hold for each size.
+    """Options of a benchmark that are the same for each size.
 
     Args:
         operator: The operator.
-        baselines: As of `benchmark`.
+        baselines: See `benchmark`.
         directions: Directions to time.
         compiled: Time the compiled reference, too.
         memory: Measure memory.
-        flops: The author's formula of operations, if any.
+        flops: The author's function that returns the number of operations, if any.
         effort: Number of rounds.
         seed: Seed of all random numbers.
     """
@@ -78,7 +78,7 @@ def measure(
         size: The size.
         dtype: dtype of floating inputs.
         device: The device.
-        budget: What is left of the benchmark's time.
+        budget: The remaining time of the benchmark.
 
     Returns:
         The case, and the seconds of its slowest call.
@@ -115,7 +115,7 @@ def _measure(
     present, contenders = measured.admitted(every)
     flops = measured.given_flops()
     timings, slowest = measured.timings(present, budget)
-    # The bytes that the operator saves belong to its backward, also if memory is not measured.
+    # The work of a backward includes the bytes that the operator saves, so measure them in any case.
     saved = {
         each.about.name: measured.saved(each)
         for each in present
@@ -165,7 +165,7 @@ class _MeasuredCase:
         return bytes_of([*self.arguments.tensors, *self.answer.results])
 
     def admitted(self, every: Sequence[Candidate]) -> tuple[list[Candidate], tuple[Contender, ...]]:
-        """Return the candidates that agree with the reference, and the description of all."""
+        """Return the candidates that agree with the reference, and a description of all candidates."""
         arguments, answer, seed = self.arguments, self.answer, self.request.seed
         present, descriptions = [], []
         before = [each.clone() for each in arguments.tensors]
@@ -197,9 +197,9 @@ class _MeasuredCase:
         return present, tuple(descriptions)
 
     def timings(self, present: Sequence[Candidate], budget: TimeBudget) -> tuple[tuple[Timing, ...], float]:
-        """Time each direction, and return the seconds of the slowest call, too.
+        """Time each direction; return the timings and the seconds of the slowest call.
 
-        The controls are a copy of as many bytes as the forward moves, and a product of matrices.
+        The controls are a copy of as many bytes as the forward moves, and a matrix product.
         """
         side = CONTROL_SIDES.get(self.device.type, 128)
         controls = {
@@ -221,25 +221,25 @@ class _MeasuredCase:
         return tuple(found), slowest
 
     def timed_call(self, each: Candidate, direction: str) -> TimedCall:
-        """Return the timed part of a contender; to be called in the direction's `_mode`."""
+        """Return the timed part of a contender; the caller enters the direction's `_mode` first."""
         if direction == "forward":
             return TimedCall(self.arguments.call(each.function))
         call = self.arguments.call(each.function, leaves=True)
         both = partial(gradients_of, call, self.arguments.sought, self.answer.grad_outputs)
         if direction == "both":
             return TimedCall(both)
-        # As many graphs are prepared as fit, if each keeps all arguments and results twice.
+        # Prepare as many graphs as fit if each keeps all arguments and results twice.
         room = max(1, GRAPH_ROOM // max(2 * self.moved, 1 << 12))
         return TimedCall(both, lambda: self.backward_of(results_of(call())), room)
 
     def backward_of(self, results: Sequence[torch.Tensor]) -> Callable[[], Any]:
-        """Return a backward of results, which frees their graph, as in training."""
+        """Return a function that runs the backward of results and frees their graph, as in training."""
         roots = [each for each in results if each.requires_grad]
         sought, given = self.arguments.sought, self.answer.grad_outputs
         return partial(torch.autograd.grad, roots, sought, given, allow_unused=True)
 
     def saved(self, each: Candidate) -> tuple[int, int] | None:
-        """Return the bytes that a contender saves, in total and without the arguments; None if nothing."""
+        """Return the bytes that a contender saves, in total and without arguments; None if it saves none."""
         if not self.answer.grad_outputs:
             return None
         call = self.arguments.call(each.function, leaves=True)
@@ -260,7 +260,7 @@ class _MeasuredCase:
         return tuple(found)
 
     def work(self, saved: tuple[int, int] | None, given: int | None) -> Iterator[Work]:
-        """Yield the work of each direction; `given` are the operations by the author's formula."""
+        """Yield the work of each direction; `given` is the number of operations by the author's function."""
         backward = bytes_of([*self.answer.grad_outputs, *self.answer.gradients])
         backward += saved[0] if saved else 0
         moved = {"forward": self.moved, "backward": backward, "both": self.moved + backward}
@@ -269,10 +269,10 @@ class _MeasuredCase:
             yield Work(direction, moved[direction], *operations[direction])
 
     def given_flops(self) -> int | None:
-        """Return the operations of a forward by the author's formula; None if there is none.
+        """Return the number of operations of a forward from the author's function; None without one.
 
         Raises:
-            UsageError: If it raises, or does not return a number.
+            UsageError: If the function raises, or does not return a number.
         """
         given = self.request.flops or self.request.operator.specification.flops
         if given is None:
@@ -311,7 +311,7 @@ class _MeasuredCase:
 
 
 def _restore(arguments: ContenderArguments, before: Sequence[torch.Tensor]) -> bool:
-    """Restore the arguments, and return True if they had been changed."""
+    """Restore the arguments; return True if a call had changed them."""
     written = False
     for current, original in zip(arguments.tensors, before, strict=True):
         same = (current == original) | ((current != current) & (original != original))
@@ -328,7 +328,7 @@ def _line(error: BaseException) -> str:
 
 
 def _mode(direction: str) -> Any:
-    """Set the mode for all calls of a direction: setting it in each would cost more than a small call."""
+    """Set the gradient mode for all calls of a direction: setting it each time costs more than a call."""
     return torch.set_grad_enabled(direction != "forward")
 
 

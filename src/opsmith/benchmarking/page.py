@@ -1,4 +1,4 @@
-"""Benchmark as an HTML page, with the pictures if the package for pictures is installed."""
+"""Show a benchmark as an HTML page, with pictures if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BenchmarkResult:
 
     Args:
         benchmark: The benchmark.
-        plots: An `<svg>` element by name.
-        unpictured: The reason why there are none; empty if there are.
+        plots: An `<svg>` element by name. unpictured: The reason why there are no plots; empty if there are
+            some.
     """
 
     benchmark: Benchmark

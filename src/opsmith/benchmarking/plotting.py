@@ -1,4 +1,4 @@
-"""Pictures of a benchmark: the roofline, and the times over the size.
+"""Pictures of a benchmark: the roofline, and the times as a function of the size.
 
 The colours are M. Okabe and K. Ito's, which are distinct for colour-blind readers. Every contender has its
 own marker and every direction its own line, so that the pictures are readable without colours.
@@ -37,7 +37,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
 FORMATS = ("svg", "png", "pdf")
 INK = "#1a1b1e"
-"""Colour of text and axes; an inline picture takes the colour of its page."""
+"""Colour of text and axes; an inline picture has the text colour of its page."""
 TEXT_SIZE = 12
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
 SIZED = (
@@ -48,7 +48,7 @@ ROOT = f'role="img" font-size="{TEXT_SIZE}" stroke-linejoin="round" stroke-linec
 
 
 def roofline(benchmark: Benchmark) -> Figure:
-    """Draw operations in a second over operations for each byte, below the ceilings of the same run."""
+    """Draw operations per second over operations per byte, below the ceilings of the same run."""
     cases = _sized(benchmark)
     figure, panels = _panels(cases, "operations for each byte", lambda value: amount(value, "FLOP/s"))
     names = _names(cases)
@@ -80,7 +80,7 @@ def roofline(benchmark: Benchmark) -> Figure:
 
 
 def scaling(benchmark: Benchmark) -> Figure:
-    """Draw the time of a call over the elements of its inputs, with the middle half of the rounds."""
+    """Draw the time of a call over the number of input elements, with the middle half of the rounds."""
     cases = _sized(benchmark)
     figure, panels = _panels(cases, "elements of the inputs", duration)
     names = _names(cases)
@@ -104,7 +104,7 @@ def scaling(benchmark: Benchmark) -> Figure:
 
 
 _CIRCLED = "circle: faster than its ceiling, since " + ",\n".join(ABOVE.split(", "))
-"""The words beside the sign of a point above the roof."""
+"""Start of the label of a point above the roof."""
 
 PICTURES = {"roofline": roofline, "scaling": scaling}
 
@@ -127,7 +127,7 @@ def svg(benchmark: Benchmark, picture: str, *, inline: bool = False) -> str:
     Args:
         benchmark: The benchmark.
         picture: `roofline` or `scaling`.
-        inline: For a page: transparent, in the page's colours; else the ground is white.
+        inline: True for a page: transparent, in the page's colours. Otherwise the background is white.
     """
     salt = re.sub(r"\W", "-", f"{benchmark.operator}-{picture}")
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
@@ -155,7 +155,7 @@ def _attributes(style: re.Match[str]) -> str:
     found = []
     for entry in filter(None, (each.strip() for each in style[1].split(";"))):
         name, _, value = (each.strip() for each in entry.partition(":"))
-        if name == "font":  # its size, then its families
+        if name == "font":  # the size, then the font families
             size, _, families = value.partition(" ")
             found += [f'font-size="{size.removesuffix("px")}"', f'font-family="{families}"']
         else:
@@ -187,7 +187,7 @@ def picture_text(benchmark: Benchmark, picture: str) -> str:
 
 
 def save(benchmark: Benchmark, file: str | os.PathLike[str]) -> list[Path]:
-    """Write the pictures beside one another: `NAME-roofline.svg` and `NAME-scaling.svg` for `NAME.svg`.
+    """Write the pictures as two files: `NAME-roofline.svg` and `NAME-scaling.svg` for `NAME.svg`.
 
     Args:
         benchmark: The benchmark.
@@ -268,18 +268,18 @@ def _rank(cases: Sequence[BenchmarkCase], case: BenchmarkCase) -> float:
 
 
 def _copies(benchmark: Benchmark) -> list[tuple[int, float]]:
-    """Return bytes and rate of each copy, the smallest first."""
+    """Return the bytes and the rate of each copy, the smallest copy first."""
     return sorted((each.bytes or 0, each.rate) for each in benchmark.ceilings if each.kind == "copy")
 
 
 def _levels(benchmark: Benchmark) -> list[tuple[float, str]]:
-    """Return rate and dtype of each product of matrices, the fastest first."""
+    """Return the rate and the dtype of each matrix product, the fastest first."""
     found = ((each.rate, each.dtype or "") for each in benchmark.ceilings if each.kind == "multiply")
     return sorted(found, reverse=True)
 
 
 def _knee(benchmark: Benchmark) -> tuple[float, float, float] | None:
-    """Return the intersections of the slopes of the fastest and the largest copy with the highest level."""
+    """Return where the slopes of the fastest and of the largest copy meet the highest level."""
     copies, levels = _copies(benchmark), _levels(benchmark)
     if not copies or not levels:
         return None
@@ -311,7 +311,7 @@ def _tick(text: str) -> str:
 def _panels(
     cases: Sequence[BenchmarkCase], across: str, height: Callable[[float], str]
 ) -> tuple[Figure, dict[str, Axes]]:
-    """Make a figure with a panel for each direction, logarithmic both ways.
+    """Make a figure with a panel for each direction; both axes are logarithmic.
 
     Args:
         cases: The cases.
@@ -343,7 +343,7 @@ def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
     lines = [line for axes in panels.values() for line in axes.get_lines()]
     legend = {str(line.get_label()): line for line in lines if not _UNNAMED.fullmatch(str(line.get_label()))}
     if legend:
-        # matplotlib leaves out labels that begin with `_`, as a baseline's may: they are set afterwards.
+        # matplotlib leaves out labels that begin with `_`, such as a baseline's name, so set them afterwards.
         numbers = [str(at) for at in range(len(legend))]
         made = figure.legend([*legend.values()], numbers, loc="outside lower center", ncols=len(panels))
         for text, label in zip(made.get_texts(), legend, strict=True):
@@ -352,4 +352,4 @@ def _finish(figure: Figure, panels: Mapping[str, Axes], title: str) -> None:
 
 
 _UNNAMED = re.compile(r"_child\d+")
-"""Labels that matplotlib gives to lines without one."""
+"""Start of the labels that matplotlib gives to lines without a label."""

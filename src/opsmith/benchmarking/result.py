@@ -1,4 +1,4 @@
-"""Result of a benchmark as one plain value: to print, plot, store as JSON, and compare with another."""
+"""Result of a benchmark as a plain value: print it, plot it, store it as JSON, compare two of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from opsmith.benchmarking.verdict import Verdict
 
 SCHEMA = 2
-"""Version of `Benchmark.to_json`; it rises when a key is renamed, removed or changes its meaning."""
+"""Version of `Benchmark.to_json`; it increases when a key is renamed or removed, or changes its meaning."""
 
 DIRECTIONS = ("forward", "backward", "both")
 CONTROLS = ("copy", "multiply")
-"""Controls: timed beside the contenders, with code that never changes, so that they show a slower machine."""
+"""Controls: code that never changes, timed with the contenders, so that it shows a slower machine."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Ceiling:
 
     Args:
         device: Type of the device.
-        kind: `copy`: bytes read and written in a second; `multiply`: floating-point operations in a second.
+        kind: `copy` (bytes read and written per second) or `multiply` (floating-point operations per second).
         rate: The rate.
-        bytes: Bytes that a copy reads and writes together.
+        bytes: Bytes read plus bytes written by a copy.
         dtype: dtype of a product of matrices.
     """
 
@@ -50,12 +50,12 @@ class Contender:
     """One implementation of the operator.
 
     Args:
-        name: `native`, `operator`, `reference`, `compiled`, or that of a baseline.
+        name: `native`, `operator`, `reference`, `compiled`, or the name of a baseline.
         kind: `operator`, `reference`, `compiled` or `baseline`.
         by: Description of the implementation.
         compile_s: Seconds of its first calls, with compilation; None if nothing is compiled.
-        left_out: Reason that it was not timed; empty if it was.
-        source: Hash of its code, if that is known.
+        left_out: Reason why it was not timed; empty if it was timed.
+        source: Hash of its code, if known.
     """
 
     __repr__ = short_repr
@@ -73,8 +73,8 @@ class Timing:
     """Times of one contender in one direction.
 
     Args:
-        contender: Its name, or that of a control.
-        direction: `forward`, without gradients; `backward`, alone; or `both`, one after the other.
+        contender: Name of the contender or control.
+        direction: `forward` (without gradients), `backward` (alone) or `both` (one after the other).
         calls: Number of calls in each turn.
         seconds: Seconds of a call, for each round.
     """
@@ -97,10 +97,10 @@ class Work:
     """Work of one direction, the same for each contender.
 
     Args:
-        direction: As of `Timing`.
+        direction: See `Timing`.
         bytes: Bytes of its arguments and results, which must be moved at least.
-        flops: Floating-point operations of the reference, or by the author's formula; None if not counted.
-        counted: Method of counting, or the reason that there is none.
+        flops: Floating-point operations of the reference, or from the author's function; None if not counted.
+            counted: Method of counting, or the reason why they are not counted.
     """
 
     __repr__ = short_repr
@@ -118,9 +118,9 @@ class MemoryUse:
     Args:
         contender: Its name.
         saved: Bytes saved for the backward, each storage once; None if there is no backward.
-        beyond: Bytes of them beside the arguments, which the caller keeps anyway.
+        beyond: The same without the arguments, which the caller keeps anyway.
         peak: Peak of the bytes that a call forward and backward allocates, if it was measured.
-        remark: Method of the measurement of the peak, or the reason that there is none.
+        remark: Method by which the peak was measured, or the reason why it was not.
     """
 
     __repr__ = short_repr
@@ -137,14 +137,12 @@ class BenchmarkCase:
     """One size, in one dtype, on one device.
 
     Args:
-        label: Its label.
-        sizes: Its sizes by name.
-        arguments: Description of each argument.
-        elements: Number of elements of the tensors among them.
+        label: Its label. sizes: Its sizes by name. arguments: Description of each argument. elements: Number
+            of elements of all tensor arguments.
         dtype: dtype of floating inputs.
         device: Type of the device.
-        role: `call` for the tiny one, which measures the overhead of a call; `size` for all others.
-        contenders: All contenders, also those that were left out.
+        role: `call` for the tiny size, which measures the overhead of a call; `size` for all other sizes.
+        contenders: All contenders, including those left out.
         timings: Times of contenders and controls.
         work: Work by direction.
         memory: Memory by contender.
@@ -168,7 +166,7 @@ class BenchmarkCase:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key by which two runs of the same case agree."""
+        """Key that identifies the same case in two runs."""
         return (self.role, self.device, self.dtype, self.arguments)
 
     def timing(self, contender: str, direction: str) -> Timing | None:
@@ -191,7 +189,7 @@ class BenchmarkCase:
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """Directions that were timed, in their order."""
+        """Timed directions, in their order."""
         return tuple(name for name in DIRECTIONS if any(each.direction == name for each in self.timings))
 
 
@@ -208,9 +206,9 @@ class Benchmark:
         load: Load average of the machine before and after, and its number of processors.
         ceilings: Largest rates of the machine.
         cases: One for each size, dtype and device.
-        remarks: Remarks on the whole benchmark.
-        spent: Seconds that the benchmark took, as `total`, and of them those of `check` (where kernels are
-            compiled that the cache lacks), `compilation` of the reference, and `rounds`.
+        remarks: Remarks on the whole benchmark. spent: Seconds of the benchmark, `total`, and of its parts:
+            `check` (including the compilation of kernels that are not in the cache), `compilation` of the
+            reference, and `rounds`.
 
     Example:
         >>> Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ()).wrong  # nothing was measured
@@ -230,7 +228,7 @@ class Benchmark:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Sizes at which the operator itself was left out: it raises, or computes another result."""
+        """Sizes at which the operator was not timed, because it raises or its result is wrong."""
         return tuple(
             f"{case.label} ({case.dtype}, {case.device})"
             for case in self.cases
@@ -238,9 +236,9 @@ class Benchmark:
         )
 
     def bandwidth(self, device: str, moved: int) -> float | None:
-        """Return the bytes in a second of a copy of this size: caches make small copies fast.
+        """Return the bytes per second of a copy of this size; caches make small copies fast.
 
-        Between two measured copies the larger rate counts.
+        Between the sizes of two measured copies the larger rate counts.
         """
         copies = sorted(
             (each.bytes or 0, each.rate)
@@ -254,12 +252,12 @@ class Benchmark:
         return max(below[-1], above[0]) if above else below[-1]
 
     def multiplication(self, device: str, dtype: str) -> float | None:
-        """Return the floating-point operations in a second of a product of matrices."""
+        """Return the floating-point operations per second of a matrix product."""
         found = (each for each in self.ceilings if (each.device, each.dtype) == (device, dtype))
         return next((each.rate for each in found if each.kind == "multiply"), None)
 
     def floor_s(self, case: BenchmarkCase, direction: str) -> float | None:
-        """Return the least seconds of the work at the ceilings: to move its bytes, or to compute it."""
+        """Return the minimum seconds of the work at the ceilings: to move its bytes or to compute."""
         work = case.work_of(direction)
         bandwidth = None if work is None else self.bandwidth(case.device, work.bytes)
         if work is None or not bandwidth:
@@ -285,14 +283,14 @@ class Benchmark:
         )
 
     def against(self, earlier: Benchmark, *, tolerance: float = 0.1) -> Verdict:
-        """Compare with an earlier benchmark, up to the noise of both.
+        """Compare with an earlier benchmark, allowing for the noise of both.
 
         Args:
-            earlier: The earlier one, of the same operator.
+            earlier: The earlier benchmark, of the same operator.
             tolerance: Smallest slowdown that counts, as a fraction.
 
         Raises:
-            UsageError: If they are of two operators, or `tolerance` is not a fraction.
+            UsageError: If they are of different operators, or `tolerance` is not a fraction.
         """
         from opsmith.benchmarking.verdict import verdict
 
@@ -311,7 +309,7 @@ class Benchmark:
         """Read a benchmark from the output of `to_json`.
 
         Raises:
-            BenchmarkFormatError: If it is something else, or of another version.
+            BenchmarkFormatError: If it is not a benchmark, or has a different version.
 
         Example:
             >>> empty = Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ())
@@ -360,10 +358,10 @@ def benchmarks_in(text: str | bytes, file: Path | None = None) -> dict[str, Benc
 
     Args:
         text: Output of `opsmith benchmark --json` or of `Benchmark.to_json()`.
-        file: The file that has it, for messages.
+        file: The file that contains it, for messages.
 
     Raises:
-        BenchmarkFormatError: If it is something else, or of another version.
+        BenchmarkFormatError: If it is not a benchmark, or has a different version.
 
     Example:
         >>> empty = Benchmark("demo::twice", "quick", 0, 1, {}, {}, (), ())
@@ -380,7 +378,7 @@ def benchmarks_in(text: str | bytes, file: Path | None = None) -> dict[str, Benc
 
 
 def _refuse_unpaired(case: BenchmarkCase, file: Path | None, where: str) -> None:
-    """Refuse a case whose contenders ran in different rounds: ratios are taken round by round."""
+    """Raise an error if contenders of a case have different rounds: ratios are computed round by round."""
     for direction in case.directions:
         rounds = {len(each.seconds) for each in case.timings if each.direction == direction}
         if len(rounds) > 1:

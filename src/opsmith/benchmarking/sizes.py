@@ -1,4 +1,4 @@
-"""Sizes to measure: calls of an operator from `samples=` and `sizes=`, or grown from its own samples."""
+"""Sizes to measure: calls from `samples=` and `sizes=`, or grown from the operator's samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Samples = Callable[..., Iterable[Any]] | Iterable[Any] | None
 Sizes = Mapping[str, Any] | None
 
 TINY = 4096
-"""Most elements of the call that measures the overhead of a call."""
+"""Maximum number of elements of the call that measures the overhead of a call."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class SizedCall:
         label: Its label.
         sizes: Its sizes by name.
         sample: The call, in the dtype of the samples, on the CPU.
-        role: As of `BenchmarkCase`.
-        smaller: Returns it with about so many elements, or None where that is not smaller; None if its size
-            was given.
+        role: See `BenchmarkCase`.
+        smaller: Function that returns this call with about a given number of elements, or None if that is not
+            smaller. None if the user gave the size.
     """
 
     label: str
@@ -67,7 +67,7 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
     Raises:
         MissingSamplesError: If there are none.
         SampleError: If one does not fit.
-        NotPassedError: If the forward of a class raises on them.
+        NotPassedError: If the forward of a class raises on its samples.
     """
     try:
         return subject_of(operator, samples, seed, CHECKED["quick"]).samples
@@ -95,8 +95,7 @@ def sizes_of(
 
     Args:
         operator: The operator.
-        samples: As of `benchmark`.
-        sizes: As of `benchmark`.
+        samples: See `benchmark`. sizes: See `benchmark`.
         seed: Seed of all numbers.
         effort: Number of sizes to find if none are given.
 
@@ -128,7 +127,7 @@ def _required(samples: Callable[..., Any]) -> list[str]:
 
 
 def _points(sizes: Sizes) -> list[dict[str, int]]:
-    """Split `sizes` into one mapping for each size; lists go together, number by number."""
+    """Split `sizes` into one mapping for each size; the lists are combined element by element."""
     fits = isinstance(sizes, Mapping) and bool(sizes) and all(isinstance(name, str) for name in sizes)
     given: dict[str, list[Any]] = {}
     for names, value in sizes.items() if isinstance(sizes, Mapping) and fits else ():
@@ -166,7 +165,7 @@ def _points(sizes: Sizes) -> list[dict[str, int]]:
 def _of_function(
     operator: Operator[..., Any], samples: Callable[..., Any], points: Sequence[Mapping[str, int]], seed: int
 ) -> list[SizedCall]:
-    """Call a function of sizes at every point; a parameter that is not a size gets `make`."""
+    """Call a function of sizes for each size; a parameter that is not a size gets `make`."""
     parameters = _required(samples)
     left = [name for name in parameters if name not in points[0]]
     unknown = [name for name in points[0] if name not in parameters]
@@ -201,7 +200,7 @@ def _of_function(
 
 
 def _own(operator: Operator[..., Any], seed: int) -> Sequence[Sample]:
-    """Return the operator's own samples, if any."""
+    """Return the operator's samples, if it has any."""
     return samples_of_operator(operator, None, seed) if samples_for(operator.specification) else ()
 
 
@@ -239,7 +238,7 @@ def _resized(template: Template, point: Mapping[str, int]) -> tuple[list[Any], L
 
     Raises:
         RefusedSizesError: If the operator refuses them.
-        UsageError: If it has no such sizes, or tensors of them cannot be made.
+        UsageError: If it has no such sizes, or tensors of these sizes cannot be made.
     """
     schema = template.specification.schema
     plain = [each.name for each in schema.arguments if not each.kind.is_tensor]
@@ -269,7 +268,7 @@ def _resized(template: Template, point: Mapping[str, int]) -> tuple[list[Any], L
 def _found(
     operator: Operator[..., Any], own: Sequence[Sample], effort: BenchmarkEffort, seed: int
 ) -> tuple[list[SizedCall], list[str]]:
-    """Grow the first sample that can be grown; else return the samples unchanged."""
+    """Grow the first sample that can be grown; if there is none, return the samples unchanged."""
     generator = torch.Generator().manual_seed(seed)
     for sample in filter(usable, own):
         template = Template.of(operator.specification, sample)
@@ -284,7 +283,7 @@ def _found(
 
 
 def _grown(template: Template, targets: Sequence[int], generator: torch.Generator) -> Iterator[SizedCall]:
-    """Yield calls of a sample with about each number of elements."""
+    """Yield a call with about each of these numbers of elements, grown from a sample."""
     for letters in grow(template, targets):
         again = _sample(template, template.values(letters), generator)
         sizes = {} if template.shapes is None else shown_letters(letters)
@@ -293,7 +292,7 @@ def _grown(template: Template, targets: Sequence[int], generator: torch.Generato
 
 
 def _smaller(template: Template, generator: torch.Generator, most: int, target: int) -> SizedCall | None:
-    """Return the call of a sample with about so many elements; None if it has not fewer."""
+    """Return the call of a sample with about this many elements; None if that is not fewer."""
     found = next(_grown(template, [target], generator), None)
     return found if found is not None and elements(found.sample.flat) < most else None
 
@@ -318,7 +317,7 @@ def _too_large(sizes: str, error: Exception) -> errors.UsageError:
 
 
 def _tiny(own: Sequence[Sample]) -> list[SizedCall]:
-    """Return the smallest sample: its time is the overhead of a call."""
+    """Return the smallest sample, whose time is the overhead of a call."""
     some = sorted((each for each in own if usable(each)), key=lambda each: elements(each.flat))
     some = [each for each in some if elements(each.flat) <= TINY]
     return [SizedCall(f"a call, {_label({}, some[0])}", {}, some[0], "call")] if some else []
@@ -345,7 +344,7 @@ def _shown_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def argument_texts(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """Describe each argument; a tensor with its dtype unless that is the floating dtype of the case.
+    """Describe each argument; a tensor's dtype is shown unless it is the floating dtype of the case.
 
     Example:
         >>> argument_texts(["x", "at", "by"], [torch.ones(2, 3), torch.arange(2), 2.0])
@@ -359,12 +358,12 @@ def argument_texts(labels: Sequence[str], values: Sequence[Any]) -> list[str]:
 
 
 def _kind(tensor: Tensor) -> str:
-    """Name the dtype of a tensor that is not floating; the precision of a complex one is the case's."""
+    """Name a dtype that is not floating; a complex dtype has the precision of the case."""
     if tensor.is_complex():
         return " complex"
     return "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def arguments_on(sample: Sample, dtype: torch.dtype, device: torch.device) -> list[Any]:
-    """Copy the flat arguments of a sample to a device, floating tensors in this dtype."""
+    """Copy the flat arguments of a sample to a device, and convert floating tensors to this dtype."""
     return [replica(value, dtype if is_inexact(value) else None, device) for value in sample.flat]

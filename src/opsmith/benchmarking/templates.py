@@ -1,8 +1,8 @@
-"""Templates: a sample in other sizes, with its own numbers, grown as far as the reference accepts.
+"""Templates: a sample in different sizes, with numbers from the sample, if the reference accepts them.
 
-Samples are small, since finite differences are taken on them. `grow` doubles the letters of a sample, one
-alone or two together, if the reference still accepts the call; the smallest first, so that all sides grow.
-The reference runs on `meta` tensors, which need no memory.
+Samples are small, because finite differences are computed on them. `grow` doubles one letter of a sample, or
+two together, if the reference still accepts the call. It begins with the smallest letter, so that all sizes
+grow. The reference runs on `meta` tensors, which need no memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from opsmith.core.specification import Specification
 from opsmith.judging.tensors import is_inexact
 
 Letters = dict[str, Any]
-"""Size of each letter; under `...` the leading sizes."""
+"""Size of each letter; the key `...` has the leading sizes."""
 
 
 class RefusedSizesError(Exception):
-    """Sizes that an operator does not take."""
+    """The operator does not accept these sizes."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """A sample whose tensors can be made anew in other sizes.
+    """A sample whose tensors can be made again in different sizes.
 
     Args:
         specification: The operator.
         sample: The sample.
-        letters: Sizes of its letters: those of `shapes=`, else one for each distinct size.
-        shapes: The operator's `shapes=`; None if the letters are not of it.
+        letters: Sizes of its letters, which are from `shapes=`, or else one for each distinct size. shapes:
+            The operator's `shapes=`; None if the letters are not from it.
     """
 
     specification: Specification
@@ -59,7 +59,7 @@ class Template:
         return cls(specification, sample, {f"{size}": size for size in sorted(every)}, None)
 
     def values(self, letters: Letters) -> list[Any]:
-        """Return the flat arguments in these sizes, tensors on `meta`.
+        """Return the flat arguments in these sizes, with tensors on `meta`.
 
         Raises:
             RefusedSizesError: If an expression of letters is not a valid size.
@@ -100,7 +100,7 @@ class Template:
         return sum(each.numel() for each in tensors_in(list(results)))
 
     def filled(self, values: Sequence[Any], generator: torch.Generator) -> list[Any]:
-        """Fill the arguments on the CPU: each tensor is drawn from the numbers of the sample's own.
+        """Fill the arguments on the CPU: the numbers of each tensor are drawn from the sample's tensor.
 
         The numbers of a sample are in the operator's domain: positive, or valid indices.
         """
@@ -147,7 +147,7 @@ def elements(values: Sequence[Any]) -> int:
 
 
 def usable(sample: Sample) -> bool:
-    """Return True if a sample can be a template: it has floating tensors, and none that is empty."""
+    """Return True if a sample can be a template: it has floating tensors, and none of them is empty."""
     tensors = [value for value in sample.flat if isinstance(value, Tensor)]
     return any(map(is_inexact, tensors)) and all(each.numel() for each in tensors)
 
@@ -174,11 +174,11 @@ def no_such_size(problem: str, expected: str, got: str, hint: str) -> errors.Usa
 
 
 MAX_LETTERS = 12
-"""Most letters that are tried: the number of pairs grows with its square."""
+"""Maximum number of letters that are tried: the number of pairs grows with its square."""
 
 
 def grow(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
-    """Yield letters for about each number of elements; nothing if the sample cannot grow.
+    """Yield sizes of the letters for about each number of elements; nothing if the sample cannot grow.
 
     Args:
         template: The sample.
@@ -207,9 +207,9 @@ def grow(template: Template, targets: Sequence[int]) -> Iterator[Letters]:
 
 
 def _groups(template: Template) -> list[tuple[str, ...]]:
-    """Return the letters that can be doubled: alone, or with one other, preferably one that grows the result.
+    """Return the letters that can be doubled: one alone, or two, preferably so that the result grows.
 
-    An image can grow together with its result or with its window: the result is preferred.
+    An image could grow together with its result or with its window; here it grows with its result.
     """
     letters = template.letters
     if not _fits(template, letters):
@@ -227,7 +227,7 @@ def _groups(template: Template) -> list[tuple[str, ...]]:
 
 
 def _attempt(template: Template, letters: Letters) -> int | None:
-    """Return the number of elements of the results in these sizes; None if the operator refuses them."""
+    """Return the number of elements of the results in these sizes; None if the operator refuses the sizes."""
     try:
         return template.attempt(template.values(letters))
     except RefusedSizesError:

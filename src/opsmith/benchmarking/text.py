@@ -1,4 +1,4 @@
-"""Text of a benchmark: units, tables, and the same in colour for a terminal."""
+"""Text of a benchmark, plain or in colour for a terminal: units and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = "–"
 
 
 ABOVE = "its data lay in a cache where the copy finds none, or other programs slowed the measured ceilings"
-"""The reason why a time may be less than the ceilings allow."""
+"""Reason for a time that is less than the ceilings allow."""
 
 
 def duration(seconds: float) -> str:
@@ -53,7 +53,7 @@ def amount(number: float, unit: str) -> str:
 
 
 def _digits(number: float) -> str:
-    """Format three significant digits; two of a number below 0.1.
+    """Format a number with three significant digits, or two if it is below 0.1.
 
     Example:
         >>> _digits(12.345), _digits(0.0046), _digits(0.0)
@@ -65,7 +65,7 @@ def _digits(number: float) -> str:
 
 
 def part(number: float) -> str:
-    """Format a fraction in percent, small ones with one more digit.
+    """Format a fraction as a percentage; small ones have one more digit.
 
     Example:
         >>> part(0.4321), part(0.0042)
@@ -117,7 +117,7 @@ def columns(case: BenchmarkCase) -> Sequence[str]:
 
 
 def rows(benchmark: Benchmark, case: BenchmarkCase) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a case's table: by direction, the fastest first."""
+    """Yield the rows of a case's table: by direction, the fastest contender first."""
     for direction in case.directions:
         timings = [
             each for each in case.timings if each.direction == direction and each.contender not in CONTROLS
@@ -176,7 +176,7 @@ def remarks(case: BenchmarkCase) -> list[str]:
 
 
 def _less_confident(case: BenchmarkCase) -> Iterator[str]:
-    """Yield the directions with too few rounds for the usual confidence."""
+    """Yield a remark on each direction with too few rounds for the usual confidence."""
     for direction in case.directions:
         found = case.ratio("reference", direction)
         if found is not None and found.sure < SURE:
@@ -222,7 +222,7 @@ def footnotes(benchmark: Benchmark) -> list[str]:
 
 
 def _spent(benchmark: Benchmark) -> Iterator[str]:
-    """Yield the time that the benchmark took, and the parts of it."""
+    """Yield the time of the benchmark, and of its parts."""
     if "total" in benchmark.spent:
         parts = ", ".join(
             f"{name} {seconds:.1f} s" for name, seconds in benchmark.spent.items() if name != "total"
@@ -255,7 +255,7 @@ def rendered(benchmark: Benchmark, verdict: Verdict | None = None) -> Renderable
 
     Args:
         benchmark: The benchmark.
-        verdict: Its comparison with an earlier one.
+        verdict: Its comparison with an earlier benchmark.
 
     Raises:
         MissingExtraError: If rich is not installed.

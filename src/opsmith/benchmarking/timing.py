@@ -27,15 +27,15 @@ except ModuleNotFoundError:  # on Windows
 Call = Callable[[], Any]
 
 PAUSE_S = 0.02
-"""Longest pause before a turn: threads of the previous call spin, and would slow down the next."""
+"""Maximum pause in seconds before a turn: threads of the previous call spin, and slow down the next call."""
 GLANCE_S = 0.001
-"""Seconds between two looks at the threads."""
+"""Seconds between two observations of the threads."""
 THREADS = Path("/proc/self/task")
-"""Folder of the threads of this process, on Linux."""
+"""Linux's folder of the threads of this process."""
 
 
 class ProcessorClock:
-    """Wall time of the calling thread, for calls that block.
+    """Clock that measures the wall time of calls that block.
 
     Example:
         >>> 0 <= ProcessorClock().seconds([lambda: None]) < 1
@@ -62,7 +62,7 @@ class ProcessorClock:
 
 
 def _other_threads_run() -> bool:
-    """Return True if another thread of this process runs, or if the system does not tell."""
+    """Return True if a different thread of this process runs, or if the system does not say."""
     own = str(threading.get_native_id())
     try:
         return any(_runs(each) for each in THREADS.iterdir() if each.name != own)
@@ -71,7 +71,7 @@ def _other_threads_run() -> bool:
 
 
 def _runs(thread: Path) -> bool:
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+    with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
         return (thread / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
     return False
 
@@ -99,7 +99,7 @@ class CudaClock:
             return milliseconds * 1e-3
 
     def interruptions(self) -> int:
-        """Return 0: preemption of the host does not stop the GPU."""
+        """Return 0, because preemption of the host does not stop the GPU."""
         return 0
 
     def settle(self) -> None:
@@ -121,11 +121,11 @@ SURE = 0.95
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of some times.
+    """Median and quartiles of times.
 
     Args:
         median: The median.
-        low, high: The quartiles: half of the times lie between.
+        low, high: The quartiles; half of the times are between them.
         least: The smallest time.
         count: Number of times.
     """
@@ -176,7 +176,7 @@ class Ratio:
 
 
 def ratio(numbers: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return the median ratio of two series, round by round: a slow round slows both, and cancels.
+    """Return the median of the ratios of each round; a slow round slows both times, so the ratio stays.
 
     Args:
         numbers: Numerators, one for each round.
@@ -192,7 +192,7 @@ def ratio(numbers: Sequence[float], others: Sequence[float]) -> Ratio:
 
 
 def _skipped(count: int) -> tuple[int, float]:
-    """Return the number of ratios outside the interval at each end, and its confidence."""
+    """Return the number of ratios outside the interval at each end, and the interval's confidence."""
     outside, skipped = 2 * 0.5**count, 0
     for k in range(1, (count + 1) // 2):
         more = outside + 2 * math.comb(count, k) * 0.5**count
@@ -204,17 +204,17 @@ def _skipped(count: int) -> tuple[int, float]:
 
 MOST_CALLS = 10_000
 MAX_ATTEMPTS = 4
-"""Most attempts at a turn without preemption, while there is time."""
+"""Maximum number of attempts at a turn without preemption, while there is time."""
 RETRIED_S = 0.05
-"""Longest turn that is repeated after preemption: in a longer one the system runs something else anyway."""
+"""Longest turn in seconds that is repeated after preemption; longer turns are always preempted."""
 WARM_S = 0.1
-"""Seconds of a call that warms the caches by itself."""
+"""Duration of a call, in seconds, from which on it warms the caches by itself."""
 PREPARING = 4
-"""Turns that preparing the calls of one may take, as where a forward is slow and its backward is not."""
+"""Maximum time to prepare the calls of a turn, in turns: a forward may be slower than its backward."""
 FEWEST = 3
-"""Number of rounds that no budget cuts: three are all slower than three others by chance once in twenty."""
+"""Minimum number of rounds, regardless of the budget: by chance, all three are slower once in twenty."""
 CONTENT = 0.5
-"""Part of the budget after which `least` rounds are enough: later timings may need the rest for theirs."""
+"""Fraction of the budget after which `least` rounds are enough, since later timings need the rest."""
 STEADY = 0.02
 """Rounds end once the spread of each contender, divided by the root of their number, is below this."""
 
@@ -225,9 +225,9 @@ class TimedCall:
 
     Args:
         call: Makes one call.
-        prepare: Returns the function to time in place of `call`, for a call that consumes its preparation,
-            as a backward its graph. The preparation is not timed.
-        room: Number of preparations that fit into memory.
+        prepare: Function that returns the function to time instead of `call`. It is for a call that uses up
+            its preparation, such as a backward, which frees its graph. The preparation is not timed.
+        room: Maximum number of preparations that fit into memory.
     """
 
     call: Call
@@ -255,12 +255,12 @@ class RoundTimes:
 def time_in_turns(
     contenders: Mapping[str, TimedCall], clock: Clock, effort: BenchmarkEffort, seed: int
 ) -> dict[str, RoundTimes]:
-    """Time contenders in turns: one each in every round, so that a slowdown of the machine slows all.
+    """Time contenders in turns, one turn each per round, so that a slowdown of the machine affects all.
 
     Args:
         contenders: The calls to time; each has run before.
         clock: The clock of their device.
-        effort: Number of rounds, length of turns, and seconds for all of these rounds.
+        effort: Number of rounds, length of turns, and time limit of all these rounds.
         seed: Seed of the order within rounds.
 
     Example:
@@ -296,16 +296,16 @@ def time_in_turns(
 def _turn(each: TimedCall, clock: Clock, count: int, once_s: float, attempts: int) -> float:
     """Return the seconds of one call.
 
-    A first call warms the caches, and is not timed; a long one needs none. A turn in which the system
-    preempted this thread is repeated, unless it is long; if all were, the shortest counts. A call that waits
-    by itself is not preempted.
+    A first call warms the caches, and is not timed; a long call needs no such call. A turn in which the
+    system preempted this thread is repeated, unless it is long. If all turns were preempted, the shortest
+    counts. A call that waits voluntarily is not preempted.
 
     Args:
         each: The call.
         clock: The clock of its device.
         count: Number of calls.
-        once_s: Seconds of a call, about.
-        attempts: Most attempts at a turn without preemption.
+        once_s: Approximate seconds of a call. attempts: Maximum number of attempts at a turn without
+            preemption.
     """
     least = math.inf
     for _ in range(attempts):
@@ -322,7 +322,7 @@ def _turn(each: TimedCall, clock: Clock, count: int, once_s: float, attempts: in
 
 
 def _count(each: TimedCall, clock: Clock, turn_s: float) -> tuple[int, float]:
-    """Return the number of calls that fill a turn, and the seconds of one of them, after a first one."""
+    """Return the number of calls that fill a turn, and the seconds of one call; a first call is not timed."""
     count = 1
     clock.settle()
     first = clock.seconds(each.calls(1))

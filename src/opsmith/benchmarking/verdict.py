@@ -1,18 +1,19 @@
-"""Verdict on a benchmark beside an earlier one: the rows that became slower by more than the noise of both.
+"""Compare a benchmark with an earlier one: find rows that became slower by more than the noise of both.
 
-A row is slower only if all of this holds by more than `tolerance`:
+A row is slower only if all these conditions are met by more than `tolerance`:
 
-- The quartiles are apart: the faster half of the new times lies beyond the slower half of the earlier ones.
-- The least times are apart, too: noise only adds, and even a disturbed machine has undisturbed moments.
-- Both hold with and without the machine's drift, which is the change of the controls: a copy, a product of
-  matrices, and the reference, also compiled, if its source is the same. All are timed in the same rounds as
-  the operator, in both runs. A disturbance affects each differently, so the largest change is conceded.
-- Both hold after three times the scatter is subtracted. Two runs differ in memory addresses and cores. The
-  scatter measures this on the controls: the distances of the ratios of each from their own median (the
-  median of these distances, times 1.4826, which is a standard deviation for normal ones: F. R. Hampel, "The
-  influence curve and its role in robust estimation", 1974).
+- The quartiles do not overlap: the new lower quartile is above the earlier upper quartile.
+- The new minimum is larger, too: noise only adds time, and even a disturbed machine has undisturbed moments.
+- Both are true with and without the machine's drift. The drift is the change of the controls: a copy, a
+  matrix product, the reference and the compiled reference, if its source is the same. All controls are timed
+  in the same rounds as the operator, in both runs. A disturbance affects each differently, so the largest
+  change of a control is allowed for.
+- Both are true after three times the scatter is subtracted. Two runs differ in memory addresses and cores.
+  The scatter measures this on the controls: it is the median distance of their ratios from the median of each
+  control, times 1.4826 (the standard deviation if the distances are normal: F. R. Hampel, "The influence
+  curve and its role in robust estimation", 1974).
 
-Each row has the smallest slowdown that it would have shown. Only the operator's own rows are judged:
+Each row states the smallest slowdown that would have counted. Only the rows of the operator are judged:
 baselines and the compiled reference are reported.
 """
 
@@ -38,9 +39,9 @@ NOISY = 1.5
 """Detectable ratio from which on the verdict reports much noise."""
 
 SCATTERS = 3
-"""Multiple of the scatter that is conceded."""
+"""Multiple of the scatter that is allowed for."""
 CENTRED = 3
-"""Number of ratios of a contender from which on their median is subtracted from the scatter."""
+"""Minimum number of ratios of a contender whose median is subtracted for the scatter."""
 
 STRICT = ("machine", "processor", "devices", "torch")
 """Keys of the environment that must agree for times to be comparable."""
@@ -55,11 +56,11 @@ class TimeChange:
         contender, direction: The contender and the direction.
         before, now: Medians in seconds.
         ratio: Ratio of the medians.
-        low, high: Bounds of the ratio after spreads, drift and scatter are conceded.
-        drift: Slowdown of the machine itself, by its controls: the least and the most.
+        low, high: Bounds of the ratio after allowing for spreads, drift and scatter.
+        drift: Smallest and largest slowdown of the machine, as its controls show.
         detectable: The smallest slowdown that would have counted.
         kind: `slower`, `faster`, `same`, or `unclear`: a change that noise may explain.
-        judged: True for a row of the operator itself.
+        judged: True for a row of the operator.
     """
 
     __repr__ = short_repr
@@ -90,9 +91,8 @@ class Verdict:
 
     Args:
         operator: The operator's name.
-        differences: Differences of the two runs that make their times incomparable.
-        changes: Change of each row that both have.
-        missing: Rows that only one of them has.
+        differences: Differences between the two runs that make their times incomparable. changes: Change of
+            each row that is in both runs. missing: Rows that are in one run only.
     """
 
     operator: str
@@ -147,15 +147,15 @@ class Verdict:
 
 
 def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) -> Verdict:
-    """Judge a benchmark by an earlier one.
+    """Compare a benchmark with an earlier one.
 
     Args:
         now: The new benchmark.
-        earlier: The earlier one.
+        earlier: The earlier benchmark.
         tolerance: Smallest slowdown that counts, as a fraction: 0.1 for a tenth.
 
     Raises:
-        UsageError: If they are of two operators, or `tolerance` is not a fraction.
+        UsageError: If they are of different operators, or `tolerance` is not a fraction.
     """
     _refuse(now, earlier, tolerance)
     before = _keyed(earlier.cases)
@@ -176,7 +176,7 @@ def verdict(now: Benchmark, earlier: Benchmark, tolerance: float = TOLERANCE) ->
 
 
 def _keyed(cases: Iterable[BenchmarkCase]) -> dict[tuple[Any, int], BenchmarkCase]:
-    """Map cases by their keys, equal ones by their order."""
+    """Map cases by their keys; cases with the same key are distinguished by their order."""
     seen: Counter[Any] = Counter()
     found = {}
     for case in cases:
@@ -207,10 +207,10 @@ def _refuse(now: Benchmark, earlier: Any, tolerance: Any) -> None:
 
 
 def refuse_tolerance(tolerance: Any) -> None:
-    """Refuse an invalid tolerance.
+    """Raise an error for an invalid tolerance.
 
     Raises:
-        UsageError: If it is not a finite number from 0 on.
+        UsageError: If it is not a finite number of at least 0.
     """
     fits = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not fits or not 0 <= tolerance < math.inf:
@@ -224,7 +224,7 @@ def refuse_tolerance(tolerance: Any) -> None:
 
 
 def _incomparable(now: Benchmark, earlier: Benchmark) -> Iterable[str]:
-    """Yield the differences of two runs that make their times incomparable."""
+    """Yield the differences between two runs that make their times incomparable."""
     for name in STRICT:
         one, other = earlier.environment.get(name), now.environment.get(name)
         if one != other:
@@ -242,7 +242,7 @@ def _own(case: BenchmarkCase) -> set[str]:
 
 
 def _unchanged(now: BenchmarkCase, earlier: BenchmarkCase) -> set[str]:
-    """Return the contenders whose code is the same in both runs: a change of their times is the machine's."""
+    """Return the contenders with unchanged code: only the machine can have changed their times."""
     before = {each.name: each.source for each in earlier.contenders}
     return {each.name for each in now.contenders if each.source and before.get(each.name) == each.source}
 
@@ -303,12 +303,10 @@ def judge(
     """Judge one row.
 
     Args:
-        before, now: Seconds of a call, round by round.
-        controls: The same of each control, before and now.
-        tolerance: As of `verdict`.
+        before, now: Seconds of a call in each round. controls: The same for each control, before and now.
+            tolerance: See `verdict`.
         scatter: Scatter of two runs of the same code, as a logarithm.
-        names: Of case, contender and direction.
-        judged: As of `TimeChange`.
+        names: Names of case, contender and direction. judged: See `TimeChange`.
 
     Example:
         >>> judge([1.0, 1.1, 1.0, 1.2], [1.6, 1.7, 1.6, 1.9]).kind

@@ -1,1 +1,1 @@
-"""Builds of kernels from source: the compiler, the cache of its output, source text and symbols."""
+"""Build kernels from source: the compiler, the cache of its output, source text and symbols."""

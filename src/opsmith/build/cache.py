@@ -1,9 +1,9 @@
 """Cache of built kernels, in memory and on disk, which many processes may use at once.
 
-An entry is a directory of files, and a manifest of their digests. It is written under another name and
-renamed when it is complete, so that a killed process leaves no partial entry. A lock for each key lets one
-process build while the others wait; the system releases it when its holder ends. An entry that cannot be
-stored is built for this process alone.
+An entry is a directory of files, and a manifest of their digests. It is written under a temporary name and
+renamed when it is complete, so that a killed process leaves no partial entry. With a lock for each key one
+process builds, while the others wait. The system releases the lock when the process that has it ends. An
+entry that cannot be stored is built for this process alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LOCKS = "locks"
 MANIFEST = "manifest.json"
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 WAIT_S = 300.0
-"""Seconds to wait for another process that builds the same entry, which may hang."""
+"""Seconds to wait for a different process that builds the same entry, since that process may hang."""
 
 COMPILED_NOW = "compiled now"
-"""Words for the origin of an entry that this process has built."""
+"""Text for the origin of an entry that this process has built."""
 
 Build = Callable[[Path], None]
 """Function that fills an empty directory with files."""
@@ -54,7 +54,7 @@ class CacheEntry:
 
     @property
     def origin(self) -> str:
-        """Words for the origin, for reports."""
+        """Text for the origin, for reports."""
         if self.source == "private":
             return f"compiled now, for this process alone: {self.reason}"
         return COMPILED_NOW if self.source == "built" else "from the cache"
@@ -65,7 +65,7 @@ class Cache:
 
     Args:
         directory: The directory; it is created on first use, for this user alone.
-        wait_s: Seconds to wait for another process that builds the same entry.
+        wait_s: Seconds to wait for a different process that builds the same entry.
     """
 
     def __init__(self, directory: Path, *, wait_s: float = WAIT_S) -> None:
@@ -83,7 +83,7 @@ class Cache:
             build: Fills a new directory if there is no entry. Its exceptions are raised.
 
         Raises:
-            CacheError: If others can write into the directory, or nothing can be written anywhere.
+            CacheError: If other users can write into the directory, or nothing can be written anywhere.
         """
         key = key_of(parts)
         known = self._known.get(key)
@@ -95,26 +95,26 @@ class Cache:
             entry = CacheEntry(_private(build, parts, failure.reason), "private", failure.reason)
         self._known[key] = entry.directory
         if entry.reason:
-            self._warn(entry.reason)  # last: a filter may make it an error
+            self._warn(entry.reason)  # this is last, because a filter may turn it into an exception
         return entry
 
     def find(self, parts: Mapping[str, str]) -> CacheEntry | None:
         """Return the entry for these parts; None if it is not built.
 
         Raises:
-            CacheError: As `obtain`.
+            CacheError: See `obtain`.
         """
         key = key_of(parts)
-        if self._unusable or not os.path.isdir(self.directory):  # false, too, where nobody may look
+        if self._unusable or not os.path.isdir(self.directory):  # false, too, if this user may not read it
             return None
         path = own_directory(self.directory, CACHE) / key
         return CacheEntry(path, "disk") if is_sound(path, key) else None
 
     def abandon(self, reason: str) -> None:
-        """Store and load nothing any more in this process, which builds for itself alone.
+        """Stop storing and loading entries in this process, which then builds for itself alone.
 
         Args:
-            reason: Reason why the directory cannot serve.
+            reason: Reason why the directory cannot be used.
         """
         self._unusable = reason
         self._known.clear()
@@ -130,7 +130,7 @@ class Cache:
         """Return the directories of all entries on disk, in order of their names.
 
         Raises:
-            CacheError: If others can write into the directory.
+            CacheError: If other users can write into the directory.
         """
         if not self.directory.is_dir():
             return []
@@ -138,10 +138,10 @@ class Cache:
         return sorted(path for path in directory.iterdir() if is_sound(path, path.name))
 
     def clear(self) -> int:
-        """Remove all entries from the disk, and return their number. Loaded kernels go on running.
+        """Remove all entries from the disk, and return their number. Loaded kernels can still run.
 
         Raises:
-            CacheError: If others can write into the directory.
+            CacheError: If other users can write into the directory.
         """
         found = self.entries()
         if self.directory.is_dir():
@@ -161,10 +161,10 @@ class Cache:
             raise _NotStoredError(self._unusable)
         try:
             for missing in (*reversed(self.directory.parents), self.directory):
-                missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave some open to a group
+                missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` ignores the mode
         except OSError as error:
             raise _NotStoredError(error) from error
-        from filelock import FileLock, Timeout  # imported if something is built
+        from filelock import FileLock, Timeout  # imported only when something is built
 
         directory = own_directory(self.directory, CACHE)
         path, locks = directory / key, directory / LOCKS
@@ -178,12 +178,12 @@ class Cache:
                 self._make(path, parts, build)
         except Timeout as error:
             raise _NotStoredError(f"another process has been building it for {self._wait_s:.0f} s") from error
-        except (OSError, NotImplementedError) as error:  # the latter if the file system has no locks
+        except (OSError, NotImplementedError) as error:  # OSError if the file system has no locks
             raise _NotStoredError(error) from error
         return CacheEntry(path, "built")
 
     def _make(self, path: Path, parts: Mapping[str, str], build: Build) -> None:
-        """Build in a temporary directory, and rename it; older files of the locked entry are leftovers."""
+        """Build in a temporary directory and rename it; older files of this entry are leftovers."""
         for leftover in (path, *path.parent.glob(f".{path.name}-*")):
             _remove(leftover)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -228,13 +228,13 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
 
 
 def _remove_of(process: int, path: Path) -> None:
-    """Remove a directory of this process; a forked child, which ends earlier, leaves it there."""
+    """Remove a directory of this process; a forked child, which ends earlier, does not remove it."""
     if os.getpid() == process:
         _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a directory, which another process may remove at the same time."""
+    """Remove a file or a directory, which a different process may remove at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -242,7 +242,7 @@ def _remove(path: Path) -> None:
 
 
 def key_of(parts: Mapping[str, str]) -> str:
-    """Return the key of an entry that is built from these parts: source, flags, compiler and others.
+    """Return the key of an entry that is built from these parts: source, flags, compiler and so on.
 
     Example:
         >>> key_of({"source": "a", "flags": "b"}) == key_of({"flags": "b", "source": "a"})
@@ -254,10 +254,10 @@ def key_of(parts: Mapping[str, str]) -> str:
 
 
 def seal(directory: Path, parts: Mapping[str, str]) -> None:
-    """Write the manifest of the files in a directory, and flush all of them to the disk; remove all else."""
+    """Write the manifest of the files in a directory, and flush the files to the disk; remove the rest."""
     digests = {}
     for path in sorted(directory.iterdir()):
-        if not stat.S_ISREG(path.lstat().st_mode):  # as what a compiler leaves with `-save-temps`
+        if not stat.S_ISREG(path.lstat().st_mode):  # such as the files of a compiler's `-save-temps`
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             continue
         digests[path.name] = digest_of(path)
@@ -315,7 +315,7 @@ def content_of(path: Path) -> bytes:
         OSError: If it cannot be read.
         ValueError: If it is a link or a directory.
     """
-    if not stat.S_ISREG(path.lstat().st_mode):  # a link may lead to a file that anyone can change
+    if not stat.S_ISREG(path.lstat().st_mode):  # a link may point to a file that anyone can change
         raise ValueError(f"{path} is not a regular file")
     return path.read_bytes()
 
@@ -332,19 +332,19 @@ def flush(path: Path) -> None:
 
 
 def own_directory(directory: Path, variable: str) -> Path:
-    """Return the real path of a directory in which no other user can put a file, and which none can replace.
+    """Return the real path of a directory that other users can neither write into nor replace.
 
-    A library from there would run that user's code as this user. Each directory on the way, also to and
-    behind a link, must belong to this user, root or the owner of `/`, and others may not replace what is in
-    it. The returned path has no links that could lead elsewhere later. Windows has no permission bits and
-    separates profiles; nothing is checked there.
+    A library from there would run the other user's code as this user. Each directory on the path, including
+    directories of links and of their targets, must belong to this user, root or the owner of `/`. Other users
+    must not be able to replace its entries. The returned path has no links, which could point elsewhere
+    later. On Windows nothing is checked: it has no permission bits, and it separates profiles.
 
     Args:
         directory: An existing directory.
         variable: Environment variable that configures the directory, for the message.
 
     Raises:
-        CacheError: If another user can create files there.
+        CacheError: If a different user can create files there.
     """
     resolved = directory.resolve()
     if os.name == "nt":
@@ -362,7 +362,7 @@ def own_directory(directory: Path, variable: str) -> Path:
 
 
 def _way(directory: Path) -> list[Path]:
-    """Return the links and directories by which a path leads to a directory, the nearest to the root last."""
+    """Return the links and directories on the way to a directory; the nearest to the root is last."""
     way: dict[Path, None] = {}
     waiting = [directory.absolute()]
     while waiting:
@@ -377,16 +377,16 @@ def _way(directory: Path) -> list[Path]:
 
 
 def _fault(path: Path, *, shared: bool) -> str | None:
-    """Return the fault of a file, directory or link. Parents may be root's, or shared with a sticky bit.
+    """Return the fault of a file, directory or link. Parents may belong to root, or have a sticky bit.
 
-    In a user namespace without root, as of Apptainer or bubblewrap, what is root's seems to be another
-    user's, who owns `/`.
+    In a user namespace without root, as in Apptainer or bubblewrap, root's files seem to belong to a
+    different user, who also owns `/`.
     """
     state = path.lstat()
     owners = {os.geteuid(), *({0, Path(os.sep).lstat().st_uid} if shared else ())}
     if state.st_uid not in owners:
         return f"it belongs to user {state.st_uid}, and this is user {os.geteuid()}"
-    if stat.S_ISLNK(state.st_mode):  # its own bits say nothing; who may replace it, those of its directory do
+    if stat.S_ISLNK(state.st_mode):  # the bits of its directory decide who may replace it, not its own bits
         return None
     if state.st_mode & OTHERS and not (shared and state.st_mode & stat.S_ISVTX):
         return f"its mode is {stat.S_IMODE(state.st_mode):o}, so others can write into it"

@@ -21,22 +21,21 @@ LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 """Folders in which linkers search libraries, besides those of the compiler."""
 
 KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
-"""Flags around libraries that are linked although the kernel itself names nothing in them."""
+"""Flags around libraries that must be linked although the kernel uses no symbol of them."""
 
-# Texts, which `re` compiles at their first use and keeps: few kernels have options.
+# Patterns as texts, which `re` compiles at their first use and caches: few kernels have options.
 _WITH_WORD = r"-[DULz]|-Xlinker|-Xclang|-Xassembler|-Xpreprocessor|-mllvm|--param"
 """Flags whose value may be the next word."""
 _FOR_LINKER = r"-L.*|-Wl,.*|-Xlinker|-z|-fuse-ld=.*|-static-lib\S+"
 _FOR_BOTH = r"-B.*|-stdlib=.*|-fopenmp.*|-pthread|--sysroot=.*|--gcc-toolchain=.*"
-"""Flags for the compiler and the linker. All others are for the compiler alone: by `-ffast-math`, a linker
-adds code to a library that flushes denormal numbers of the process to zero when it is loaded."""
+"""Flags that both compiler and linker get; only the compiler gets the rest, such as `-ffast-math`."""
 _OF_MACHINE = r"-L.*|-B.*|--sysroot=.*|--gcc-toolchain=.*"
-"""Flags that name folders of the machine: where the linker and the compiler find what the author means."""
+"""Flags that name folders of this machine, in which compiler and linker search."""
 _PASSED_ON = r"-Xclang|-Xpreprocessor"
-"""Flags whose value is a flag of the compiler proper."""
+"""Flags whose value is passed on as a flag of the actual compiler."""
 _FILE = r".*\.(?:a|so(?:\.\d+)*)"
 _SYSTEM_FOLDER = r"(?:/usr)?/lib(?:32|64)?(?:/[^/]+-linux-[^/]+)?"
-"""Folders in which every process finds libraries."""
+"""Folders in which the loader finds libraries for every process."""
 _NOT_FOUND = r"(?:cannot find|unable to find library|library not found:) (?:-l)?(?P<name>[^\s:]+)"
 
 
@@ -47,7 +46,7 @@ class CompilerOptions:
     Attributes:
         flags: Flags, in the author's order; folders of `-L` in them are absolute.
         include_dirs: Absolute folders of headers.
-        libraries: Names of libraries, as `openblas`, and absolute paths of their files.
+        libraries: Names of libraries, such as `openblas`, and absolute paths of library files.
     """
 
     flags: tuple[str, ...] = ()
@@ -55,13 +54,13 @@ class CompilerOptions:
     libraries: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the options as a command has them; empty for none.
+        """Return the options in the form of a command line; empty if there are none.
 
         Example:
             >>> str(CompilerOptions(("-ffast-math",), ("/usr/include/eigen3",), ("openblas",)))
             '-ffast-math -I/usr/include/eigen3 -lopenblas'
         """
-        import shlex  # for options alone
+        import shlex  # only options need it
 
         return shlex.join([*self.flags, *_folder_flags(self.include_dirs), *_library_flags(self.libraries)])
 
@@ -79,7 +78,7 @@ class CompilerOptions:
 
     @property
     def portable_flags(self) -> list[str]:
-        """Flags without those that name folders of this machine."""
+        """Flags, except those that name folders of this machine."""
         return [
             word
             for group in _grouped(self.flags)
@@ -88,15 +87,15 @@ class CompilerOptions:
         ]
 
     def linking(self, toolchain: Toolchain, home: Path | None = None) -> list[str]:
-        """Return the arguments of the linker, which stand behind the kernel's object.
+        """Return the arguments of the linker, which follow the kernel's object file.
 
-        A process finds a library again in the folder where the linker found it, by an rpath. What ships in a
-        package names no such folder: it finds libraries of the package by their place in it, and others
-        where the process does.
+        An rpath lets a process find a library in the folder where the linker found it. A kernel in a package
+        has no such rpath: it finds libraries of the package by their relative path, and other libraries where
+        the process searches.
 
         Args:
             toolchain: The compiler.
-            home: Folder of a package that the kernel will lie in; None for this machine alone.
+            home: Folder of the package that will contain the kernel; None for this machine alone.
         """
         own = [word for group in _grouped(self.flags) if _is_linked(group[0]) for word in group]
         folders: dict[str, None] = {}
@@ -112,11 +111,11 @@ class CompilerOptions:
         return [*own, *([KEEPING, *libraries, AS_BEFORE] if libraries else []), *rpath]
 
     def foreign(self, toolchain: Toolchain, home: Path) -> tuple[str, ...]:
-        """Return the names of the libraries that those who use a package must have.
+        """Return the names of the libraries that the users of a package must have.
 
         Args:
             toolchain: The compiler.
-            home: Folder of the package that the kernel will lie in.
+            home: Folder of the package that will contain the kernel.
         """
         return tuple(
             os.path.basename(name)
@@ -125,21 +124,21 @@ class CompilerOptions:
         )
 
     def inside(self, toolchain: Toolchain, home: Path) -> list[Path]:
-        """Return the files of libraries that lie in a package.
+        """Return the files of libraries that are inside a package.
 
         Args:
             toolchain: The compiler.
-            home: Folder of the package that the kernel will lie in.
+            home: Folder of the package that will contain the kernel.
         """
         return [path for path in self._files(toolchain) if path is not None and _is_inside(path, home)]
 
     @property
     def shared_files(self) -> list[Path]:
-        """Files of shared libraries that the author names by their paths."""
+        """Files of shared libraries for which the author gives paths."""
         return [Path(each) for each in self.libraries if os.path.isabs(each) and ".so" in Path(each).name]
 
     def parts(self, toolchain: Toolchain, home: Path | None = None) -> dict[str, str]:
-        """Return the parts of a cache key for the linker and the libraries; empty if there are none."""
+        """Return the parts of a cache key for the linker and the libraries; empty without libraries."""
         import shlex
 
         from opsmith.build.toolchain import file_identity  # a declaration needs no compiler
@@ -151,7 +150,7 @@ class CompilerOptions:
         return {"linking": shlex.join(linking), "libraries": "\n".join(identities)}
 
     def refuse_missing(self) -> None:
-        """Refuse folders and files that do not exist.
+        """Raise an error for folders and files that do not exist.
 
         Raises:
             CompileError: If one does not exist.
@@ -180,7 +179,7 @@ class CompilerOptions:
         return [group[0][2:] for group in _grouped(self.flags) if group[0].startswith("-L")]
 
     def _files(self, toolchain: Toolchain) -> list[Path | None]:
-        """Return the file of each library; None where only the linker knows one."""
+        """Return the file of each library; None if only the linker can find it."""
         return [_file(each, self._library_folders(), toolchain) for each in self.libraries]
 
 
@@ -201,7 +200,7 @@ def _library_flags(libraries: Sequence[str]) -> list[str]:
 
 
 def _by_file_name(libraries: Sequence[str]) -> list[str]:
-    """Return the flags of libraries, so that the linked file names none of their folders."""
+    """Return the flags for libraries, without their folders in the linked file."""
     return [
         word
         for each in libraries
@@ -219,7 +218,7 @@ def _is_inside(path: Path, home: Path) -> bool:
 
 
 def _grouped(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield each flag, together with the next word where that is its value."""
+    """Yield each flag, together with the next word if that is its value."""
     words = iter(flags)
     for flag in words:
         value = next(words, None) if re.fullmatch(_WITH_WORD, flag) else None
@@ -255,11 +254,11 @@ def compiler_options(
     Args:
         flags: Flags of the compiler and the linker: a list of str.
         include_dirs: Folders of headers: a list of str or paths.
-        libraries: A list of names, as `openblas`, and of paths of files.
-        declared: File that declares the kernel; relative paths are beside it.
+        libraries: A list of names, such as `openblas`, and of paths of files.
+        declared: File that declares the kernel; relative paths are relative to its folder.
 
     Raises:
-        UsageError: If one is not a list, or a flag is among those that a kernel cannot have.
+        UsageError: If an argument is not a list, or a flag is not allowed.
     """
     folders = _listed("include_dirs", include_dirs, "str or paths", (str, PathLike), "/usr/include/eigen3")
     return CompilerOptions(
@@ -309,7 +308,7 @@ def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
 
 
 def _compiler_flags(flag: str, values: list[str]) -> list[str]:
-    """Return a flag with those that it passes on to the compiler proper."""
+    """Return a flag, and the flags that it passes on to the actual compiler."""
     if flag.startswith("-Wp,"):
         return [flag, *flag.split(",")[1:]]
     return [flag, *(values if re.fullmatch(_PASSED_ON, flag) else [])]
@@ -337,7 +336,7 @@ def _library(given: str | PathLike[str], declared: str | None) -> str:
 
 
 def refuse_missing_library(printed: str) -> None:
-    """Refuse what the linker does not find.
+    """Raise an error for a library that the linker did not find.
 
     Args:
         printed: Output of the linker.

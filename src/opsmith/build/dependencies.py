@@ -1,8 +1,8 @@
-"""Dependencies of a compilation: its preprocessed text, the files in it, the folders that were searched.
+"""Dependencies of a compilation: its preprocessed text, the included files, and the searched folders.
 
-The preprocessed text is what the compiler reads and what the key of a built kernel is made of, so that no
-header can change between the two. The preprocessor takes a tenth of a second. Where no file and no folder
-changed since an earlier run, its text is known without it.
+The compiler reads the preprocessed text, and the key of a built kernel is computed from the same text, so
+that no header can change in between. The preprocessor takes a tenth of a second. It is not run if no file and
+no folder has changed since an earlier run: its text is then known.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from opsmith.build.toolchain import Toolchain
 
 SOURCE, PREPROCESSED = "kernel.cpp", "kernel.ii"
 REMEMBERED = 8
-"""Most texts that are remembered for one source, as for the branches of a repository."""
+"""Maximum number of texts stored for one source; branches of a repository may have different texts."""
 INDEX = "index"
-"""Folder of what is remembered, in a cache."""
+"""Folder in a cache that contains the stored dependencies."""
 ATTEMPTS = 4
-"""Most runs of the preprocessor in which its files should stay the same."""
+"""Maximum number of preprocessor runs until two runs see the same files."""
 
 _ENTERED = re.compile(r'^# \d+ "((?:\\.|[^"\\\n])+)" 1((?: \d)*)$', re.MULTILINE)
 _FOLDER_MARKER = re.compile(r'^# \d+ "/.*//"\n', re.MULTILINE)
 _MARKED = r'^# \d+ "'
 _BEGINNING = r"""(?:^|[\s=:,"'\0])(?:-[A-Za-z]+)?"""
-"""Text before a path in line markers; in flags, and in variables of the environment."""
+"""Text before a path: in line markers, then in flags and environment variables."""
 _SYSTEM_HEADER = "3"
 _SEARCHED = re.compile(r"^ (/.*?)(?: \(framework directory\))?$", re.MULTILINE)
 _MISSING = re.compile(r'^ignoring nonexistent directory "(/.*)"$', re.MULTILINE)
 
 _refused: dict[tuple[str, str], errors.CompileError] = {}
-"""Errors for the texts that the compiler refused in this process, by the key of the source and the digest."""
+"""Errors of texts that the compiler refused in this process, by the source's key and the digest."""
 
 State = tuple[int, ...]
-"""Size, inode and times of a file or folder, which change when it does; empty if it is missing."""
+"""Size, inode and times of a file or folder, which show a change; empty if it is missing."""
 
 
 class PreprocessorError(Exception):
@@ -63,16 +63,17 @@ class PreprocessorError(Exception):
 
 
 class _OtherTextError(Exception):
-    """The preprocessed text is another one than that of the key."""
+    """The preprocessed text differs from the text of the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Files in a preprocessed text, and folders in which files were looked for, as they were then.
+    """Files in a preprocessed text, and searched folders, in their state at that time.
 
     Attributes:
         files: State and digest of each file, by path.
-        folders: State of each folder, and digest of the names in it: a new file may hide another one.
+        folders: State of each folder, and digest of the names in it: a new file may take precedence over an
+            included one.
     """
 
     files: Mapping[str, tuple[State, str]]
@@ -80,7 +81,7 @@ class Dependencies:
 
     @classmethod
     def now(cls, files: Iterable[str], folders: Iterable[str]) -> Self:
-        """Return the dependencies as they are now."""
+        """Return the same files and folders in their current state."""
         return cls(
             {path: (_state(path), _digest(path)) for path in files},
             {path: (_state(path), _names(path)) for path in folders},
@@ -88,7 +89,7 @@ class Dependencies:
 
     @classmethod
     def read(cls, held: Mapping[str, Mapping[str, tuple[Sequence[int], str]]]) -> Self:
-        """Return dependencies from their form in JSON."""
+        """Return the dependencies from their JSON form."""
         kinds = [
             {str(path): (tuple(state), str(digest)) for path, (state, digest) in held[name].items()}
             for name in ("files", "folders")
@@ -117,23 +118,22 @@ class PreprocessedText:
     dependencies: Dependencies | None
 
     def digest(self, home: str = "") -> str:
-        """Return the digest of the text.
+        """Return a digest of the text.
 
         Args:
-            home: Folder, with a slash behind it, that makes no difference where a line marker names a file in
-                it. A literal of the same letters does.
+            home: Folder, ending in a slash, that is ignored in line markers. In string literals it counts.
         """
         text = _placeless(home, self.text, _MARKED)
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, str]) -> PreprocessedText:
-    """Run the preprocessor until two runs see the same files, so that the second one read what is recorded.
+    """Run the preprocessor until two runs see the same files, so that the second run read them as recorded.
 
     Args:
         toolchain: The compiler.
         flags: Its flags.
-        files: Texts by name: that of `SOURCE`, and of headers beside it.
+        files: Texts by name: `SOURCE`, and headers in the same folder.
 
     Raises:
         PreprocessorError: If the preprocessor refuses the text.
@@ -151,7 +151,7 @@ def preprocess(toolchain: Toolchain, flags: Sequence[str], files: Mapping[str, s
             if done.status:
                 raise PreprocessorError(done.printed)
             text = (directory / PREPROCESSED).read_text(encoding="utf-8", errors="surrogateescape")
-            text = _FOLDER_MARKER.sub("", text)  # names the temporary directory
+            text = _FOLDER_MARKER.sub("", text)  # it contains the path of the temporary directory
             seen = _dependencies(text, files[SOURCE], searched)
             if seen == before:
                 return PreprocessedText(text, seen)
@@ -166,21 +166,21 @@ def obtain_with_dependencies(
     build: Build,
     home: str = "",
 ) -> tuple[CacheEntry, Dependencies | None]:
-    """Return the entry for a text with its headers: from the cache, or compiled now; and its dependencies.
+    """Return the entry for a text with its headers, from the cache or compiled now, and its dependencies.
 
     The dependencies are None if they changed while the text was made.
 
     Args:
         cache: The cache.
         parts: Everything that the entry depends on, without headers.
-        preprocessed: Runs the preprocessor.
-        build: Compiles the file `PREPROCESSED` in a directory. Its exceptions are raised.
-        home: Folder, with a slash behind it, that is not in what is built: a copy in another folder has the
-            same entry.
+        preprocessed: Function that runs the preprocessor. build: Function that compiles the file
+            `PREPROCESSED` in a directory. Its exceptions are raised.
+        home: Folder, ending in a slash, that does not appear in the built files: a copy in a different folder
+            has the same entry.
 
     Raises:
-        CompileError: If the compiler refuses the text. The error is remembered for the process.
-        CacheError: As `Cache.obtain`.
+        CompileError: If the compiler refuses the text. The process remembers the error. CacheError: See
+            `Cache.obtain`.
     """
     key = key_of(parts)
     placeless = {name: _placeless(home, text, _BEGINNING) for name, text in parts.items()}
@@ -205,38 +205,38 @@ def obtain_with_dependencies(
         path.unlink()
 
     if digest is not None:
-        with suppress(_OtherTextError):  # a header was saved just now, or what was remembered is wrong
+        with suppress(_OtherTextError):  # a header was saved just now, or the stored dependencies are wrong
             return cache.obtain({**placeless, "preprocessed": digest}, fill), known[digest]
     made = made or preprocessed()
     digest = made.digest(home)
     entry = cache.obtain({**placeless, "preprocessed": digest}, fill)
     if made.dependencies is not None:
-        known.pop(digest, None)  # the text is the same, as after an edit of a comment
+        known.pop(digest, None)  # the text is the same, for example after a change of a comment
         _remember(cache, key, {digest: made.dependencies, **known})
     return entry, made.dependencies
 
 
 def _placeless(home: str, text: str, before: str) -> str:
-    """Return a text without a folder where it begins a path.
+    """Remove a folder from the beginnings of paths in a text.
 
     Args:
         home: The folder; empty to keep all.
         text: The text.
-        before: Pattern of what stands before a path.
+        before: Pattern of the text before a path.
     """
     if not home:
         return text
-    # A null character marks the place, as no source has one: two texts that differ stay two.
+    # A null character, which no source contains, replaces the folder, so that different texts stay different.
     return re.sub(f"({before}){re.escape(home)}", "\\1\0", text, flags=re.MULTILINE)
 
 
 def own_headers(text: str) -> list[str]:
-    """Return the headers in a preprocessed text that are not the system's."""
+    """Return the headers in a preprocessed text, except the system's headers."""
     return [name for name, is_system in _headers(text).items() if not is_system]
 
 
 def _headers(text: str) -> dict[str, bool]:
-    """Return the absolute paths of headers in a preprocessed text; True for one of the system."""
+    """Return the absolute paths of headers in a preprocessed text, each with True if it is the system's."""
     entered = ((_unquoted(name), flags.split()) for name, flags in _ENTERED.findall(text))
     return {name: _SYSTEM_HEADER in flags for name, flags in entered if os.path.isabs(name)}
 
@@ -251,7 +251,7 @@ def _dependencies(text: str, source: str, searched: Sequence[str]) -> Dependenci
         if _below(name, start)
     }
     for each in (source, *map(_text, own)):
-        beside |= {os.path.dirname(name) for name in named_files(each)}  # a condition may test for them
+        beside |= {os.path.dirname(name) for name in named_files(each)}  # a condition may test if they exist
     folders = {os.path.normpath(os.path.join(start, each)) for start in starts for each in ("", *beside)}
     return Dependencies.now(files, sorted(folders))
 
@@ -270,7 +270,7 @@ def system_folders(toolchain: Toolchain, flags: tuple[str, ...], variables: str)
 
 
 def _searched(toolchain: Toolchain, flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders in which a compiler looks for headers, also those that do not exist."""
+    """Return the folders in which a compiler searches headers, including folders that do not exist."""
     with tempfile.TemporaryDirectory(prefix="opsmith-") as scratch:
         printed = toolchain.run(
             [*flags, "-v", "-E", "-x", "c++", os.devnull, "-o", os.devnull], Path(scratch)
@@ -284,7 +284,7 @@ def _index(cache: Cache, key: str) -> Path:
 
 
 def _remembered(cache: Cache, key: str) -> dict[str, Dependencies]:
-    """Return the dependencies of the texts of a source, by the digest of the text, the newest first."""
+    """Return the stored dependencies of a source, by the digest of its text, the newest first."""
     try:
         held = json.loads(_index(cache, key).read_text(encoding="utf-8"))
         return {str(digest): Dependencies.read(each) for digest, each in held.items()}
@@ -293,7 +293,7 @@ def _remembered(cache: Cache, key: str) -> dict[str, Dependencies]:
 
 
 def _remember(cache: Cache, key: str, known: Mapping[str, Dependencies]) -> None:
-    """Write the dependencies of a source's texts; a disk that cannot serve is no error."""
+    """Store the dependencies of a source's texts; a failure to write is ignored."""
     path = _index(cache, key)
     newest = dict(itertools.islice(known.items(), REMEMBERED))
     with suppress(OSError):

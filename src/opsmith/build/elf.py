@@ -10,7 +10,7 @@ _NO_BITS = 8
 """Type of a section that takes no room in the file."""
 
 NEEDED, SONAME, RPATH, RUNPATH = 1, 14, 15, 29
-"""Tags of the dynamic section: name of another library, own name, and folders in which the loader looks."""
+"""Tags of the dynamic section: name of a needed library, the library's own name, and search folders."""
 _ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _THREAD_LOCAL = 6
@@ -18,9 +18,9 @@ _THREAD_LOCAL = 6
 
 
 def fault_of(path: Path) -> str | None:
-    """Return what is wrong with an ELF file; None if it is complete.
+    """Return the fault of an ELF file; None if it is complete.
 
-    A truncated library ends the process that loads it, by a bus error.
+    A truncated library would kill the process that loads it, with a bus error.
 
     Args:
         path: Path of a library or an object file.
@@ -67,11 +67,11 @@ def section(content: bytes, name: str) -> bytes:
 
 
 def dynamic_texts(content: bytes, *tags: int) -> list[str]:
-    """Return the texts that a library gives to the loader, in its order.
+    """Return the texts of some tags in the dynamic section of a library, in its order.
 
     Args:
         content: Content of the file, of 64 bits, complete and little-endian.
-        tags: Numbers of the kinds of texts, as `NEEDED`.
+        tags: Numbers of the tags, such as `NEEDED`.
     """
     names = section(content, ".dynstr")
     entries = _ENTRY.iter_unpack(section(content, ".dynamic"))
@@ -79,7 +79,7 @@ def dynamic_texts(content: bytes, *tags: int) -> list[str]:
 
 
 def undefined_thread_locals(content: bytes) -> list[str]:
-    """Return the names of thread-local variables that an object file uses and does not define.
+    """Return the names of thread-local variables that an object file uses, but does not define.
 
     Args:
         content: Content of the file, of 64 bits, complete and little-endian.
@@ -94,7 +94,7 @@ def undefined_thread_locals(content: bytes) -> list[str]:
 
 
 def defined_thread_locals(content: bytes) -> list[tuple[str, int, int]]:
-    """Return the thread-local variables of a library: name, offset in the thread's memory, and bytes.
+    """Return the thread-local variables of a library: name, offset in the thread's memory, and size.
 
     Args:
         content: Content of the file, of 64 bits, complete and little-endian.

@@ -1,4 +1,4 @@
-"""Manifest of built kernels: what each file was built from and for, and whether it is as it was written."""
+"""Manifest of built kernels: source and target of each file, and digests that detect a changed file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from opsmith.build.processor import cpu_features, machine
 VERSION = 2
 """Version of the manifest."""
 RUNTIME = "runtime"
-"""Language of the library between torch and all kernels in C++ and CUDA C++, which lies beside them."""
+"""Language of opsmith's own library, which connects torch with kernels in C++ and CUDA C++."""
 
 BUILT_FILES = f"*.{'[0-9a-f]' * 16}.*"
-"""Names of files with built kernels, as a pattern of shells."""
+"""Names of files with built kernels, as a shell pattern."""
 _NAME = re.compile(r"\w[\w.+-]*")
 
 
@@ -45,18 +45,18 @@ class BuiltFile:
     Attributes:
         operator: Name of the operator; empty for opsmith's own library.
         language: Language of the kernel, or `RUNTIME`.
-        digest: Digest of what the author wrote; see `digest_of_parts`.
+        digest: Digest of the author's text and options; see `digest_of_parts`.
         abi: Version of the structures between the kernel and opsmith.
-        target: What it was built for: `x86-64-v3`, `sm_90`, or `compute_90` for PTX.
-        machine: Machine that it runs on, as `linux-x86_64`; empty for code of a GPU.
+        target: Target of the build: `x86-64-v3`, `sm_90`, or `compute_90` for PTX. machine: Machine that it
+            runs on, such as `linux-x86_64`; empty for code of a GPU.
         features: Features that the processor must have.
-        headers: Digest of each header of the package in it, by its path in the package.
-        linked: The same of each library of the package that it was linked with.
-        libraries: Other libraries that the author names, which must be installed.
+        headers: Digests of the headers that it includes from the package, by path in the package. linked:
+            Digests of the libraries that it was linked with from the package, by path in the package.
+            libraries: Further libraries that the author names, which must be installed.
         file: Name of the file, in the folder of the manifest.
         sha256: Digest of its content.
         bytes: Its size.
-        instances: For code of a GPU, what is known of each instance, by its name.
+        instances: For code of a GPU, data of each instance, by its name.
     """
 
     operator: str
@@ -76,10 +76,10 @@ class BuiltFile:
 
     @classmethod
     def read(cls, held: Mapping[str, Any]) -> BuiltFile:
-        """Return a file from its form in JSON.
+        """Return a file from its JSON form.
 
         Raises:
-            ValueError, KeyError, TypeError: If it has another form, or its name leads elsewhere.
+            ValueError, KeyError, TypeError: If the form is wrong, or the name points outside of the folder.
         """
         texts = {name: str(held[name]) for name in ("operator", "language", "digest", "target", "machine")}
         name = str(held["file"])
@@ -106,14 +106,14 @@ class BuiltFile:
 
     @property
     def misfit(self) -> str | None:
-        """Return why the processor cannot run it; None if it can."""
+        """Return the reason why this processor cannot run it; None if it can."""
         if self.machine and self.machine != machine():
             return f"`{self.file}` is for {self.machine}, and this is {machine()}"
         missing = [each for each in self.features if each not in cpu_features()]
         return f"{self.target} needs {', '.join(missing)}, which this processor lacks" if missing else None
 
     def fault_of_part(self, package: Path) -> str | None:
-        """Return which header or library of the package is not as it was at the build; None if all are.
+        """Return the header or library of the package that has changed since the build, or None.
 
         Args:
             package: Folder of the package.
@@ -137,7 +137,8 @@ class KernelFolder:
         directory: The folder.
         files: The files that its manifest names.
         opsmith: Version of opsmith that built them.
-        beside: Owner, group and mode of the package's own file: no file may be open to more users.
+        beside: Owner, group and mode of the package's `__init__.py`: no file here may be writable for more
+            users.
     """
 
     directory: Path
@@ -146,10 +147,10 @@ class KernelFolder:
     beside: os.stat_result
 
     def content(self, built: BuiltFile) -> bytes:
-        """Return the content of a file, if it is as it was written.
+        """Return the content of a file, if it is unchanged since the build.
 
         Raises:
-            UnusableError: If it is not, or others could have written it.
+            UnusableError: If it has changed, or users without access to the package could have changed it.
         """
         path = self.directory / built.file
         refuse_open(path, self.beside)
@@ -165,7 +166,7 @@ class KernelFolder:
 
 
 _folders: dict[tuple[Path, int, int], KernelFolder] = {}
-"""Folders by path, inode and time of the manifest."""
+"""Loaded folders by path, inode and time of the manifest."""
 
 
 def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
@@ -173,10 +174,11 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
 
     Args:
         directory: The folder.
-        beside: The package's own file.
+        beside: The package's `__init__.py`.
 
     Raises:
-        UnusableError: If others can write into it, or its manifest is damaged, missing or of another version.
+        UnusableError: If other users can write into it, or its manifest is damaged, missing or of a different
+            version.
     """
     manifest = directory / MANIFEST
     try:
@@ -208,14 +210,14 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
 
 
 def refuse_open(path: Path, beside: os.stat_result) -> None:
-    """Refuse a file or folder that is a link, or that users can change who cannot change the package's code.
+    """Raise an error for a link, and for a file or folder that more users can change than the package.
 
     Args:
         path: The file or folder.
-        beside: State of the package's own file.
+        beside: State of the package's `__init__.py`.
 
     Raises:
-        UnusableError: If it is one.
+        UnusableError: If it is a link, or more users can change it.
     """
     try:
         state = path.lstat()
@@ -228,14 +230,14 @@ def refuse_open(path: Path, beside: os.stat_result) -> None:
         return
     if state.st_uid not in (os.geteuid(), 0, root, beside.st_uid):
         raise UnusableError(path, f"it belongs to user {state.st_uid}, and the package to {beside.st_uid}")
-    shared = stat.S_IWGRP if state.st_gid == beside.st_gid else 0  # as files are under a umask of 002
+    shared = stat.S_IWGRP if state.st_gid == beside.st_gid else 0  # the group bits of a umask of 002
     if state.st_mode & OTHERS & ~(beside.st_mode & shared):
         mode = stat.S_IMODE(state.st_mode)
         raise UnusableError(path, f"its mode is {mode:o}, so others can write into it")
 
 
 def digest_of_parts(parts: Mapping[str, Any]) -> str:
-    """Return the digest of what an author wrote: text, headers, dtypes, options and others, by name.
+    """Return the digest of an author's declaration: text, headers, dtypes, options and so on, by name.
 
     Example:
         >>> digest_of_parts({"text": "a"}) == digest_of_parts({"text": "b"})
@@ -245,7 +247,7 @@ def digest_of_parts(parts: Mapping[str, Any]) -> str:
 
 
 def sealed(directory: Path, built: BuiltFile) -> BuiltFile:
-    """Return a file with the digest and size of its content, flushed to the disk, and open to no others."""
+    """Return a file with digest and size of its content; it is flushed, and only the owner can write it."""
     path = directory / built.file
     _close(path, 0o644)
     held = {**asdict(built), "sha256": digest_of(path), "bytes": path.stat().st_size}

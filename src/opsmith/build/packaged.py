@@ -1,8 +1,8 @@
-"""Search for a built kernel that fits, in the package that declares its operator.
+"""Search the package that declares an operator for a built kernel that fits.
 
-`opsmith build` writes kernels to the folder `_kernels` of a package. One is used only where it was built from
-what the author's source says now, fits the processor or GPU, and is as it was written. What cannot be used
-never stops a call: the cache, a compiler or the reference serve it.
+`opsmith build` writes kernels to the folder `_kernels` of a package. A built kernel is used only if the
+source is still the same, the processor or GPU can run it, and the file is unchanged. A file that cannot be
+used never stops a call: the cache, a compiler or the reference is used instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Found:
     Attributes:
         folder: The folder; None if the package has no built kernels.
         files: Files that fit, the best first.
-        misfits: Reason why no other file fits; empty if the package has no others.
-        rejected: Files that fit and cannot be used, and the reason of each.
+        misfits: Reason why the remaining files do not fit; empty if there are none. rejected: Files that fit,
+            but cannot be used, each with its reason.
     """
 
     folder: KernelFolder | None = None
@@ -44,7 +44,7 @@ class Found:
         return "; ".join(filter(None, [*faults, self.misfits]))
 
     def usable(self) -> Iterator[tuple[BuiltFile, Path, bytes]]:
-        """Yield the files that are as they were written, with path and content; reject the others."""
+        """Yield the files that are unchanged since the build, with path and content; reject the rest."""
         for built in self.files:
             assert self.folder is not None
             try:
@@ -55,18 +55,18 @@ class Found:
             yield built, self.folder.directory / built.file, content
 
     def reject(self, path: Path, reason: str) -> None:
-        """Note, and warn once for each file, that it cannot be used."""
+        """Record that a file cannot be used, and warn once for each file."""
         self.rejected[path] = reason
         warn_unusable(path, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Search of the kernels of packages in a context.
+    """Settings of the search in a context.
 
     Attributes:
-        instead: Folder by package, in place of its own.
-        targets: The only targets that are used; None for all.
+        instead: Folders that replace the package's folder, by package. targets: The only targets that are
+            used; None for all.
     """
 
     instead: Mapping[Path, Path] = field(default_factory=dict)
@@ -78,7 +78,7 @@ _search: ContextVar[_Search | None] = ContextVar("packaged_search", default=None
 
 @contextmanager
 def looking_in(package: Path, directory: Path, targets: Collection[str]) -> Iterator[None]:
-    """Context manager in which the kernels of a package are looked for elsewhere, to try them.
+    """Context manager in which the kernels of a package are taken from a different folder, to try them.
 
     Args:
         package: Folder of the package.
@@ -108,7 +108,7 @@ def package_of(file: str | None) -> Path | None:
     Args:
         file: Path of the file.
     """
-    if file is None or not os.path.isfile(file):  # as `<stdin>`, beside which no package lies
+    if file is None or not os.path.isfile(file):  # such as `<stdin>`, which has no folder
         return None
     folder = Path(file).resolve().parent
     if not (folder / "__init__.py").is_file():
@@ -127,16 +127,16 @@ def search(
     misfit: Callable[[BuiltFile], str | None] = lambda built: built.misfit,
     rank: Callable[[BuiltFile], Any] = lambda built: -len(built.features),
 ) -> Found:
-    """Search the built kernels of a package for those of a source.
+    """Search the built kernels of a package for the kernels of a source.
 
     Args:
         package: Folder of the package that declares the kernel; see `package_of`.
         language: Language of the kernel.
         operator: Name of the operator.
-        digest: Returns the digest of what its author wrote; called only if the package has such a kernel.
-        abi: Version of the structures that this opsmith takes.
-        misfit: Returns why a file does not fit here; None if it does.
-        rank: Returns the place of a file among those that fit, the best first.
+        digest: Function that returns the digest of the author's declaration; called only if the package has
+            such a kernel. abi: Version of the structures that this opsmith accepts. misfit: Function that
+            returns why a file does not fit here; None if it fits. rank: Function that returns the sort key of
+            a file that fits; the best file has the smallest.
     """
     where = _search.get() or _Search()
     if package is None or where.targets == ():
@@ -181,7 +181,7 @@ def search(
 
 
 def packaged_in(package: Path | None) -> tuple[BuiltFile, ...]:
-    """Return the built kernels of a package; none if it has none, or they cannot be used."""
+    """Return the built kernels of a package; empty if it has none, or they cannot be used."""
     if package is None:
         return ()
     try:
@@ -203,4 +203,4 @@ def warn_unusable(path: Path, reason: str) -> None:
         warn_caller(
             f"{named} not used: {reason}; install the package again, or build it again by `opsmith build`"
         )
-        _warned.add(path)  # last: a filter may make the warning an error
+        _warned.add(path)  # this is last, because a filter may turn the warning into an exception

@@ -1,4 +1,4 @@
-"""Platform tag of a wheel, from what its libraries need of the system."""
+"""Find the platform tag of a wheel from the system libraries that its libraries need."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SYSTEM = frozenset(
         *("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"),
     }
 )
-"""Libraries that every system with glibc has: those of the policies of auditwheel that kernels may need."""
+"""Libraries that every system with glibc has, by the policies of auditwheel, and kernels may need."""
 OF_TORCH = frozenset({"libgomp.so.1", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"})
-"""Libraries that torch brings along, and loads first. A copy in a wheel would be a second OpenMP runtime."""
+"""Libraries that torch contains and loads first; a copy in a wheel would be a second OpenMP runtime."""
 
 _POLICIES = (
     ("2.28", "3.4.24", "1.3.11", "7.0.0"),
@@ -31,7 +31,7 @@ _POLICIES = (
     ("2.39", "3.4.33", "1.3.15", "14.0.0"),
     ("2.41", "3.4.33", "1.3.15", "14.0.0"),
 )
-"""Newest GLIBC, GLIBCXX, CXXABI and GCC of the systems of each tag, as auditwheel 6.8 has them.
+"""Newest GLIBC, GLIBCXX, CXXABI and GCC versions of the systems of each tag, as in auditwheel 6.8.
 
 Older systems are left out: wheels of torch need glibc 2.28.
 """
@@ -41,7 +41,7 @@ _SHIP_IT = (
 )
 """Advice on a library that a kernel links."""
 _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
-"""Versions that are words, and the version with which each came. Others are newer than any known system."""
+"""Versions that are words, each with its numbered version; unknown words are newer than all systems."""
 _NAMES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _FILE, _VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
@@ -52,9 +52,9 @@ class PlatformTag:
     """Platform tag of a wheel.
 
     Attributes:
-        tag: The tag, as `manylinux_2_28_x86_64`; `linux_x86_64` where no other system is known to run it.
-        reason: Reason why it is not a tag of manylinux; empty if it is one.
-        hint: Advice on how it becomes one.
+        tag: The tag, such as `manylinux_2_28_x86_64`; `linux_x86_64` if no other system is known to run it.
+            reason: Reason why it is not a manylinux tag; empty if it is one. hint: Advice on how to get a
+            manylinux tag.
     """
 
     tag: str
@@ -63,15 +63,15 @@ class PlatformTag:
 
 
 def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = None) -> PlatformTag:
-    """Return the tag of the systems that run these libraries, as `auditwheel show` finds it.
+    """Return the tag of the systems that can run these libraries, by the rules of `auditwheel show`.
 
     Args:
         libraries: ELF files of one machine, complete, little-endian, of 64 bits.
-        wheel: Files of the wheel by their paths in it, these libraries among them. A library that one of them
-            finds there is no need of the system, and its own needs count.
+        wheel: Files of the wheel by their paths in it, including these libraries. A needed library that is in
+            the wheel is not required from the system, but its own requirements count.
 
     Raises:
-        ValueError: If there are none, or they are not for one machine that torch has wheels for.
+        ValueError: If there are no libraries, or they are not all for one machine for which torch has wheels.
     """
     needs: dict[Path, SystemNeeds] = {}
     waiting = [*libraries]
@@ -108,7 +108,7 @@ def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = N
 
 
 def _in_wheel(path: Path, content: bytes, wheel: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the libraries that a library of a wheel finds in it, by their names."""
+    """Return the libraries that a library of a wheel loads from the wheel, by their names."""
     place = next((place for place, each in wheel.items() if each == path), None)
     if place is None:
         return {}
@@ -125,12 +125,11 @@ def _in_wheel(path: Path, content: bytes, wheel: Mapping[str, Path]) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class SystemNeeds:
-    """Needs of a library: machine, other libraries, and versions of the system's symbols.
+    """Requirements of a library: machine, needed libraries, and versions of the system's symbols.
 
     Attributes:
-        machine: Machine that it is for.
-        libraries: Names of other libraries.
-        versions: Versions of the symbols of the system's libraries, as `GLIBC_2.29`.
+        machine: Machine that it is for. libraries: Names of the libraries that it needs. versions: Versions
+            of the symbols of the system's libraries, such as `GLIBC_2.29`.
     """
 
     machine: str
@@ -139,7 +138,7 @@ class SystemNeeds:
 
     @classmethod
     def of(cls, content: bytes) -> SystemNeeds:
-        """Read the needs from a library's content."""
+        """Read the requirements from a library's content."""
         (number,) = struct.unpack_from("<H", content, 18)
         names = section(content, ".dynstr")
         libraries = dynamic_texts(content, NEEDED)
@@ -147,12 +146,12 @@ class SystemNeeds:
         return cls(_MACHINES.get(number, f"machine {number}"), frozenset(libraries), frozenset(versions))
 
     def fits(self, limits: dict[str, tuple[int, ...]]) -> bool:
-        """Return True if the system has every symbol."""
+        """Return True if the system has every version of symbols."""
         return all(_fits(name, limits) for name in self.versions)
 
 
 def _versions(content: bytes, names: bytes) -> Iterable[tuple[str, str]]:
-    """Yield library and version of the symbols that a library needs, from `.gnu.version_r`."""
+    """Yield library and version of each group of needed symbols, from `.gnu.version_r`."""
     table, at = section(content, ".gnu.version_r"), 0
     while table:
         _, count, file, first, following = _FILE.unpack_from(table, at)

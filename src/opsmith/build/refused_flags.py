@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RefusedFlags:
-    """Flags that a kernel cannot have, for one reason.
+    """Flags that a kernel cannot have, all for the same reason.
 
     Attributes:
         pattern: Regular expression of the flags.

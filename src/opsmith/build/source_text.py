@@ -1,4 +1,4 @@
-"""Text of a kernel in C++ or CUDA C++: its function, its position in a file, its own headers."""
+"""Text of a kernel in C++ or CUDA C++: its function, its position in a file, and its headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from opsmith import errors
 
-# Texts, which `re` compiles at their first use and keeps: a declaration needs the first one alone.
+# Patterns as texts, which `re` compiles at their first use and caches: a declaration needs only the first.
 _COMMENT = r'(?s://[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*")'
 _DIRECTIVE = r"(?m:^[ \t]*(?:#|%:).*$)"
 _DEFINED_FILE = r"\s*(?:#|%:)\s*define\s+(?P<name>\w+)\s+[\"<]"
@@ -30,7 +30,7 @@ class SourceLanguage:
 
     Attributes:
         name: Name of the language, for messages.
-        argument: Argument of `op.kernel` for the text; with the suffix `_file`, that for a file.
+        argument: Argument of `op.kernel` for the text; with the suffix `_file`, the argument for a file.
         function: Word for the kernel's function, for messages.
         pattern: Regular expression of the function, with `{name}` for its name.
         expected: Declaration of the function with `{name}`, for messages.
@@ -54,8 +54,7 @@ class FoundFunction:
         bare: The text without comments and strings.
         name: Name of the function.
         path: File of the text.
-        line: Line of the file on which the text begins, from 1.
-        at: Line of the file on which the function is named.
+        line: Line of the file at which the text begins, from 1. at: Line of the file that names the function.
         match: Match of the language's pattern.
     """
 
@@ -77,7 +76,7 @@ def find_function(
     entry: str | None,
     declared: str | None,
 ) -> FoundFunction:
-    """Find the function in a text that is the kernel; see `find_functions`."""
+    """Find the kernel's function in a text; see `find_functions`."""
     (found,) = find_functions(language, operator, text=text, file=file, entries=[entry], declared=declared)
     return found
 
@@ -91,14 +90,14 @@ def find_functions(
     entries: Sequence[str | None],
     declared: str | None,
 ) -> list[FoundFunction]:
-    """Find the functions in a text that are the kernel.
+    """Find the kernel's functions in a text.
 
     Args:
         language: Language of the text.
         operator: Name of the operator, `namespace::name`.
         text: Text of the source.
-        file: File of the source; a relative path is beside the file that declares the kernel.
-        entries: Names of the functions; None for that of the operator, without its namespace.
+        file: File of the source; a relative path is relative to the folder of the file that declares the
+            kernel. entries: Names of the functions; None for the operator's name without its namespace.
         declared: File that declares the kernel.
 
     Raises:
@@ -129,8 +128,8 @@ def find_functions(
 def declaration_of(pattern: str, name: str, bare: str) -> re.Match[str] | None:
     r"""Match the pattern of a function; None if the text does not have it.
 
-    A match seldom has a line that ends with `;` or a brace, so that the text behind those before the name is
-    searched first, by a pattern of all functions, which is compiled once.
+    Lines that end with `;` or a brace are seldom part of a match. So the text after such a line, up to the
+    name, is searched first. The pattern for this search fits all functions, and is compiled once.
 
     Args:
         pattern: Verbose regular expression, with `{name}` for the name, and `(` at its end.
@@ -144,7 +143,7 @@ def declaration_of(pattern: str, name: str, bare: str) -> re.Match[str] | None:
     every = re.compile(pattern.format(name=r"(?P<name>\w+)"), re.VERBOSE)
     opened, at, called = re.compile(r"\s*\("), bare.find(name), False
     while at >= 0:
-        inside = bare[max(at - 1, 0) : at]  # of another name, as in `same_sizes`
+        inside = bare[max(at - 1, 0) : at]  # part of a longer name, such as `same_sizes`
         parenthesis = None if inside.isalnum() or inside == "_" else opened.match(bare, at + len(name))
         if parenthesis is not None:
             called = True
@@ -180,7 +179,7 @@ def _text_of(
     path = file_of(file, declared)
     try:
         return path.read_text(encoding="utf-8").removeprefix("\ufeff"), _visible(path), 1
-    except (OSError, ValueError) as error:  # the latter if it is not UTF-8, or has a zero byte in its name
+    except (OSError, ValueError) as error:  # ValueError if it is not UTF-8, or its name has a zero byte
         raise errors.KernelSourceError(
             f"the file of a {language.name} kernel cannot be read",
             argument=f"{language.argument}_file",
@@ -192,15 +191,15 @@ def _text_of(
 
 
 def file_of(file: str | PathLike[str], declared: str | None) -> Path:
-    """Return the absolute path of a kernel's file, which holds after a change of the current directory.
+    """Return the absolute path of a kernel's file, which stays valid if the current directory changes.
 
     Args:
-        file: Path of the file. A relative one is beside the file that declares the kernel; in the current
-            directory where no file declares it, as in a notebook.
+        file: Path of the file. A relative path is relative to the folder of the file that declares the
+            kernel. If no file declares it, as in a notebook, it is relative to the current directory.
         declared: File that declares the kernel.
 
     Raises:
-        KernelSourceError: If that file is in an archive, beside which there are no files.
+        KernelSourceError: If the declaring file is in an archive.
     """
     path = file if isinstance(file, Path) else Path(file)
     if path.is_absolute() or declared is None:
@@ -224,7 +223,7 @@ def _visible(path: str | PathLike[str]) -> str:
 
 
 def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
-    """Refuse half a surrogate pair, which no encoding has."""
+    """Raise an error for half a surrogate pair, which no encoding can represent."""
     found = re.search("[\ud800-\udfff]", text)
     if found is not None:
         raise errors.KernelSourceError(
@@ -236,7 +235,7 @@ def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
         )
 
 
-@functools.lru_cache(maxsize=4)  # the kernels of a file in C++, and of one in CUDA C++, come in turn
+@functools.lru_cache(maxsize=4)  # kernels of a C++ file and of a CUDA C++ file may alternate
 def without_comments(text: str) -> str:
     """Return the text with comments and strings replaced by spaces, on the same lines."""
     return re.sub(_COMMENT, lambda match: "\n".join(" " * len(line) for line in match[0].split("\n")), text)
@@ -253,7 +252,7 @@ def _location_of(text: str, declared: str | None, otherwise: str) -> tuple[str, 
 
 
 def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | None:
-    """Return the folder of a kernel's own headers: that of its file, or of its declaration.
+    """Return the folder of a kernel's headers: the folder of its file, or of its declaration.
 
     Args:
         file: File of the kernel; None if its text is given.
@@ -271,13 +270,13 @@ def folder_of(file: str | PathLike[str] | None, declared: str | None) -> str | N
 def includes_of(text: str, folder: str | None, others: Sequence[str] = ()) -> Mapping[Path, str]:
     """Return the text of the headers that a kernel may include, transitively, by path.
 
-    These are all files that a directive names: a macro may stand for one, or a condition test one. A header
-    that cannot be read is the compiler's own, or missing, which the compiler reports.
+    A directive may name such a file, a macro may stand for it, or a condition may test it. A header that
+    cannot be read belongs to the compiler, or is missing; the compiler then reports it.
 
     Args:
         text: Text of a kernel.
         folder: Folder of its headers; None if it is unknown.
-        others: Folders that are searched after it.
+        others: Further folders, which are searched afterwards.
     """
     found: dict[Path, str] = {}
     waiting = [(text, Path(folder) if folder else None)]
@@ -297,7 +296,7 @@ def includes_of(text: str, folder: str | None, others: Sequence[str] = ()) -> Ma
 
 
 def named_files(text: str) -> list[str]:
-    """Return the files that the directives of a text name, also where comments or line ends divide them.
+    """Return the files that the directives of a text name, even if comments or line ends split a directive.
 
     Args:
         text: Text of a source or a header.
@@ -306,7 +305,7 @@ def named_files(text: str) -> list[str]:
 
 
 def computed_includes(text: str, folder: str | None) -> list[str]:
-    """Return what a kernel or its headers include by a macro that is not defined as the name of a header.
+    """Return the macros that are included by a kernel or its headers, but not defined as a header's name.
 
     Args:
         text: Text of a kernel.
@@ -331,7 +330,7 @@ def header_digests(text: str, folder: str | None) -> dict[str, str]:
 
 
 def include_parts(text: str, folder: str | None) -> dict[str, str]:
-    """Return the part of a cache key for a kernel's own headers; empty if it has none."""
+    """Return the part of a cache key for a kernel's headers; empty if it has none."""
     found = includes_of(text, folder)
     if not found:
         return {}
@@ -339,5 +338,5 @@ def include_parts(text: str, folder: str | None) -> dict[str, str]:
 
 
 def has_includes(text: str) -> bool:
-    """Return True if a text may include a header that is not between angle brackets."""
+    """Return True if a text may have an `#include` without angle brackets."""
     return re.search(_OWN_INCLUDE, text) is not None

@@ -1,4 +1,4 @@
-"""Lines of source of addresses in a library, by `addr2line` of GNU binutils."""
+"""Find the source lines of addresses in a library with `addr2line` of GNU binutils."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Line:
 
     Attributes:
         function: Name of the function.
-        file: File, as the compiler was given it.
+        file: Path of the file, in the form that the compiler got.
         number: Number of the line, from 1.
     """
 
@@ -28,7 +28,7 @@ class Line:
     number: int
 
     def is_of(self, file: str) -> bool:
-        """Return True for a line of this file, whose path may be relative to the compiler's directory."""
+        """Return True if the line is in this file; its path may be relative to the compiler's directory."""
         return self.file == file or self.file.endswith(f"/{file}")
 
 

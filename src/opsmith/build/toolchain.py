@@ -25,24 +25,23 @@ from opsmith.build.processor import cpu_info
 NAMES = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-march=native", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math"),  # else no loop with a root or a choice is vectorized
+    *("-fno-math-errno", "-fno-trapping-math"),  # needed to vectorize some loops
     *("-fPIC", "-shared", "-fvisibility=hidden", "-pipe"),
-    "-Wl,--no-undefined",  # an undefined symbol is an error at link time, not at load time
+    "-Wl,--no-undefined",  # an undefined symbol is reported by the linker, not when the library is loaded
     *("-Wl,--wrap=exit", "-ldl"),  # kernels call a wrapper of `exit`, see codegen.py
 )
-"""Flags of kernels. Without `-ffast-math`, because nan and inf are compared with the reference, too. With
-line numbers (`-g1`), for reports of crashes."""
+"""Flags of kernels: no `-ffast-math`, because checks compare nan and inf; line numbers for crash reports."""
 VARIABLES = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
     *("LD_RUN_PATH", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG"),
 )
 """Environment variables that change what a compiler builds."""
 UNWANTED = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")
-"""Environment variables by which a compiler writes files of its own."""
+"""Environment variables that make a compiler write additional files."""
 NOT_STARTED = (126, 127)
 """Exit statuses of POSIX for a program that cannot be started."""
 MOST_PRINTED = 1_000_000
-"""Most bytes of a compiler's output that are read."""
+"""Maximum number of bytes of a compiler's output that are read."""
 LIMIT_S = 600
 """Time limit of the compiler: generous, because a machine may be slow."""
 
@@ -60,7 +59,7 @@ class Toolchain:
     """C++ compiler.
 
     Attributes:
-        command: Program and arguments that always follow it.
+        command: Program and its first arguments, which are the same in each run.
         identity: Text that differs between versions of the program.
     """
 
@@ -71,7 +70,7 @@ class Toolchain:
         """Run the compiler in a directory.
 
         Raises:
-            ToolchainError: If it does not run, or does not end.
+            ToolchainError: If it does not run, or does not end in time.
             OSError: If the disk is full.
         """
         inherited = {name: value for name, value in os.environ.items() if name not in UNWANTED}
@@ -94,7 +93,7 @@ class Toolchain:
             if process.returncode in NOT_STARTED:
                 raise OSError(printed.strip())
         except (OSError, subprocess.TimeoutExpired) as error:
-            if not directory.is_dir():  # another process cleared the cache
+            if not directory.is_dir():  # a different process cleared the cache
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory)) from error
             raise errors.ToolchainError(
                 "the C++ compiler does not run",
@@ -112,10 +111,10 @@ class Toolchain:
         return CompilerOutput(status, printed)
 
     def refuse_unfit(self) -> None:
-        """Refuse a program that compiles no file at all, by a trial.
+        """Raise an error if the program cannot compile a trivial file.
 
         Raises:
-            ToolchainError: If it does not.
+            ToolchainError: If it cannot.
         """
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "trial.cpp").write_text("int opsmith_trial;\n", encoding="utf-8")
@@ -128,17 +127,15 @@ class Toolchain:
             )
 
     def build(self, made: str, arguments: list[str], directory: Path, expected: str, hint: str = "") -> None:
-        """Run the compiler on a source of opsmith, which it must take.
+        """Run the compiler on a source that opsmith wrote, and that it must accept.
 
         Args:
-            made: Words for the source.
-            arguments: Its arguments.
-            directory: Folder in which it runs.
-            expected: Words for a compiler that takes it.
+            made: Words for the source. arguments: Arguments of the compiler. directory: Folder in which it
+                runs. expected: Words for a compiler that accepts it.
             hint: What to do without one.
 
         Raises:
-            CompileError: If the linker does not find a library of the author's.
+            CompileError: If the linker does not find a library that the author names.
             ToolchainError: If it fails, or writes no complete file.
         """
         done = self.run(arguments, directory)
@@ -154,9 +151,9 @@ class Toolchain:
         self.refuse_incomplete(directory / arguments[arguments.index("-o") + 1])
 
     def _status_by_file(self, arguments: list[str], directory: Path, printed: str) -> int:
-        """Return 1 if there is no output file: the exit status is 0, too, where somebody else took it.
+        """Return 1 if there is no output file, else 0: the real exit status may be lost.
 
-        This is so where SIGCHLD is ignored, and where another thread or a handler waits for all children.
+        Python reports 0 if SIGCHLD is ignored, or if a different thread or a handler waits for all children.
         """
         written = directory / arguments[arguments.index("-o") + 1] if "-o" in arguments else directory
         if os.path.lexists(written) or not directory.is_dir():
@@ -166,7 +163,7 @@ class Toolchain:
         return 1
 
     def refuse_incomplete(self, path: Path) -> None:
-        """Refuse a file that the compiler did not write, or not to its end, though it reports success.
+        """Raise an error if the compiler reports success, but the file is missing or incomplete.
 
         Args:
             path: A library or an object file.
@@ -184,7 +181,7 @@ class Toolchain:
             )
 
     def _command(self, arguments: list[str]) -> list[str]:
-        """Return the command, with what ends the compiler and its own processes if this thread ends."""
+        """Return the command, with a prefix that kills the compiler and its children if this thread ends."""
         wrapper = _dying_wrapper()
         if not wrapper:
             return [*self.command, *arguments]
@@ -192,7 +189,7 @@ class Toolchain:
         return [*wrapper, *self.command, *arguments, *inner]
 
     def _refuse_failure(self, status: int, printed: str) -> None:
-        """Refuse a failure of the compiler itself, which says nothing about the source."""
+        """Raise an error for a failure of the compiler itself, which is no fault of the source."""
         if status < 0:
             printed = f"{_signal(-status)} signal terminated program {Path(self.command[0]).name}"
         for (problem, hint), pattern in _FAILURES.items() if status else ():
@@ -207,7 +204,7 @@ class Toolchain:
 
 
 def _signal(number: int) -> str:
-    """Return the name of a signal; its number for one without a name, as those of real time."""
+    """Return the name of a signal; or its number if it has none, as a real-time signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -220,7 +217,7 @@ _DISK_FAULTS = {
     number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 }
 _DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
-"""Texts that compilers print of a disk that takes no more."""
+"""Texts that compilers print if the disk is full."""
 _MEMORY = "see that there is memory enough, since the system kills what takes too much"
 _FAILURES = {
     ("the C++ compiler died of a signal", _MEMORY): re.compile(
@@ -234,9 +231,9 @@ _FAILURES = {
         "install it whole, on Debian or Ubuntu by `apt-get install g++`",
     ): re.compile(r"(?<=fatal error: )cannot (?:execute|find) .+"),
 }
-"""Failures of compilers themselves: problem and hint, by what they print."""
+"""Failures of compilers themselves: problem and hint, by a pattern of the output."""
 _STYLE = re.compile(r"\x1b\[[\d;]*[mK]")
-"""Colours, as of `-fdiagnostics-color`, which are no part of a message."""
+"""Escape sequences of colours, such as from `-fdiagnostics-color`, which are removed from messages."""
 
 
 @contextmanager
@@ -244,7 +241,7 @@ def killed_whole(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kill a process with its process group if an exception ends the region.
 
     Args:
-        process: Process that leads a group of its own.
+        process: Process that is the leader of its process group.
     """
     try:
         yield
@@ -257,7 +254,7 @@ def killed_whole(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @functools.cache
 def _dying_wrapper() -> tuple[str, ...]:
-    """Return the command of util-linux by which a process is killed when its parent ends; empty for none."""
+    """Return util-linux's command that kills a process when its parent ends; empty if there is none."""
     program = shutil.which("setpriv")
     if program is None:
         return ()
@@ -293,7 +290,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
     for candidate in candidates:
         program = shutil.which(candidate[0], path=path)
         if program is not None:
-            # It runs in other directories, so `./compiler` is not its name there.
+            # It runs in different directories, where `./compiler` would not name it.
             return Toolchain((os.path.abspath(program), *candidate[1:]), _identity(candidate, path))
     got, program = f"none of {', '.join(NAMES)} in PATH", candidates[0][0]
     if named and os.path.dirname(program):
@@ -310,9 +307,10 @@ def _toolchain(named: str, path: str) -> Toolchain:
 
 
 def _identity(command: list[str], path: str) -> str:
-    """Return the identities of all programs in a command, and of all in PATH by their names.
+    """Return the identities of all programs in a command, and of all programs of these names in PATH.
 
-    A wrapper runs the program that follows it, as in `ccache g++`, or the next one of its own name in PATH.
+    A wrapper runs the program that follows it, as in `ccache g++`, or the next program of the same name in
+    PATH.
     """
     folders = path.split(os.pathsep)
     named = [os.path.join(folder, Path(word).name) for word in command for folder in folders]
@@ -326,7 +324,7 @@ def compiler_variables() -> str:
 
 
 def file_identity(path: Path) -> str:
-    """Return path, size and time of a compiler's file, which are faster to get than its version."""
+    """Return path, size and time of a compiler's file; this is faster than to ask for its version."""
     resolved = path.resolve()
     state = resolved.stat()
     return f"{resolved} {state.st_size} {state.st_mtime_ns}"

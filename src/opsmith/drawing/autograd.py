@@ -1,4 +1,4 @@
-"""Autograd graphs: the nodes behind some tensors, and the tensors that they save."""
+"""Autograd graphs: the nodes that lead to some tensors, and the tensors that the nodes save."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ def autograd_graph(
     title: str,
     recording: Recording | None = None,
 ) -> Graph:
-    """The graph behind some tensors.
+    """Return the autograd graph of some tensors.
 
     Args:
         outputs: The tensors, by name.
-        names: Names of other tensors.
-        options: The options; tensors that operators and Functions save always have a node.
-        title: The title if the options have none.
-        recording: The calls that made the graph; None if they were not recorded.
+        names: Names of further tensors. options: The options; tensors that operators and Functions save
+            always have a node. title: The title if the options have none. recording: The calls that created
+            the graph; None if they were not recorded.
 
     Raises:
         NoGraphError: If a tensor has no graph.
@@ -57,7 +56,7 @@ def autograd_graph(
 
 
 def refuse_without_graph(tensor: Tensor, name: str) -> None:
-    """Refuse a tensor without a `grad_fn`.
+    """Raise an error for a tensor without a `grad_fn`.
 
     Raises:
         NoGraphError: If it has none.
@@ -99,7 +98,7 @@ def ordered(roots: Sequence[Any]) -> list[Any]:
 
 
 class _AutogradGraphBuilder(GraphBuilder):
-    """Builder of an autograd graph. The caller holds autograd's nodes, so that their `id` stays unique."""
+    """Builder of an autograd graph. The caller keeps autograd's nodes alive, so that their `id` is unique."""
 
     def __init__(self, names: TensorNames, options: Options, recording: Recording | None) -> None:
         super().__init__(names, memory=options.memory)
@@ -159,7 +158,7 @@ class _AutogradGraphBuilder(GraphBuilder):
                 self.edge(self._saved_node(each, value), added, each.name, "saved")
 
     def add_output(self, name: str, tensor: Tensor) -> None:
-        """Add an output tensor, and the base that it is a view of."""
+        """Add an output tensor and, if it is a view, its base."""
         added = self.node("output", name, forms=(form_of(tensor),))
         self.edge(self._ids[id(tensor.grad_fn)], added)
         base = capabilities.viewed(tensor)
@@ -183,7 +182,7 @@ class _AutogradGraphBuilder(GraphBuilder):
         return self._tensors[id(leaf)]
 
     def _saved_node(self, saved: Saved, value: Any) -> str:
-        """The node of a saved tensor: that of a leaf, or one for all nodes that save the same view."""
+        """Return the node of a saved tensor: a leaf's node, or the node shared by all that save this view."""
         if id(value) in self._tensors:
             return self._tensors[id(value)]
         key = (
@@ -198,7 +197,7 @@ class _AutogradGraphBuilder(GraphBuilder):
         return self._tensors[key]
 
     def _saved(self, node: Any, record: RecordedOperator | None) -> tuple[list[tuple[Saved, Any]], bool]:
-        """The tensors that a node saved, with their values, and whether one was modified in place."""
+        """Return the tensors that a node saved, with their values, and True if one was modified in place."""
         if not self.memory:
             return [], False
         values = saved_values(node)
@@ -219,7 +218,7 @@ class _AutogradGraphBuilder(GraphBuilder):
         return shown_line(user_line_of_traceback("\n".join(node.metadata.get("traceback_", ()))))
 
     def _group(self, call: RecordedCall | None, record: RecordedOperator | None) -> str | None:
-        """The group of a call; an operator whose operations autograd records is a group itself."""
+        """Return the group of a call; an operator whose operations autograd records is itself a group."""
         if call is None:
             return None
         if call.operator is None or record is not None:
@@ -234,7 +233,7 @@ class _AutogradGraphBuilder(GraphBuilder):
 def _is_plain(value: Any) -> bool:
     try:
         return isinstance(value, Tensor) and value.storage_offset() >= 0
-    except (NotImplementedError, RuntimeError):  # sparse, or a tensor of a transform
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or a tensor of a transform
         return False
 
 
@@ -255,7 +254,7 @@ def _forms(node: Any) -> tuple[Form, ...]:
 
 
 def _rules(record: RecordedOperator | None) -> tuple[tuple[str, str], ...]:
-    """The rule for the gradient of each input of an operator."""
+    """Return the rule for the gradient of each input of an operator."""
     if record is None:
         return ()
     rules = record.specification.gradients.rules

@@ -15,7 +15,7 @@ from opsmith.drawing.graph import Edge, Form, Graph, Group, Kind, Node, Role, Sa
 
 
 class TensorNames:
-    """Names of tensors, by identity; the first name stays, unless a later one has a role."""
+    """Names of tensors, by identity; the first name stays, unless a later name has a role."""
 
     def __init__(self) -> None:
         self._named: dict[int, tuple[Tensor, Owner]] = {}
@@ -34,7 +34,7 @@ class TensorNames:
             self.add(name, buffer, "buffer")
 
     def add_values(self, values: Iterable[tuple[str, Any]]) -> None:
-        """Name the tensors among some values, and the parameters and buffers of the modules among them."""
+        """Name the tensors in some values, and the parameters and buffers of the modules in them."""
         for name, value in values:
             if isinstance(value, Tensor):
                 self.add(name, value)
@@ -56,8 +56,8 @@ class TensorNames:
 
         Args:
             storages: The storages.
-            computed: Register the intermediate results, else all others. Intermediate results must come last,
-                since they may be views of inputs.
+            computed: True to register the intermediate results, False to register all other tensors.
+                Intermediate results must be registered last, since they may be views of inputs.
         """
         for tensor, owner in self._named.values():
             if (owner.role == "intermediate") == computed:
@@ -71,7 +71,7 @@ def _role(tensor: Tensor) -> Role:
 
 
 def given_names(given: Any) -> TensorNames:
-    """The names in `names=`.
+    """Return the names in `names=`.
 
     Raises:
         UsageError: If it is neither a module nor a dict of tensors and modules.
@@ -107,7 +107,7 @@ def variables(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Owner:
-    """The tensor that keeps a storage alive outside of the graph.
+    """A tensor outside of the graph that keeps a storage alive.
 
     Args:
         role: Its role.
@@ -121,7 +121,7 @@ class Owner:
 class Storages:
     """The storages of one trace, numbered in order of first use, with their owners.
 
-    This object holds the storages, so that their numbers stay unique.
+    This object keeps the storages alive, so that their numbers stay unique.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Storages:
         self._owners.setdefault(number, Owner(role, name))
 
     def saved(self, name: str, value: Any) -> Saved:
-        """A saved value; the first one in a storage counts its bytes."""
+        """Return a saved value; only the first value in a storage counts its bytes."""
         if not isinstance(value, Tensor):
             self._next += 1
             return Saved(name, None, 0, self._next, "packed", True)
@@ -148,11 +148,11 @@ class Storages:
         return Saved(name, form_of(value), size, number, owner.role, first, owner.name)
 
     def _of(self, tensor: Tensor) -> tuple[int, int]:
-        """Number and bytes of a tensor's storage; a tensor without one counts as its own."""
+        """Return number and bytes of a tensor's storage; a tensor without a storage counts as a storage."""
         try:
             key: Any = tensor.untyped_storage()
             size = int(key.nbytes())
-        except (NotImplementedError, RuntimeError):  # sparse, or a stand-in of a transform
+        except (NotImplementedError, RuntimeError):  # a sparse tensor, or a tensor of a transform
             key, size = tensor, tensor.numel() * tensor.element_size()
         if id(key) not in self._numbers:
             self._next += 1

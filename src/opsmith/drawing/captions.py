@@ -26,7 +26,7 @@ WORDS: dict[Kind, str] = {
 
 
 def heading(node: Node) -> str:
-    """The first line: its label, or its kind if it has none."""
+    """Return the first line: the label of the node, or its kind if it has no label."""
     return node.label or WORDS[node.kind]
 
 

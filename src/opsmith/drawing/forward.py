@@ -26,7 +26,7 @@ class CallRecord:
     Args:
         recording: The calls inside.
         outputs: The tensors that it returned, by name.
-        names: Names of the tensors that it was given.
+        names: Names of its input tensors.
     """
 
     recording: Recording
@@ -60,7 +60,7 @@ def record_call(subject: DrawnCall, names: TensorNames) -> CallRecord:
 
 
 def _refuse_lazy(module: torch.nn.Module) -> None:
-    """Refuse a lazy module, whose parameters the call would initialize."""
+    """Raise an error for a lazy module, whose parameters the call would initialize."""
     owned = (*module.named_parameters(), *module.named_buffers())
     lazy = [name for name, tensor in owned if torch.nn.parameter.is_lazy(tensor)]
     if lazy:
@@ -74,12 +74,12 @@ def _refuse_lazy(module: torch.nn.Module) -> None:
 
 
 def eager() -> Any:
-    """A region in which compiled functions run eagerly, so that their calls are recorded."""
+    """Context manager in which compiled functions run eagerly, so that their calls are recorded."""
     return torch.compiler.set_stance("force_eager")
 
 
 def forward_graph(found: CallRecord, title: str, *, memory: bool = True) -> Graph:
-    """The graph of a recorded call.
+    """Return the graph of a recorded call.
 
     Args:
         found: The call.
@@ -100,7 +100,7 @@ def forward_graph(found: CallRecord, title: str, *, memory: bool = True) -> Grap
 
 
 def _left_out(found: CallRecord, left: int) -> str:
-    """A note about calls that are not drawn; whether an output depends on them may be unknown."""
+    """Return a note about calls that are not drawn; it may be unknown if an output depends on them."""
     if not left:
         return ""
     sources = {name: found.recording.source_of(tensor) for name, tensor in found.outputs.items()}
@@ -142,7 +142,7 @@ class CallGraphBuilder(GraphBuilder):
         Args:
             recording: The calls.
             ends: Results.
-            group: The group that all of it is in.
+            group: The group that contains all of it.
 
         Returns:
             The node that computes each of the ends.
@@ -176,7 +176,7 @@ class CallGraphBuilder(GraphBuilder):
             self.edge(source, added, label)
 
     def _saved(self, call: RecordedCall) -> tuple[Saved, ...]:
-        """The tensors that autograd saves for a call; empty if a backward inside the recording freed them."""
+        """Return the tensors that autograd saves for a call; empty if a recorded backward freed them."""
         if not self.memory:
             return ()
         return tuple(
@@ -201,7 +201,7 @@ class CallGraphBuilder(GraphBuilder):
 
 
 def _used(ends: list[RecordedCall | Tensor], calls: list[RecordedCall]) -> set[int]:
-    """Numbers of the calls that an output, or a value returned to Python, depends on."""
+    """Return the numbers of the calls on which an output, or a value returned to Python, depends."""
     pending = [end for end in ends if isinstance(end, RecordedCall)] + [call for call in calls if call.reads]
     found: set[int] = set()
     while pending:

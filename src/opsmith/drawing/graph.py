@@ -1,4 +1,4 @@
-"""Graph: an immutable value that tracers return and renderers read."""
+"""Graphs: immutable values that tracers return and renderers read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Kind = Literal[
     "buffer",
     "input",
     "constant",
-    "saved",  # a saved tensor that is none of the above
+    "saved",  # a saved tensor of none of the kinds above
     "base",  # the base of an output that is a view
     "output",
     "module",  # a folded module, operator or section
     "answer",  # a gradient without a formula, described in words
-    "reference",  # stands for a tensor with many users, beside one of them; in pictures alone
+    "reference",  # next to a user of a tensor with many users, in place of the tensor; only in pictures
 ]
 Role = Literal["parameter", "buffer", "input", "output", "intermediate", "packed"]
 INTERMEDIATE: tuple[Role, ...] = ("intermediate", "packed")
-"""Roles of tensors that the graph alone keeps alive."""
+"""Roles of tensors that only the graph keeps alive."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Saved:
     """A tensor that a node saves for the backward.
 
     Args:
-        name: The name that the node has for it.
+        name: Its name in the node.
         form: Shape, dtype and device; None if a hook has packed it.
-        bytes: The size of its whole storage, which it keeps alive.
+        bytes: The size of its whole storage, which the tensor keeps alive.
         storage: The number of the storage: tensors with the same number share memory.
-        role: `intermediate` if the graph alone keeps it alive; else its role outside of the graph.
-        counted: Its bytes count here; otherwise they count at an earlier node with the same storage.
-        of: Its name outside of the graph: of a parameter, an input, an output or a variable.
+        role: `intermediate` if only the graph keeps it alive; otherwise its role outside of the graph.
+        counted: True if its bytes count here; otherwise they count at an earlier node with the same storage.
+            of: Its name outside of the graph, as a parameter, an input, an output or a variable.
     """
 
     __repr__ = short_repr
@@ -96,16 +96,15 @@ class Node:
         id: Its name in the graph.
         kind: Its kind.
         label: Its label in pictures: `opsmith::linear`, `MulBackward0`, `weight`.
-        name: The module that consists of this node alone; empty for none.
+        name: The module that consists of only this node; empty for none.
         forms: Shape, dtype and device of the tensor, or of each result.
-        group: The innermost group that it is in.
-        attributes: Other arguments and properties, by name.
+        group: The innermost group that contains it. attributes: Further arguments and properties, by name.
         saved: The tensors that it saves for the backward.
         where: `file:line` of the call; empty if unknown.
         source: The text of that line.
         recorded: The name of autograd's node: `MulBackward0`.
         holds: The number of nodes that a folded node stands for.
-        overwritten: A saved tensor was modified in place, so that a backward raises.
+        overwritten: True if a saved tensor was modified in place, so that a backward raises.
     """
 
     __repr__ = short_repr
@@ -126,12 +125,12 @@ class Node:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that it saves, without storages that an earlier node saves."""
+        """Bytes that the node saves, without storages that an earlier node saves."""
         return sum(each.bytes for each in self.saved if each.counted)
 
     @property
     def own_bytes(self) -> int:
-        """Bytes that it saves and that the graph alone keeps alive."""
+        """Bytes that the node saves and only the graph keeps alive."""
         return sum(each.bytes for each in self.saved if each.counted and each.role in INTERMEDIATE)
 
 
@@ -140,11 +139,10 @@ class Edge:
     """An edge from one node to another.
 
     Args:
-        source: The node that it starts at.
-        target: The node that it ends at.
+        source: The node at its start. target: The node at its end.
         label: The name of the target's input; empty if it has none.
         kind: `flow`; `saved`, between a tensor and the node that saves it; `view`, from a base to its view.
-        count: The number of edges that it stands for, between folded nodes.
+        count: The number of edges that it represents, between folded nodes.
     """
 
     __repr__ = short_repr
@@ -165,7 +163,7 @@ class Group:
         label: `layer1.0.conv1`, with the number of the call if there are several.
         kind: Its kind.
         title: The class of a module.
-        parent: The group that it is in.
+        parent: The group that contains it.
     """
 
     __repr__ = short_repr
@@ -189,9 +187,9 @@ class Graph:
         edges: The edges.
         groups: The groups, each after its parent.
         notes: Remarks about the graph.
-        memory: Saved tensors were recorded.
-        depth: Number of levels of modules that are unfolded where it shows itself; None for as many as fit.
-        show_attrs: Attributes stand on nodes where it shows itself.
+        memory: True if saved tensors were recorded. depth: Number of levels of modules that are unfolded when
+            the graph is displayed; None for as many as fit. show_attrs: True to show attributes on nodes when
+            the graph is displayed.
     """
 
     title: str
@@ -216,7 +214,7 @@ class Graph:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes among them that are intermediate results, which are freed with the graph."""
+        """Saved bytes of intermediate results, which are freed with the graph."""
         return sum(node.own_bytes for node in self.nodes)
 
     def heaviest(self, count: int = 10) -> list[Node]:
@@ -249,7 +247,7 @@ class Graph:
         return found
 
     def summary(self) -> str:
-        """Number of nodes, and bytes that they save, in one line: the same however it is folded and drawn."""
+        """Number of nodes, and bytes that they save, in one line; folding does not change them."""
         text = counted(sum(node.holds for node in self.nodes if node.kind != "reference"), "node")
         if not self.memory:
             return f"{text}; saved tensors were not recorded"
@@ -322,7 +320,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def numbered(labels: Iterable[str]) -> list[str]:
-    """Labels, with a number behind each repeated one.
+    """Labels, each repeated label with a number.
 
     Example:
         >>> numbered(["relu", "conv", "relu"])

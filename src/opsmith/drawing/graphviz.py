@@ -112,7 +112,7 @@ _EFFORTS: tuple[tuple[float, dict[str, str]], ...] = (
 
 
 def _inside(graph: Graph, group: str | None, attributes: bool, indent: str) -> Iterator[str]:
-    """The nodes and subgroups in a group; for None, those outside of all groups."""
+    """The nodes and subgroups in a group; for None, the nodes and groups outside of all groups."""
     for node in graph.nodes:
         if node.group == group:
             yield f"{indent}{_quoted(node.id)} [{_node(node, attributes)}];"
@@ -232,7 +232,7 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> tuple[bytes, 
     more = {"dpi": "144"} if form == "png" else {}
     for note, attributes in ATTEMPTS:
         pairs = [f"{name}={value}" for name, value in {**attributes, **more}.items()]
-        # -P: do not import modules from the working folder.
+        # -P: Python does not import modules from the working folder.
         command = [sys.executable, "-P", "-c", _PROGRAM, folder, form, *pairs]
         try:
             done = subprocess.run(
@@ -258,7 +258,7 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> tuple[bytes, 
 
 
 def pygraphviz_folder() -> str:
-    """The folder that pygraphviz is in.
+    """Return the folder that contains pygraphviz.
 
     Raises:
         MissingExtraError: If it is not installed.

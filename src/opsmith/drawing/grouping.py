@@ -15,7 +15,7 @@ _TENSORS = ("parameter", "buffer", "constant", "accumulate", "saved")
 
 
 def nested(graph: Graph) -> Graph:
-    """The graph with every leaf in the innermost group of its users, without groups of one node or none."""
+    """The graph with every leaf in the innermost group of its users, and no group of fewer than two nodes."""
     if not graph.groups:
         return graph
     groups = sorted(graph.groups, key=lambda group: len(graph.ancestry(group.id)))  # parents first
@@ -34,14 +34,14 @@ def _with_leaves(graph: Graph) -> Graph:
     for edge in graph.edges:
         users[edge.source].append(edge.target)
     placed = {node.id: node.group for node in graph.nodes}
-    for node in reversed(graph.nodes):  # its users come later, and already have their group
+    for node in reversed(graph.nodes):  # its users are later nodes, whose group is already known
         if node.kind in _TENSORS and node.group is None and users[node.id]:
             placed[node.id] = _common([graph.ancestry(placed[user]) for user in users[node.id]])
     return replace(graph, nodes=tuple(replace(node, group=placed[node.id]) for node in graph.nodes))
 
 
 def _common(paths: list[list[str]]) -> str | None:
-    """The innermost group that is in all of these ancestries."""
+    """The innermost group that all of these ancestries contain."""
     return next((each for each in paths[0] if all(each in path for path in paths)), None)
 
 
@@ -135,7 +135,7 @@ def operators_among(nodes: Collection[Node]) -> list[str]:
 
 
 def closed_at(graph: Graph, depth: int) -> set[str]:
-    """The groups below this depth, which are folded when so many levels are unfolded."""
+    """The groups below this depth, which are folded if this number of levels is unfolded."""
     return {group.id for group in graph.groups if len(graph.ancestry(group.id)) > depth}
 
 
@@ -196,20 +196,20 @@ def _in_order(graph: Graph, item: dict[str, str]) -> list[str]:
             before[item[edge.target]].add(item[edge.source])
     try:
         return list(TopologicalSorter(before).static_order())
-    except CycleError:  # a module that runs twice, with something else in between
+    except CycleError:  # a module that runs twice, with a different module in between
         return list(before)
 
 
 FEW, MANY = 3, 12
-"""Largest number of edges that leave a tensor, and that leave or enter an operation, in a picture."""
+"""Largest number of edges in a picture: that leave a tensor, and that leave or enter an operation."""
 _REFERABLE = ("parameter", "buffer", "input", "constant", "accumulate", "saved")
 
 
 def with_references(graph: Graph) -> Graph:
-    """The graph with a reference beside each user of a node that many use, instead of long edges.
+    """The graph with references instead of long edges: each user of a node with many users has one.
 
-    Edges across the whole picture cannot be followed, and cost Graphviz most of its time. A reference to an
-    earlier node has the id `source@target`, one to a later node `target@@source`.
+    A reader cannot follow edges across the whole picture, and Graphviz spends most of its time on them. A
+    reference to an earlier node has the id `source@target`, one to a later node `target@@source`.
     """
     uses = Counter(edge.source for edge in graph.edges)
     needs = Counter(edge.target for edge in graph.edges)

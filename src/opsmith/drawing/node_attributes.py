@@ -22,7 +22,7 @@ LONGEST = 60
 def arguments_of(
     function: Any, operator: Operator[..., Any] | None, args: Any, kwargs: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Tensor]], tuple[tuple[str, str], ...]]:
-    """The tensors of a call, each with the name of its argument if known, and its other arguments."""
+    """The tensors of a call, each with the name of its argument if known, and the remaining arguments."""
     named = [*zip(_positional(function, operator, len(args)), args, strict=True), *kwargs.items()]
     tensors = [each for name, value in named for each in named_tensors(value, name)]
     others = [
@@ -45,7 +45,7 @@ def _positional(function: Any, operator: Operator[..., Any] | None, count: int) 
 def _parameters(function: Any) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
-    except ValueError:  # a wrapper of a function in C has none
+    except ValueError:  # a wrapper of a function in C has no signature
         return []
 
 
@@ -70,11 +70,11 @@ def short_text(value: Any) -> str:
 
 
 _WRAPPED = 2**63
-"""torch stores integers without a sign: -1 is 2**64 - 1."""
+"""Smallest integer that is negative: torch stores integers without a sign, -1 as 2**64 - 1."""
 
 
 def recorded_attributes(node: Any) -> tuple[tuple[str, str], ...]:
-    """The values other than tensors that autograd's node saves: its attributes that begin with `_saved_`."""
+    """The saved values of autograd's node that are not tensors: attributes that begin with `_saved_`."""
     found = []
     prefix = "_saved_"
     names = dir(node)
@@ -105,7 +105,8 @@ def saved_values(node: Any) -> dict[str, Any] | None:
 def context_tensors(node: Any) -> dict[str, Tensor]:
     """Tensors that the `forward` of a Function has set as attributes of its `ctx`, by name.
 
-    They live as long as the graph, and no backward frees them. The `ctx` of an operator is opsmith's own.
+    They live as long as the graph; a backward does not free them. The `ctx` of an operator belongs to
+    opsmith, and is left out.
     """
     if recorded_operator(node) is not None:
         return {}
@@ -120,7 +121,7 @@ def context_tensors(node: Any) -> dict[str, Tensor]:
 def leaf_of(node: Any) -> Tensor | None:
     """The leaf of an AccumulateGrad node; None for any other node.
 
-    The class name decides, since any Function may have an attribute `variable` on its context.
+    The class name identifies the node, since any Function may have an attribute `variable` on its context.
 
     Example:
         >>> import torch

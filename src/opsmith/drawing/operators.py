@@ -51,7 +51,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         self._nodes_of: dict[str, list[tuple[Tensor, str]]] = {}
 
     def build(self) -> Graph:
-        """Run the operator and its formulas, and return the graph."""
+        """Run the operator and its formulas, and return their graph."""
         specification = self._specification
         for name, value in self._values.items():
             self._nodes_of[name] = [
@@ -62,7 +62,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         self._forward()
         sources = gradient_sources(specification, list(self._values.values()))
         by_autograd = {source for source in sources.values() if source.kind in ("ordinary", "own")}
-        for source in by_autograd:  # the same one for every input
+        for source in by_autograd:  # the same formula for every input
             self._answer("every input", source)
         if not by_autograd:
             self._backward(sources)
@@ -70,7 +70,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         return without_empty(replace(graph, memory=True))
 
     def _forward(self) -> None:
-        """Record the reference and add its results; an operator without a reference in torch is one node."""
+        """Record the reference and add its results; an operator without a torch reference is a single node."""
         specification = self._specification
         others = tuple(
             (name, short_text(value))
@@ -105,7 +105,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
             self._notes.append(f"on a call with {call}")
 
     def _call_operator(self, args: Any, kwargs: Any) -> tuple[Any, tuple[Saved, ...]]:
-        """Call the operator itself, and return its result with the tensors that an adopted class saves."""
+        """Call the operator, and return its result with the tensors that an adopted class saves."""
         if self._specification.origin.kind != "class":
             with torch.no_grad():
                 return self._operator(*args, **kwargs), ()
@@ -157,7 +157,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                 self._answer(name, source)
 
     def _saved_values(self, plan: BackwardPlan) -> dict[str, Any]:
-        """Add the saved tensors, and return all values by name, with an alias for each saved one."""
+        """Add the saved tensors, and return all values by name, with an alias for each saved value."""
         found: dict[str, Any] = dict(self._values)
         if plan.saved:
             self.groups.append(Group(SAVED, "saved for the backward", "part"))
@@ -227,7 +227,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         return fitted, added
 
     def _grad_output(self, name: str) -> Tensor:
-        """The gradient of a result, ones, whose node all formulas share."""
+        """The gradient of a result: a tensor of ones, whose node all formulas share."""
         known = self._nodes_of.get(name)
         if known is None:
             result = next(each for each in self._specification.schema.results if each.gradient_name() == name)

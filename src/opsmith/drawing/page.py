@@ -49,7 +49,7 @@ class Figure:
 
 
 def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) -> Figure:
-    """A graph as an interactive figure for another page.
+    """A graph as an interactive figure for use in a page.
 
     Args:
         graph: The graph.
@@ -57,7 +57,7 @@ def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) 
         show_attrs: Write attributes on nodes.
     """
     text = json.dumps(_data(graph, depth, show_attrs), separators=(",", ":"), ensure_ascii=False)
-    for letter in "<>&\u2028\u2029":  # none of these may end the script element or a line
+    for letter in "<>&\u2028\u2029":  # these characters must not end the script element or a line
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     filled = {"title": _title(graph), "data": xml_text(text)}
     markup = re.sub(r"\$\{([a-z-]+)\}", lambda found: filled[found[1]], _source("graph.html"))
@@ -65,7 +65,7 @@ def figure(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) 
 
 
 def to_page(graph: Graph, *, depth: int | None = None, show_attrs: bool = False) -> str:
-    """A graph as a page of its own.
+    """A graph as a complete page.
 
     Example:
         >>> from opsmith.drawing.graph import Graph, Node

@@ -31,9 +31,9 @@ FORMATS = {
     ".htm": "html",
     ".json": "json",
 }
-"""Format by suffix."""
+"""Formats by suffix."""
 PICTURES = ("svg", "png", "pdf")
-"""Formats that Graphviz makes."""
+"""Formats that need Graphviz."""
 
 
 def draw(
@@ -71,7 +71,7 @@ def draw(
         The whole graph, as a value.
 
     Raises:
-        UsageError: If an argument does not fit.
+        UsageError: If an argument is invalid.
         NoGraphError, FreedGraphError: If a tensor has no graph, or its saved tensors were freed.
         MissingSamplesError: If an operator has neither samples nor `inputs`.
         MissingExtraError, DrawingError: If Graphviz is not installed, or fails.
@@ -109,7 +109,7 @@ def draw(
 
 
 def output_file(path: Any) -> Path:
-    """The file for a picture; one that cannot be made is refused before anything is traced.
+    """Return the file for a picture; an invalid path raises an error before anything is traced.
 
     Raises:
         UsageError: If the suffix names no format, or no file can be written there.
@@ -131,10 +131,10 @@ def output_file(path: Any) -> Path:
 
 
 def check_depth(depth: Any) -> None:
-    """Refuse a depth that is not a number of levels.
+    """Raise an error for a depth that is not a number of levels.
 
     Raises:
-        UsageError: If it is not one.
+        UsageError: If it is not a number of levels.
     """
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise errors.UsageError(
@@ -155,7 +155,7 @@ def draw_file(
     frame: FrameType | None = None,
     **options: Any,
 ) -> tuple[Graph, str]:
-    """Trace a subject and write its picture if there is a file; return the graph, and a note on it."""
+    """Trace a subject, and write its picture if a file is given; return the graph and a note about it."""
     graph = replace(trace(subject, Options(**options), frame), depth=depth, show_attrs=show_attrs)
     if file is None:
         return graph, ""

@@ -51,15 +51,14 @@ class RecordedCall:
 
     Args:
         label: The name of the function.
-        operator: The operator of opsmith; None for another function.
-        group: The innermost open region.
-        sources: The origin of each tensor argument, and the name of the argument.
+        operator: The operator of opsmith; None for any other function. group: The innermost open region.
+            sources: The origin of each tensor argument, and the name of the argument.
         forms: Shape, dtype and device of its results.
-        attributes: Its other arguments.
+        attributes: Its remaining arguments.
         where: `file:line` of the call.
         source: The text of that line.
-        reads: It returns the values of a tensor to Python.
-        recorded: The nodes that autograd made for it, the last ones first.
+        reads: True if it returns the values of a tensor to Python. recorded: The nodes that autograd created
+            for it, the last node first.
         number: Its position among the calls.
     """
 
@@ -81,7 +80,7 @@ class Recording(TorchFunctionMode):
 
     Attributes:
         calls: The calls, in order.
-        groups: The regions that were opened inside, in order.
+        groups: The regions that were opened inside it, in order.
     """
 
     def __init__(self) -> None:
@@ -110,11 +109,11 @@ class Recording(TorchFunctionMode):
 
     @property
     def outside(self) -> list[Tensor]:
-        """Tensors that came from elsewhere, in the order of their use."""
+        """Tensors that were not computed in this recording, in the order of their use."""
         return list(self._outside.values())
 
     def has_made(self, tensor: Tensor) -> bool:
-        """The tensor is the result of a call of this recording."""
+        """Return True if a tensor is the result of a call of this recording."""
         made = self._made.get(id(tensor))
         return made is not None and made[0]() is tensor
 
@@ -139,7 +138,7 @@ class Recording(TorchFunctionMode):
         storage = _storage(tensor)
         written = self._written.get(id(storage)) if storage is not None else None
         since = written is not None and written[0] is storage
-        # A later call may have written through another view.
+        # A later call may have written through a different view.
         if written is not None and since and (found is None or written[1].number > found.number):
             found = written[1]
         if found is not None:
@@ -148,7 +147,7 @@ class Recording(TorchFunctionMode):
         return tensor
 
     def call_of(self, node: Any) -> RecordedCall | None:
-        """The call that autograd made a node for."""
+        """The call for which autograd created a node."""
         return self._nodes.get(id(node), (None, None))[1]
 
     def add(self, call: RecordedCall, results: list[Tensor]) -> None:
@@ -165,7 +164,7 @@ class Recording(TorchFunctionMode):
         name, operator = _name(function), self._operators.get(function)
         passed, attributes = arguments_of(function, operator, args, kwargs)
         given = {id(tensor) for _, tensor in passed}
-        made = [each for each in results if id(each) not in given]  # others are arguments, returned unchanged
+        made = [each for each in results if id(each) not in given]  # not returned arguments
         reads = name in READS and not results
         if not made and not written and not reads:
             return
@@ -195,20 +194,20 @@ class Recording(TorchFunctionMode):
     def claim(self, node: Any, call: RecordedCall | None) -> None:
         """Assign a node of autograd, and the unassigned ones behind it, to a call.
 
-        None is for those that existed before the recording.
+        None is for nodes that existed before the recording.
         """
         pending = [node]
         while pending:
             each = pending.pop()
             if each is None or id(each) in self._nodes or leaf_of(each) is not None:
                 continue
-            self._nodes[id(each)] = (each, call)  # holding it keeps its id unique
+            self._nodes[id(each)] = (each, call)  # keeping it alive keeps its id unique
             if call is not None:
                 call.recorded.append(each)
             pending.extend(behind for behind, _ in each.next_functions)
 
     def see(self, tensors: Iterable[Tensor]) -> None:
-        """Assign nodes that tensors got after their call, as the results of a Function do."""
+        """Assign nodes that tensors got after their call, as for the results of a Function."""
         for tensor in tensors:
             source = self.source_of(tensor)
             if isinstance(source, RecordedCall):
@@ -238,7 +237,7 @@ def _version(tensor: Tensor) -> int | None:
 def _storage(tensor: Tensor) -> Any:
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse, or a stand-in of a transform
+    except (NotImplementedError, RuntimeError):  # a sparse tensor, or a tensor of a transform
         return None
 
 
@@ -248,7 +247,7 @@ _WRAPPERS = ("_orig_mod", "module")
 
 @contextmanager
 def module_regions(recording: Recording, root: torch.nn.Module) -> Iterator[None]:
-    """A region in which each call of a submodule opens a region of the recording."""
+    """Context manager in which each call of a submodule opens a region of the recording."""
     paths = _paths(root)
     calls: Counter[str] = Counter()
     thread = threading.get_ident()
@@ -269,7 +268,7 @@ def module_regions(recording: Recording, root: torch.nn.Module) -> Iterator[None
             _claim_unseen(recording, module, given[:-1], given[-1])
             recording.close()
 
-    # Global hooks: modules of TorchScript accept no others.
+    # The hooks are global, because modules of TorchScript accept no hooks of their own.
     before, remove_after = register_module_forward_pre_hook(enter), capabilities.after_modules(leave)
     try:
         with warnings.catch_warnings():
@@ -298,7 +297,7 @@ def _user_path(name: str) -> str:
 
 
 def _claim_unseen(recording: Recording, module: torch.nn.Module, given: Any, output: Any) -> None:
-    """Record a module as one call if it computed something unseen, in TorchScript or C++."""
+    """Record a module as one call if its computation could not be recorded, in TorchScript or C++."""
     passed = list(nested_tensors(given))
     known = {id(each) for each in passed}
     unseen = [
@@ -323,7 +322,7 @@ def _claim_unseen(recording: Recording, module: torch.nn.Module, given: Any, out
 
 @contextmanager
 def preserved_state(module: torch.nn.Module | None) -> Iterator[None]:
-    """A region that preserves a module's buffers and training mode, and the random state.
+    """Context manager that preserves a module's buffers and training mode, and the random state.
 
     The module has copies of its buffers inside the region: restoring their values in place would count as a
     write, and break a graph that saved them. Other attributes, such as a counter in Python, are not restored.

@@ -1,4 +1,4 @@
-"""The call to draw, and the options: a function with its arguments, or an operator with its first sample."""
+"""Options, and the call to draw: a function with its arguments, or an operator with its first sample."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DrawnCall:
         function: The function, module or operator.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        module: The function itself if it is a module; else None.
+        module: The function if it is a module; otherwise None.
         output: The name of its result, unless it returns a mapping.
     """
 
@@ -80,7 +80,7 @@ class DrawnCall:
         function = self.function.forward if isinstance(self.function, torch.nn.Module) else self.function
         try:
             bound = inspect.signature(function).bind(*self.args, **self.kwargs).arguments
-        except (TypeError, ValueError):  # no signature, or a misfit: the call itself raises
+        except (TypeError, ValueError):  # the call itself will raise
             yield from ((f"input{position}", value) for position, value in enumerate(self.args))
             yield from self.kwargs.items()
             return
@@ -129,7 +129,7 @@ def _arguments(inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
 def operator_call(
     operator: Operator[..., Any], inputs: Any = None, kwargs: Mapping[str, Any] | None = None
 ) -> DrawnCall:
-    """The call of an operator with these inputs, or else with its first sample.
+    """The call of an operator with these inputs or, by default, with its first sample.
 
     Raises:
         MissingSamplesError: If there are neither inputs nor samples.

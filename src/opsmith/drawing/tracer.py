@@ -30,7 +30,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
         frame: The frame whose variables name tensors that have no other name.
 
     Raises:
-        UsageError: If the subject or an option does not fit.
+        UsageError: If the subject or an option is invalid.
         NoGraphError, FreedGraphError: If a tensor has no graph, or its saved tensors were freed.
         MissingSamplesError: If an operator has neither samples nor inputs.
     """

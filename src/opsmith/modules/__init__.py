@@ -1,4 +1,4 @@
-"""Modules around operators, made by `op.module(...)`: `torch.nn.Module` classes that own the parameters."""
+"""Modules that call operators, made by `op.module(...)`: `torch.nn.Module` classes with parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a module class, read from the arguments of `op.module(...)`, each of which is checked."""
+"""Check the arguments of `op.module(...)`, and make the plan of a module class from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _refusal(
 
 
 def _pattern_letters(specification: Specification) -> list[str]:
-    """Return the letters of `shapes=` that stand for a size."""
+    """Return the letters of `shapes=` that are sizes."""
     shapes = specification.shapes
     if shapes is None:
         return []
@@ -36,7 +36,7 @@ def _pattern_letters(specification: Specification) -> list[str]:
 
 
 def _names(argument: str, given: Any) -> list[str]:
-    """Return the items of an argument that is a list of names."""
+    """Return the names in an argument, which must be a list of names."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise _refusal(
             f"`{argument}` is a list of names",
@@ -76,7 +76,7 @@ def is_name(name: Any) -> bool:
 
 
 class _PlanReader:
-    """Reader of shapes: what they may name, and what they must agree with.
+    """Reader of shapes, which knows the names that a shape may use and the shapes that it must match.
 
     Args:
         specification: The operator.
@@ -161,7 +161,7 @@ class _PlanReader:
         return tuple(each.renamed(self.letters) for each in read if each is not None)
 
     def _refuse_unknown(self, name: str, dimension: Expression) -> None:
-        """Refuse a name in a shape that the constructor does not take."""
+        """Raise an error for a name in a shape that is not an argument of the constructor."""
         unknown = [each for each in dimension.names if each not in self.known]
         if unknown:
             raise _refusal(
@@ -194,7 +194,7 @@ class _PlanReader:
         return frozenset(name for letter, name in letters.items() if letter in brought)
 
     def refuse_clashes(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse a name that is used twice, or that `torch.nn.Module` uses itself."""
+        """Raise an error for a name that is used twice, or that `torch.nn.Module` uses itself."""
         both = [name for name in shapes["parameters"] if name in shapes["buffers"]]
         if both:
             raise _refusal(
@@ -227,7 +227,7 @@ class _PlanReader:
 
 
 def read_dimension(dimension: Any) -> Expression | None:
-    """Read a dimension, a number or an expression of sizes; None if it is neither.
+    """Read a dimension: a number or an expression of sizes; None if it is neither.
 
     Example:
         >>> read_dimension("2 * hidden"), read_dimension("open('file')")
@@ -242,7 +242,7 @@ def read_dimension(dimension: Any) -> Expression | None:
 
 
 INT, GENERATOR = "int", "torch.Generator"
-"""Types of arguments that the constructor does not take."""
+"""Types of arguments that are not arguments of the constructor."""
 
 
 def read_plan(
@@ -325,7 +325,7 @@ def _sizes(specification: Specification, given: Any) -> tuple[tuple[str, ...], d
 
 
 def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]:
-    """Return the arguments of the constructor: all but tensors, generators and those named by `forward=`."""
+    """Return the arguments of the constructor: all except tensors, generators and names in `forward=`."""
     schema = specification.schema
     plain = {each.name: each for each in schema.arguments if not each.kind.is_tensor}
     per_call = _names("forward", forward)
@@ -348,7 +348,7 @@ def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]
 
 
 def _refuse_unused(sizes: tuple[str, ...], shapes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a size that no shape names, since it would have no effect."""
+    """Raise an error for a size that no shape names, since it would have no effect."""
     used = {
         name for owned in shapes.values() for shape in owned.values() for each in shape for name in each.names
     }

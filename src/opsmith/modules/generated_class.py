@@ -29,10 +29,10 @@ def module_class(
         operator: The operator.
         site: Location of the call of `module`.
         doc: Text at the end of the docstring.
-        **arguments: The other arguments of `module`.
+        **arguments: The remaining arguments of `module`.
 
     Raises:
-        ModuleDeclarationError: If they do not fit the operator, or one another.
+        ModuleDeclarationError: If the arguments do not fit the operator, or contradict each other.
     """
     with errors.about(operator.name, site.where):
         plan = read_plan(operator, site.where, **arguments)
@@ -118,7 +118,7 @@ def _arguments(plan: ModulePlan) -> str:
 
 
 def _hints(plan: ModulePlan) -> dict[str, Any]:
-    """Return the annotations of the reference, or those of the schema."""
+    """Return the annotations of the reference, or else of the schema."""
     specification = plan.operator.specification
     hints: dict[str, Any] = {each.name: each.kind.annotation() for each in specification.schema.arguments}
     if inspect.isfunction(specification.reference):

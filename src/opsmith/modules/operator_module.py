@@ -1,4 +1,4 @@
-"""`OperatorModule`, the base of generated module classes: its plan, its tensors, and sizes inferred later."""
+"""`OperatorModule`, the base of generated module classes; its plan, tensors, and inferred sizes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class OwnedTensor:
     """A parameter or buffer.
 
     Args:
-        name: The operator's argument that it is given for.
+        name: The operator's argument for which it is passed.
         shape: Its dimensions.
         fill: Initialiser, which fills it in place.
         optional: True if a module may be made without it, by a flag of the constructor.
         buffer: True for a buffer.
-        persistent: True if a state_dict holds it.
+        persistent: True if a state_dict contains it.
     """
 
     name: str
@@ -65,14 +65,14 @@ def _shown(fill: Any) -> str:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """A class of modules.
+    """The plan of a class of modules.
 
     Args:
         operator: The operator that `forward` calls.
         name: Name of the class.
         where: `file:line` of the call of `module`.
         sizes: The constructor's sizes, in order.
-        letters: For each letter of the operator's `shapes=` that is a size, its name.
+        letters: The name of each letter of the operator's `shapes=` that is a size.
         inferred: Sizes that may be None and are then inferred in the first call.
         owned: Parameters and buffers, in the order in which they are made and filled.
         options: Arguments other than tensors that the constructor takes, in the operator's order.
@@ -91,7 +91,7 @@ class ModulePlan:
 
     @property
     def flags(self) -> tuple[OwnedTensor, ...]:
-        """Parameters and buffers that a module may be made without."""
+        """Optional parameters and buffers."""
         return tuple(each for each in self.owned if each.optional)
 
 
@@ -101,12 +101,13 @@ R = TypeVar("R")
 class OperatorModule(nn.Module, Generic[R]):
     """A module that owns the parameters of an operator and calls it; `op.module(...)` makes subclasses.
 
-    Sizes and the other arguments of the constructor are attributes, as in the modules of torch.
+    The arguments of the constructor, such as sizes, are attributes, as in the modules of torch.
 
     Attributes:
-        operator: The operator that `forward` calls. Declaring it again changes what the module computes.
+        operator: The operator that `forward` calls. If it is declared again, the module calls the new
+            declaration.
         plan: The plan of the class.
-        Lazy: The class of modules made with None for a size, which is inferred in the first call.
+        Lazy: The class of modules in which a size is None until the first call infers it.
 
     Example:
         >>> layer = opsmith.ops.Linear(2, 1, bias=False)
@@ -120,7 +121,7 @@ class OperatorModule(nn.Module, Generic[R]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make a lazy module if a size is None."""
-        twin: Any = vars(cls).get("Lazy")  # a base class may have another constructor
+        twin: Any = vars(cls).get("Lazy")  # a base class may have a different constructor
         if twin is not None:
             given = {**dict(zip(cls.plan.sizes, args, strict=False)), **kwargs}
             if any(given.get(name, 0) is None for name in cls.plan.inferred):
@@ -237,7 +238,7 @@ class OperatorModule(nn.Module, Generic[R]):
         pieces += [f"{each.name}={getattr(self, each.name) is not None}" for each in self.plan.flags]
         return ", ".join(pieces)
 
-    # A pickle finds the class by name, a copy does not need to; Python calls `__reduce_ex__` for both.
+    # Python calls `__reduce_ex__` for pickles and for copies; only a pickle finds the class by its name.
     def __reduce_ex__(self, protocol: Any) -> Any:
         refuse_lost(type(self), self.plan)
         return super().__reduce_ex__(protocol)
@@ -285,7 +286,7 @@ def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
 
 
 def _filled(tensor: Tensor, answer: Any) -> bool:
-    """Return True if an initialiser returned None or the memory of the tensor, as one in place does."""
+    """Return True if an initialiser worked in place: it returned None, or memory of the tensor."""
     if answer is None or answer is tensor:
         return True
     if not isinstance(answer, Tensor) or answer.device != tensor.device:
@@ -294,10 +295,10 @@ def _filled(tensor: Tensor, answer: Any) -> bool:
 
 
 def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
-    """Refuse to pickle a module whose class cannot be imported by name.
+    """Raise an error if the class of a module to pickle cannot be imported by its name.
 
     Raises:
-        ModulePicklingError: If it cannot; the hint has the name to bind it to.
+        ModulePicklingError: If it cannot; the hint says to which name the class must be bound.
     """
     found: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
@@ -334,7 +335,7 @@ class InfersSizes(LazyModuleMixin, OperatorModule[Any]):
         """Infer sizes from the arguments of a call, and make the tensors that depend on them."""
         plan = self.plan
         specification = plan.operator.specification
-        assert specification.shapes is not None  # sizes are inferred by them
+        assert specification.shapes is not None  # sizes are inferred from them
         given = inspect.signature(self.forward).bind(*args, **kwargs).arguments
         values = [given.get(name, getattr(self, name, None)) for name in specification.schema.names]
         values = [None if isinstance(value, Tensor) and is_lazy(value) else value for value in values]

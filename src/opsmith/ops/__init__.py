@@ -1,8 +1,8 @@
 """Bundled operators, written with the public API only, as examples to copy.
 
-Each operator is a function in small letters; those with parameters, and activations, are modules too.
-`Involution2d` is the layer around `involution`; `opsmith.ops.rednet` has networks of such layers.
-`opsmith.ops.decoder` is a language model of the operators that write in place.
+Each operator is a function with a lower-case name. Operators with parameters, and activations, are modules,
+too. `Involution2d` is a layer that calls `involution`; `opsmith.ops.rednet` has networks of such layers.
+`opsmith.ops.decoder` is a language model made of the in-place operators.
 """
 
 from __future__ import annotations

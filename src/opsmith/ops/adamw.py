@@ -1,4 +1,4 @@
-"""A step of the optimizer AdamW over lists of tensors, in place.
+"""Step of the optimizer AdamW over lists of tensors, in place.
 
 Source: I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, arXiv:1711.05101.
 """
@@ -38,8 +38,8 @@ def adamw_(
         derivatives: Gradient of each parameter, of its shape.
         means: Running means of the gradients, of their shapes, zeros at first; written.
         squares: Running means of their squares, zeros at first; written.
-        step: Number of steps done before, floating, without dimensions; written: one more. The kernel takes
-            float32, or float64 where the parameters have it.
+        step: Number of earlier steps, floating, without dimensions; written: it is increased by one. The
+            kernel takes float32, or float64 if the parameters are float64.
         learning_rate: η.
         beta1: β₁, the decay rate of the means.
         beta2: β₂, the decay rate of the means of squares.
@@ -47,9 +47,8 @@ def adamw_(
         weight_decay: λ.
 
     Raises:
-        KernelError, ValueError: If a list has another length than `parameters`, a tensor another shape, or
-            what must be floating is not.
-        MutationError: If what is to be written cannot be.
+        KernelError, ValueError: If a list is not as long as `parameters`, a tensor has a wrong shape, or a
+            tensor that must be floating is not. MutationError: If a tensor that is written cannot be written.
 
     Example:
         >>> import torch
@@ -84,7 +83,7 @@ def adamw_(
 def _blocks(parameters: list[Tensor]) -> tuple[int, int]:
     """Return the grid of the CUDA kernel: blocks for the largest tensor, by the number of tensors.
 
-    A thread reads 16 bytes at once, again and again where there are blocks enough for any GPU.
+    A thread reads 16 bytes at a time. With enough blocks for any GPU, a thread reads several times.
     """
     most = max((each.nbytes for each in parameters), default=0)
     return min(-(-most // 4096), max(32, 8192 // max(1, len(parameters)))), len(parameters)

@@ -47,7 +47,7 @@ def mul(x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         x: Any shape and dtype.
-        y: A shape that broadcasts with that of `x`; any dtype.
+        y: A shape that broadcasts with the shape of `x`; any dtype.
 
     Returns:
         The shape that both broadcast to, and the dtype that both promote to.
@@ -74,7 +74,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         x: Any shape and dtype.
-        y: A shape that broadcasts with that of `x`; any dtype.
+        y: A shape that broadcasts with the shape of `x`; any dtype.
 
     Returns:
         The shape that both broadcast to, and the dtype that both promote to.

@@ -1,6 +1,6 @@
-"""Paged cache of keys and values, as engines that serve language models keep it.
+"""Paged cache of keys and values, as in servers of language models.
 
-Memory is cut into blocks of equal size, and a sequence uses any blocks. A slot is a place for one token: with
+Memory is divided into blocks of equal size, and a sequence can use any blocks. A slot stores one token: with
 blocks of S slots, block b has the slots from b S to (b + 1) S - 1.
 
 Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
@@ -31,12 +31,12 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
         value_cache: [blocks, S, H, E]; written.
         key: [N, H, D], of the cache's dtype.
         value: [N, H, E], of the cache's dtype.
-        slots: [N], int64, each one once. A token whose slot is negative, as padding, is left out.
+        slots: [N], int64, all different. A token whose slot is negative, such as padding, is left out.
 
     Raises:
-        ShapeError, MutationError: As their names say.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
         KernelError, IndexError, ValueError: If a slot is beyond the cache, or dtypes differ. On a GPU a slot
-            beyond the cache stops the kernel, as torch's own indexing does.
+            beyond the cache aborts the kernel, as in torch's indexing.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
         )
     written, size = slots >= 0, key_cache.shape[1]
     places = torch.arange(key_cache.shape[0] * size, device=slots.device)
-    slot = places.index_select(0, slots[written])  # refuses one beyond the cache before anything is written
+    slot = places.index_select(0, slots[written])  # raises for a slot beyond the cache
     block, offset = slot // size, slot % size
     key_cache.index_put_((block, offset), key[written])
     value_cache.index_put_((block, offset), value[written])
@@ -61,7 +61,7 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
 
 @write_kv_cache.fake
 def _(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Do nothing: the reference's sizes depend on data, and nothing is returned."""
+    """Do nothing: the operator returns nothing, and sizes in the reference depend on data."""
 
 
 _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -74,7 +74,7 @@ write_kv_cache.kernel(
 @write_kv_cache.samples
 def _(make: opsmith.Make) -> Iterator[Any]:
     for blocks, size, heads, dim, slots in (
-        (35, 4, 2, 3, [7, 0, 139]),  # enough slots that more tokens get one each, too
+        (35, 4, 2, 3, [7, 0, 139]),  # enough slots for additional tokens
         (70, 2, 1, 2, [-1, 139, 3]),
         (1, 1, 2, 2, [-1, -1]),
     ):

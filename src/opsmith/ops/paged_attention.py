@@ -1,4 +1,4 @@
-"""Attention of one new token of each sequence to a paged cache, which is read where it lies.
+"""Attention of one new token of each sequence to a paged cache, which is read without a copy.
 
 Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
 SOSP 2023, arXiv:2309.06180, equations 1 and 4.
@@ -33,11 +33,12 @@ def paged_attention(
     Args:
         query: [N, H, D], of N sequences and H heads, floating. 16 bits are computed in float32.
         key_cache: [blocks, S, G, D], with S slots in a block and G heads; G divides H, and H / G neighbouring
-            heads of the query share one.
+            heads of the query share a head of the cache.
         value_cache: [blocks, S, G, E].
-        block_table: [N, B], int64, the blocks of each sequence in their order. Those that a sequence does not
-            need are not read, and may be any number.
-        lengths: [N], int64, tokens of each sequence in the cache, at most B S. Of 0 the result is zeros.
+        block_table: [N, B], int64, the blocks of each sequence in order. Entries that a sequence does not
+            need are not read, and may have any value.
+        lengths: [N], int64, tokens of each sequence in the cache, at most B S. For a length of 0 the result
+            is zeros.
         scale: Factor of the scores; 1/√D if None.
 
     Returns:
@@ -59,13 +60,13 @@ def paged_attention(
     if groups == 0 or heads % groups:
         raise ValueError(f"the query has {heads} heads, which is not a multiple of the cache's {groups}")
     room = torch.arange(block_table.shape[1] * size + 1, device=lengths.device)
-    lengths = room.index_select(0, lengths)  # refuses those that are negative, or more than there is room for
+    lengths = room.index_select(0, lengths)  # raises for lengths that are negative, or exceed the room
     there = room[:-1] < lengths[:, None]
     needed = torch.where(there[:, ::size], block_table, 0)
     keys, values = (
-        cache.index_select(0, needed.flatten())  # refuses negative blocks, as `cache[needed]` would not
+        cache.index_select(0, needed.flatten())  # raises for negative blocks, unlike `cache[needed]`
         .reshape(*there.shape, *cache.shape[2:])
-        .masked_fill(~there[..., None, None], 0)  # free slots hold any numbers, also NaN
+        .masked_fill(~there[..., None, None], 0)  # free slots may contain any numbers, also NaN
         .repeat_interleave(heads // groups, 2)
         for cache in (key_cache, value_cache)
     )
@@ -74,7 +75,7 @@ def paged_attention(
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = torch.einsum("nhd,nphd->nhp", query.to(keys.dtype), keys) * factor
     weights = scores.masked_fill(~there[:, None], -torch.inf).softmax(-1)
-    weights = weights.masked_fill(~there[:, None], 0)  # NaN where there is no token at all
+    weights = weights.masked_fill(~there[:, None], 0)  # NaN if there is no token
     return torch.einsum("nhp,nphe->nhe", weights, values).to(query.dtype)
 
 

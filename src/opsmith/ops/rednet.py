@@ -22,21 +22,21 @@ BLOCKS = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-"""Blocks in each stage, by the depth of the network."""
+"""Number of blocks in each stage, by the depth of the network."""
 
 EXPANSION = 4
-"""Ratio of the channels that a block returns to those of its involution."""
+"""Ratio of a block's output channels to the channels of its involution."""
 
 
 class Bottleneck(nn.Module):
     """Residual block: 1x1 convolution, involution, 1x1 convolution, added to the input.
 
     Args:
-        channels: Channels of the input.
-        width: Channels of the involution; the result has 4 times as many.
+        channels: Number of channels of the input. width: Number of channels of the involution; the result has
+            4 times as many.
         kernel_size: Kernel size of the involution.
         stride: Stride of the involution.
-        channels_per_group: Channels that share a kernel.
+        channels_per_group: Number of channels that share a kernel.
     """
 
     def __init__(
@@ -70,18 +70,19 @@ class RedNet(nn.Module):
     """Network of residual blocks; each stage after the first halves the sides and doubles the channels.
 
     Args:
-        blocks: Blocks in each stage, at least 1.
+        blocks: Number of blocks in each stage, at least 1.
         classes: Number of logits.
         in_channels: Channels of the images.
         width: Channels of the first stage's involutions, a multiple of 8 and of `2 * channels_per_group`. The
-            stem's involution has half as many, and a quarter of these between its two convolutions.
+            stem's involution has half as many channels, and a quarter of that number between its two
+            convolutions.
         kernel_size: Kernel size of the involutions in the blocks; in the stem it is 3.
-        channels_per_group: Channels that share a kernel.
+        channels_per_group: Number of channels that share a kernel.
         small: True for small images: the stem keeps their size, instead of dividing it by 4.
 
     Raises:
-        ValueError: If the width is not such a multiple, the kernel size is even, or a number is not a whole
-            number from 1 on.
+        ValueError: If the width is not such a multiple, the kernel size is even, or an argument is not a
+            whole number of at least 1.
 
     Example:
         >>> import torch
@@ -153,7 +154,7 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
         in_channels: Channels of the images.
 
     Raises:
-        ValueError: If there is no network of that depth, or a number is not a whole number from 1 on.
+        ValueError: If there is no network of that depth, or an argument is not a whole number of at least 1.
 
     Example:
         >>> sum(parameter.numel() for parameter in rednet(26).parameters())
@@ -168,14 +169,14 @@ def rednet(depth: int = 50, *, classes: int = 1000, in_channels: int = 3) -> Red
 
 
 def _blocks(given: object) -> tuple[int, ...]:
-    """Return the blocks of each stage; a stage without blocks would leave out its stride."""
+    """Return the number of blocks of each stage; a stage without blocks would leave out its stride."""
     try:
         counts = iter(cast(Iterable[int], given))
     except TypeError:  # not an iterable
         counts = iter(())
     blocks = tuple(counts)
     holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
-    got = blocks if isinstance(given, Iterator) else given  # its repr is an address
+    got = blocks if isinstance(given, Iterator) else given  # its repr would be an address
     _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", got)
     return blocks
 

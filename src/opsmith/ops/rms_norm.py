@@ -17,7 +17,7 @@ _DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 _SHORT = "x.shape[-1] <= 128"
-"""Rows that a warp computes in CUDA; a block computes a longer one."""
+"""Condition for a row that a warp computes in CUDA; a block computes a longer row."""
 _CUDA: dict[str, Any] = {"cuda_file": "rms_norm.cu", "dtypes": _DTYPES, "max_spills": 0}
 _BLOCK = f"32 if {_SHORT} else 256", f"8 if {_SHORT} else 1"
 
@@ -27,7 +27,7 @@ def _grid(rows: str) -> str:
 
 
 def _normalised(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute x rstd weight and rstd = 1 / √(mean(x²) + eps), in float32 where x has 16 bits."""
+    """Compute x rstd weight and rstd = 1 / √(mean(x²) + eps), in float32 if x has 16 bits."""
     wide = x.float() if x.element_size() < 4 else x
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     y = wide * rstd if weight is None else wide * rstd * weight
@@ -54,7 +54,7 @@ def rms_norm_backward(cotangent: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
         cotangent: [..., N], the gradient of the result.
         x: [..., N].
         weight: [N].
-        rstd: [..., 1], 1 / √(mean(x²) + eps); float32 where x has 16 bits.
+        rstd: [..., 1], 1 / √(mean(x²) + eps); float32 if x has 16 bits.
 
     Returns:
         The gradient of x, [..., N], and of the weight, [N], in their dtypes. With n = x rstd and
@@ -77,7 +77,7 @@ def rms_norm_backward(cotangent: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 
 
 rms_norm_backward.kernel("cpu", cpp_file="rms_norm.cpp", dtypes=_DTYPES)
-# Two blocks for each multiprocessor of a large GPU; the threads that share a row read four of them at once.
+# Two blocks for each multiprocessor of a large GPU; the threads that share a row read four rows at once.
 _BLOCKS = f"min(256, ceil(rstd.numel / (32 if {_SHORT} else 4)))"
 rms_norm_backward.kernel(
     "cuda",
@@ -103,7 +103,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tupl
     Args:
         x: [..., N], floating. 16 bits are computed in float32.
         weight: [N], or None for ones.
-        eps: What is added to the mean square.
+        eps: Number that is added to the mean square.
 
     Returns:
         [..., N], in the dtype of x.
@@ -137,7 +137,7 @@ rms_norm.kernel("cuda", **_CUDA, grid=_grid("rstd.numel"), block=_BLOCK)
     shapes="x: ... N, residual: ... N, weight: N ->",
 )
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> None:
-    """Add x to the residual, and write the normalised rows of the sum into x, as a block of a model begins.
+    """Add x to the residual, and write the normalised rows of the sum into x: the beginning of a block.
 
     residual <- residual + x, then x <- weight residual / √(mean(residual²) + eps).
 
@@ -145,10 +145,10 @@ def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps
         x: [..., N], floating; written.
         residual: [..., N], of the dtype of x; written.
         weight: [N], or None for ones.
-        eps: What is added to the mean square.
+        eps: Number that is added to the mean square.
 
     Raises:
-        ShapeError, MutationError: As their names say.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
         ValueError: If x holds whole numbers.
 
     Example:

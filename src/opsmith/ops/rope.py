@@ -1,4 +1,4 @@
-"""Rotary position embedding, which turns pairs of numbers by angles that grow with the position, in place.
+"""Rotary position embedding: rotate pairs of numbers by angles that grow with the position, in place.
 
 Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
 """
@@ -18,15 +18,16 @@ import opsmith
     "opsmith::rope_", mutates=["x"], returns="x", shapes="x: ... H D, cos_sin: P R, positions: ... -> ... H D"
 )
 def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = False) -> Tensor:
-    """Turn each pair of numbers of queries or keys by an angle of its position, in place.
+    """Rotate each pair of numbers of queries or keys by an angle that its position determines, in place.
 
-    With c and s of a pair's angle, (a, b) <- (a c - b s, b c + a s). The pairs are numbers i and i + R/2 of a
-    head, for i < R/2, as in models after GPT-NeoX, or 2i and 2i + 1 where `interleaved`.
+    With c = cos and s = sin of a pair's angle, (a, b) <- (a c - b s, b c + a s). The pairs are numbers i and
+    i + R/2 of a head, for i < R/2, as in models since GPT-NeoX. With `interleaved` they are numbers 2i and 2i
+    + 1.
 
     Args:
-        x: [..., H, D], queries or keys of H heads, floating; written. R numbers of each head are turned.
-        cos_sin: [P, R], cosines and then sines of the angles of each position; `rope_table` makes it. R is
-            even and at most D. The kernel takes float32, or float64 where x has it.
+        x: [..., H, D], queries or keys of H heads, floating; written. R numbers of each head are rotated.
+            cos_sin: [P, R], cosines and then sines of the angles of each position; `rope_table` makes it. R
+            is even and at most D. The kernel takes float32, or float64 if x is float64.
         positions: [...], integers from 0 to P - 1.
         interleaved: True if the pairs are numbers 2i and 2i + 1.
 
@@ -34,9 +35,9 @@ def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = Fal
         x.
 
     Raises:
-        ShapeError, MutationError: As their names say.
-        KernelError, IndexError, ValueError: If a position is beyond the table, or R does not fit. On a GPU
-            such a position stops the kernel, as torch's own indexing does.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
+        KernelError, IndexError, ValueError: If a position is beyond the table, or R is invalid. On a GPU such
+            a position aborts the kernel, as in torch's indexing.
 
     Example:
         >>> import torch
@@ -91,11 +92,10 @@ def rope_table(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Compute the cosines and sines that `rope_` reads: of the angle p base^(-2i/R) at position p, pair i.
+    """Compute the cosines and sines that `rope_` reads; the angle at position p, pair i is p base^(-2i/R).
 
     Args:
-        positions: P, how many positions there are.
-        dim: R, how many numbers of a head are turned; even.
+        positions: P, the number of positions. dim: R, the number of rotated numbers of a head; even.
         base: Base of the powers that are the frequencies.
         dtype: Floating dtype of the table. Angles are computed in float64.
         device: Device of the table.

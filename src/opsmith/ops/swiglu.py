@@ -1,4 +1,4 @@
-"""The gate of a language model's second half of a block, in place.
+"""SwiGLU gate, from the second half of a language model's block, in place.
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, equation 5.
 """
@@ -23,13 +23,13 @@ def swiglu_(gate: Tensor, up: Tensor) -> Tensor:
 
     Args:
         gate: [..., N], floating; written. 16 bits are computed in float32.
-        up: [..., N], of the dtype of the gate. Both may be halves of one tensor.
+        up: [..., N], of the dtype of the gate. Gate and up may be halves of one tensor.
 
     Returns:
         gate.
 
     Raises:
-        ShapeError, MutationError: As their names say.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
 
     Example:
         >>> import torch
@@ -37,7 +37,7 @@ def swiglu_(gate: Tensor, up: Tensor) -> Tensor:
         tensor([0.0000, 1.4621])
     """
     wide = (gate.float(), up.float()) if gate.element_size() < 4 else (gate.clone(), up)
-    return gate.copy_(F.silu(wide[0]) * wide[1])  # a gradient needs the gate of before: a copy
+    return gate.copy_(F.silu(wide[0]) * wide[1])  # a gradient needs the old gate: a copy
 
 
 swiglu_.kernel(

@@ -1,4 +1,4 @@
-"""A linear map of a few rows, written into memory that is there: what a step of generating text needs."""
+"""Linear map of a few rows into existing memory, for the steps that generate text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
         weight: [M, K].
 
     Raises:
-        ShapeError, MutationError: As their names say.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
 
     Example:
         >>> import torch

@@ -15,8 +15,7 @@ from opsmith.core.specification import Specification
 from opsmith.pages.kernels import kernel_entries
 
 Origin = Literal["handwritten", "declared", "derived", "its own", "missing"]
-"""Written as code; declared by an option; derived from the reference; registered with a library operator; and
-not derivable."""
+"""Origins: code, an option, derived from the reference, registered with a library operator, not derivable."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def aspects_of(specification: Specification, values: list[Any] | None = None) ->
 
 
 def _or_own(specification: Specification, part: Part, aspect: Aspect) -> Aspect:
-    """The aspect, or the part that the operator brought along in its place."""
+    """Return the aspect, or the part that replaces it in an adopted operator."""
     own = specification.origin.own(part)
     if own is None:
         return aspect

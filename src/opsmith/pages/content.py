@@ -118,12 +118,12 @@ def collect_content(
 
     Args:
         operator: The operator.
-        step: Is called with each step.
-        report: An existing report; None runs a check.
-        benchmark: An existing benchmark; True measures one; None and False omit it.
+        step: Function that is called with the name of each step.
+        report: An existing report; None to run a check. benchmark: An existing benchmark; True to measure;
+            None or False to omit it.
         effort: Effort of the check.
         seed: Seed of the check.
-        architectures: Architectures that CUDA kernels are compiled for.
+        architectures: Architectures for which CUDA kernels are compiled.
     """
     specification = operator.specification
 

@@ -135,7 +135,7 @@ def codes_of(specification: Specification) -> tuple[SourceCode, ...]:
     """The source of the reference, the formulas, the fake kernel and the samples."""
     rules = specification.gradients
     kind = "surrogate gradient" if rules.surrogate else "gradient"
-    text = source.text(specification.reference, docstring=False)  # it is at the top of the page
+    text = source.text(specification.reference, docstring=False)  # the page has it at the top
     reference = SourceCode(_reference_title(specification), text, where(specification.reference))
     found = [reference] * specification.origin.referenced
     own = specification.origin.own("forward")

@@ -49,7 +49,7 @@ def rendered(content: PageContent, index: str | None = None) -> str:
 
 
 def operator_html(operator: Operator[..., Any]) -> str:
-    """An operator as it shows itself in a notebook: its declaration, and the origin of each aspect."""
+    """An operator as displayed in a notebook: its declaration, and the origin of each aspect."""
     made = _templates()
     specification = operator.specification
     page = made.get_template("handle.html").render(
@@ -82,9 +82,9 @@ def rendered_index(contents: Sequence[PageContent], files: Sequence[str]) -> str
 
 
 def verdict_on(aspect: Aspect, report: Report | AbsentSection) -> tuple[str, str]:
-    """The status of an aspect in a report, or an empty one, and its description.
+    """Return the status of an aspect in a report (empty if it has none), and its description.
 
-    A property may have passed without a kernel that cannot run here: the kernel is then reported as skipped.
+    If a property passed, but a kernel could not run here, the kernel is reported as skipped.
     """
     name = aspect.checked_by
     if not name:
@@ -93,7 +93,7 @@ def verdict_on(aspect: Aspect, report: Report | AbsentSection) -> tuple[str, str
     found = next((each for each in outcomes if each.property == name), None)
     if found is None:
         return "", f"{name}: not checked"
-    if aspect.where and any(aspect.where in note for note in found.notes):  # notes name what did not run
+    if aspect.where and any(aspect.where in note for note in found.notes):  # kernels that did not run
         return "skipped", f"{name}: did not run here"
     return found.word(), f"{name} {found.word()}"
 

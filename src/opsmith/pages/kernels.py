@@ -43,7 +43,7 @@ class KernelList:
     """All kernels of an operator.
 
     Args:
-        listed: Each of them.
+        listed: The kernels.
         usage: The GPU resources of CUDA kernels, for each architecture.
         refused: Errors of kernels that cannot be compiled.
     """
@@ -84,7 +84,7 @@ def kernels_of(operator: Operator[..., Any], architectures: Sequence[str] = ARCH
 
 
 def accesses_of(operator: Operator[..., Any]) -> tuple[KernelAccess, ...]:
-    """The access model of each kernel whose language has one, in one dtype.
+    """The access model of each kernel whose language has such a model, in one dtype.
 
     Raises:
         NotEmulatedError, KernelFaultError, MissingSamplesError: See `GpuUsage.accesses`.
@@ -97,13 +97,13 @@ def accesses_of(operator: Operator[..., Any]) -> tuple[KernelAccess, ...]:
 
 
 def _first_dtype(kernel: BuiltKernel[Any]) -> tuple[torch.dtype, ...]:
-    """float32 if a kernel takes it, else its first dtype; none for a kernel that names no dtypes."""
+    """Return float32 if a kernel takes it, else its first dtype; empty for a kernel that names no dtypes."""
     dtypes = sorted(kernel.dtypes or (), key=str)
     return (torch.float32,) if torch.float32 in dtypes else tuple(dtypes[:1])
 
 
 def kernel_entries(kernels: Sequence[Kernel]) -> tuple[KernelEntry, ...]:
-    """An entry for each function, also if it was declared several times for different dtypes."""
+    """Return an entry for each function, also if it was declared several times for different dtypes."""
     found: dict[tuple[str, str, str, str], dict[str, None]] = {}
     for kernel in kernels:
         function = kernel.function

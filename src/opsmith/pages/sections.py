@@ -106,7 +106,7 @@ class ExportResult:
         difference: The largest difference from PyTorch, relative to the largest value.
         allowed: The tolerance.
         notes: Warnings, and inputs that were not compared.
-        unverified: The reason that the file is not verified; empty if it is.
+        unverified: The reason why the file is not verified; empty if it is verified.
     """
 
     body: str

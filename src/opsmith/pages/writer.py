@@ -49,8 +49,9 @@ def page(
         benchmarks: Existing results of `benchmark`, by operator; True measures all at quick effort.
         effort: Effort of the check: `quick`, `default` or `thorough`.
         seed: Seed of the check.
-        architectures: Architectures that CUDA kernels are compiled for, such as `sm_90`.
-        progress: A function of the current step, the number of finished operators, and their total.
+        architectures: Architectures for which CUDA kernels are compiled, such as `sm_90`. progress: Function
+            that is called with the current step, the number of finished operators, and the number of all
+            operators.
 
     Returns:
         The files, the index first.
@@ -102,10 +103,10 @@ def page(
 
 
 def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
-    """Refuse results that are not a mapping from operator names to results of these operators.
+    """Raise an error unless results are a mapping from operator names to results of these operators.
 
     Raises:
-        UsageError: If one does not fit.
+        UsageError: If a result does not fit.
     """
     fits = isinstance(given, Mapping)
     found: dict[Any, Any] = dict(given) if fits else {}
@@ -191,7 +192,7 @@ def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a page; characters that UTF-8 does not have, as in a docstring, become `?`.
+    """Write a page; characters that UTF-8 cannot represent become `?`.
 
     Raises:
         UsageError: If it cannot be written.

@@ -1,8 +1,8 @@
-"""Rules: the page of each, from the code and from the text beside this module.
+"""Rules: the page of each is made from the code and from a file beside this module.
 
 The code gives the name and one sentence: the docstring of an error class, the meaning of a cause, the promise
-of a property. It also gives what holds for a whole kind, and the fix of a cause. A file `errors/NAME.md`,
-`causes/NAME.md` or `properties/NAME.md` gives the rest, in sections.
+of a property. It also gives the introduction of each kind of rule, and the fix of a cause. A file
+`errors/NAME.md`, `causes/NAME.md` or `properties/NAME.md` has the remaining sections.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WHY, COMPARED, EXAMPLE = "Why it matters", "What is compared", "Example"
 FIX, ACCEPT = "How to fix it", "How to accept it"
 
 SECTIONS = (WHY, COMPARED, EXAMPLE, FIX, ACCEPT)
-"""Headings of a page, in order; only that of a property has `COMPARED`."""
+"""Headings of a page, in order; only the page of a property has `COMPARED`."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Rule:
         name: Name of the class, value of `Failure.cause`, or name of the property.
         kind: `error`, `cause` or `property`.
         title: One sentence.
-        key: Argument of `rule` and of the command: the name, or `properties/resources` where a cause has the
-            same name.
+        key: Argument of `rule` and of the command: the name. If a cause and a property have the same name,
+            the property's key is `properties/NAME`.
 
     Example:
         >>> rule("sign").title
@@ -89,7 +89,7 @@ class Rule:
 def rules() -> tuple[Rule, ...]:
     """All rules: error classes by name, causes in the order of precedence, properties in that of reports.
 
-    The property of a kernel language that another package brings has no page here, and is no rule.
+    A property of a kernel language from a plug-in package has no page here, and is not a rule.
     """
     found: dict[str, Rule] = {}
     for kind, name, title in _named():
@@ -164,7 +164,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def _of_kind(given: Rule) -> tuple[str, str, str]:
-    """The introduction of a rule, its fix and how to accept it, as the code knows them."""
+    """The sections that the code provides: introduction, fix, and instructions to accept a failure."""
     if given.kind == "error":
         ancestors: tuple[type, ...] = getattr(errors, given.name).__mro__
         builtin = next(each.__name__ for each in ancestors if each.__module__ == "builtins")

@@ -1,4 +1,4 @@
-"""A new package, written from the template: names, optional parts, licence, and the source of opsmith."""
+"""Write a new package from the template: names, optional parts, licence, and the source of opsmith."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from opsmith.scaffolding.opsmith_source import OpsmithSource, opsmith_source
 HERE = Path(__file__).parent
 TEMPLATE = HERE / "template"
 MODULE, DISTRIBUTION = "my_kernels", "my-kernels"
-"""Names that the template has: of the module, and of what `pip` installs."""
+"""Names in the template: of the module, and of the distribution that `pip` installs."""
 HIDDEN = ("gitignore", "github")
-"""Names in the template that get a dot: with one, they would act on the template itself."""
+"""Names in the template that get a leading dot: with the dot they would affect the template itself."""
 IGNORED = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause", "none")
 """Licences to choose from, by their SPDX identifiers."""
 LONGEST = 60
-"""Characters of a name: with more, the template's lines would be too long."""
+"""Maximum number of characters of a name: a longer name makes lines of the template too long."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _MARK = re.compile(r"(?:#|<!--) <(?P<end>/?)(?P<part>\w+)>(?: -->)?")
@@ -44,7 +44,7 @@ class NewPackage:
         folder: Its folder.
         module: Name that Python imports.
         files: Paths of its files in the folder, sorted.
-        source: Source of opsmith that its dependencies name.
+        source: Source from which its dependencies install opsmith.
     """
 
     __repr__ = short_repr
@@ -62,7 +62,7 @@ def new_package(
 
     Args:
         name: Name of the package; a hyphen becomes an underscore in the name that Python imports.
-        folder: Folder to make; by default one with this name, in the current folder.
+        folder: Folder to make; by default a folder of this name in the current one.
         cuda: True for a kernel in CUDA C++.
         ci: True for a workflow of GitHub Actions.
         licence: One of `LICENCES`.
@@ -71,8 +71,8 @@ def new_package(
         The package.
 
     Raises:
-        UsageError: If the name is not a valid package name or is taken, the folder is there or cannot be
-            written, or there is no such licence. Nothing is written then.
+        UsageError: If the name is not a valid package name or is taken, the folder exists already or cannot
+            be written, or there is no such licence. Nothing is written then.
 
     Example:
         >>> import tempfile
@@ -122,7 +122,7 @@ def new_package(
 
 
 def version_range(version: str) -> str:
-    """Return the versions that a package may depend on: before 1.0, a minor version may break something.
+    """Return the range of versions for the dependency: before 1.0, a minor version may break something.
 
     Example:
         >>> version_range("0.1.3"), version_range("2.5.0")
@@ -136,7 +136,7 @@ def _module_name(name: str) -> str:
     """Return the name that Python imports.
 
     Raises:
-        UsageError: If it is no name, or Python, torch or an installed package has it.
+        UsageError: If it is not a valid name, or Python, torch or an installed package uses it.
     """
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         likely = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:LONGEST]
@@ -162,7 +162,7 @@ def _module_name(name: str) -> str:
 
 
 def _owner(module: str) -> str | None:
-    """Return what has this name already, for a message; None if nothing has it."""
+    """Describe the module, package or keyword that has this name already; None if the name is free."""
     if keyword.iskeyword(module):
         return f"`{module}` is a word of Python's syntax"
     if module not in HIDDEN and (TEMPLATE / module).is_dir():
@@ -171,7 +171,7 @@ def _owner(module: str) -> str | None:
         return f"Python has a module `{module}`"
     try:
         check_name(f"{module}::swish", hint="")
-        torch.library.Library(module, "DEF")  # of a namespace there is one definition
+        torch.library.Library(module, "DEF")  # a namespace can be defined only once
     except (errors.NameFormatError, RuntimeError):
         return f"torch has operators in a namespace `{module}`"
     found = importlib.util.find_spec(module)
@@ -184,7 +184,7 @@ def _new_folder(folder: Path) -> Path:
     """Return the folder to make.
 
     Raises:
-        UsageError: If it is there, or no folder can be made there.
+        UsageError: If it exists already, or cannot be made.
     """
     if os.path.lexists(folder):
         what = "a folder" if folder.is_dir() else "a file"
@@ -220,9 +220,9 @@ def _renamed(path: Path, module: str) -> str:
 
 
 def _filled(text: str, parts: dict[str, bool], words: dict[str, str]) -> str:
-    """Return a text without the parts that are not wanted, and with the words of the package.
+    """Remove the unwanted parts from a text, and replace the template's names by the package's.
 
-    A part stands between lines `# <part>` and `# </part>`, or the same in a comment of HTML.
+    A part is enclosed by the lines `# <part>` and `# </part>`, or by the same in HTML comments.
 
     Example:
         >>> _filled("a\\n# <b>\\nb\\n# </b>\\n# <c>\\nc\\n# </c>\\n", {"b": True, "c": False}, {"a": "A"})
@@ -246,10 +246,10 @@ def _licence_text(licence: str, name: str) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write the files into a new folder, all or none.
+    """Write the files into a new folder: all of them or none.
 
     Raises:
-        UsageError: With the reason of the system.
+        UsageError: If the system refuses, with its reason.
     """
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -261,6 +261,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
                 path.write_text(text, encoding="utf-8")
             draft.rename(folder)
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # after the renaming it is not there
+            shutil.rmtree(draft, ignore_errors=True)  # after the renaming it does not exist
     except OSError as error:
         raise _unwritable(folder, error.strerror or str(error), "name another folder") from error

@@ -1,4 +1,4 @@
-"""Source that opsmith was installed from, for the dependencies of a new package."""
+"""Find the source from which opsmith was installed, for the dependencies of a new package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class OpsmithSource:
     """Source that `pip` can install opsmith from.
 
     Attributes:
-        reference: URL of a direct reference, `opsmith @ URL`; empty if a version alone must do.
-        indexed: True if opsmith came from a package index, and so will by its version.
+        reference: URL of a direct reference, `opsmith @ URL`; empty if only a version can be named. indexed:
+            True if opsmith came from a package index, so that the version is enough to find it.
     """
 
     __repr__ = short_repr
@@ -27,14 +27,14 @@ class OpsmithSource:
 
     @property
     def reachable(self) -> bool:
-        """True if other machines reach the source, too."""
+        """True if other machines can reach the source."""
         return self.indexed or (bool(self.reference) and not self.reference.startswith("file:"))
 
 
 def opsmith_source() -> OpsmithSource:
-    """Return the source of the opsmith that runs, as `pip` recorded it.
+    """Return the source of the running opsmith, as `pip` recorded it.
 
-    A checkout, also one that is installed as editable, has no reference: `pip` would put a copy in its place.
+    A checkout, also an editable install, has no reference: `pip` would replace it by a copy.
     """
     if _is_checkout(Path(opsmith.__file__)):
         return OpsmithSource()

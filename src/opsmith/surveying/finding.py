@@ -15,19 +15,19 @@ Verdict = Literal["works", "needs a declaration", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the survey of one Function.
+    """Result of the survey of one Function class.
 
     Args:
         name: The class's qualified name.
         where: `file:line` of its forward.
         verdict: `works`, `needs a declaration` or `wrong`.
-        reasons: Reasons of the verdict, and remarks; each in a sentence or two.
+        reasons: Reasons for the verdict, and remarks, each in one or two sentences.
         tried: Description of the arguments of the check; None if none could be guessed.
         line: Code that adopts it; None if the class must be fixed first.
-        abilities: Abilities of the operator, each `new`, `mended` if that of `apply` is wrong or raises, or
-            `kept` if `apply` has it, too.
+        abilities: Abilities of the operator. Each is `new`, `mended` (`apply` has it, but it is wrong or
+            raises) or `kept` (`apply` has it, too).
         report: Report of the last check.
-        mends: A sentence on each ability that is mended.
+        mends: A sentence about each ability that is mended.
     """
 
     __repr__ = titled_repr(lambda finding: f"{finding.name}: {finding.verdict}")
@@ -74,7 +74,7 @@ def adopting_line(qualname: str, options: Mapping[str, str]) -> str:
 
 
 def snake(name: str) -> str:
-    """Convert the name of a class into that of a variable.
+    """Convert the name of a class into the name of a variable.
 
     Example:
         >>> snake("LeakyReLUInPlace"), snake("GELU"), snake("Conv2d")

@@ -1,4 +1,4 @@
-"""Guesses at the arguments of a Function class from its source, the simplest first."""
+"""Guess the arguments of a Function class from its source, the simplest guess first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class ClassSource:
         function_class: The class.
         name: Its name in its module.
         parameters: Parameters of `forward`, without its context.
-        called: Arguments that its methods call, which therefore are functions.
-        compared: Constants that an argument is compared with, by its name.
-        asked: Attributes that the code asks of its arguments, each with their names; one may be an object.
+        called: Arguments that are functions, because its methods call them.
+        compared: Constants with which the code compares an argument, by the argument's name.
+        asked: Attributes that the code reads from its arguments, by attribute the names of the arguments.
+            Such an argument may be an object.
     """
 
     function_class: type[torch.autograd.Function]
@@ -40,7 +41,7 @@ class ClassSource:
 
     @classmethod
     def of(cls, function_class: type[torch.autograd.Function], name: str | None = None) -> ClassSource:
-        """Read a class; without source, as of C++, there is its signature alone."""
+        """Read a class; if it has no source, as a class in C++, only its signature is known."""
         parameters = tuple(forward_signature(function_class).parameters.values())
         reading = Reading()
         reading.read_class(function_class, [parameter.name for parameter in parameters])
@@ -69,7 +70,7 @@ class ClassSource:
 
 
 def _words_and_flags(comparisons: Iterable[Comparison]) -> tuple[str | bool, ...]:
-    """Return the texts and truth values in comparisons; a number is more often a bound than a value."""
+    """Return the texts and truth values in comparisons; numbers are left out, since most are bounds."""
     values = [value for each in comparisons for value in each.values if isinstance(value, str | bool)]
     return tuple(dict.fromkeys(values))
 
@@ -128,14 +129,14 @@ SHAPES: dict[int, list[tuple[Shape, ...]]] = {
         ((3, 4), (5, 4), (5,), (2, 5), (2,)),
     ],
 }
-"""Shapes of the tensors, by their number; more tensors have one shape, or all but the first are vectors."""
+"""Shapes by the number of tensors. More tensors share one shape, or all except the first are vectors."""
 
 WHOLE_SHAPES: tuple[Shape, ...] = ((3,), (3, 4), (2, 3), (4,))
 
 INDICES = re.compile(
     r"(.*_)?(idx|index|indices|ids?|labels?|targets?|segments?|classes|batch)", re.IGNORECASE
 )
-"""Names of tensors that hold whole numbers."""
+"""Names of tensors of whole numbers."""
 
 COUNTS = re.compile(
     r"(.*_)?(dims?|axis|k|n|num|stride|padding|dilation|groups|size|steps?|bits|levels|order|degree)(_.*)?",
@@ -159,20 +160,20 @@ class Guess:
     """Guessed arguments of one call.
 
     Args:
-        values: By position, as `apply` takes them.
-        positive: Its tensors were made positive.
+        values: The arguments by position, as `apply` takes them.
+        positive: True if its tensors were made positive.
     """
 
     values: tuple[Any, ...]
     positive: bool = False
 
     def made_positive(self) -> Guess:
-        """Return a copy with numbers from 0.5 up in its floating tensors."""
+        """Return a copy whose floating tensors have numbers of at least 0.5."""
         values = [value.abs() + 0.5 if _is_floating(value) else value for value in self.values]
         return Guess(tuple(values), positive=True)
 
     def with_other_indices(self) -> list[Guess]:
-        """Return copies with the same index everywhere, and with one index after the other."""
+        """Return two copies: in one all indices are equal, in the other they vary."""
         if not any(map(_is_whole, self.values)):
             return []
         others = torch.zeros_like, lambda value: (torch.arange(value.numel()) % 3).flip(0).view(value.shape)
@@ -189,7 +190,7 @@ class Guess:
         return ", ".join(map(_code, self.values)) + "," * (len(self.values) == 1)
 
     def shapes(self) -> tuple[Any, ...]:
-        """Return the shapes and plain values, by which guesses are distinct."""
+        """Return the shapes and plain values; guesses with equal ones are the same guess."""
         return tuple(tuple(v.shape) if isinstance(v, torch.Tensor) else repr(v) for v in self.values)
 
 
@@ -207,7 +208,7 @@ def unguessable(source: ClassSource) -> list[str]:
 
 
 def guesses(source: ClassSource, seed: int) -> Iterator[list[Guess]]:
-    """Yield guesses, the simplest first; those in one list differ only in the numbers of their tensors.
+    """Yield lists of guesses, the simplest first; guesses in one list differ only in their tensors' numbers.
 
     Args:
         source: The class.
@@ -225,7 +226,7 @@ def guesses(source: ClassSource, seed: int) -> Iterator[list[Guess]]:
 
 
 def _cheapest(roles: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield a role of each argument, those with the likeliest roles first."""
+    """Yield combinations of roles, one role for each argument, the likeliest combination first."""
     ranked = itertools.product(*(range(len(each)) for each in roles))
     for ranks in sorted(itertools.islice(ranked, 4096), key=sum):
         yield tuple(options[rank] for options, rank in zip(roles, ranks, strict=True))
@@ -240,7 +241,7 @@ def _with_shapes(roles: Sequence[Any], seed: int) -> Iterator[list[Guess]]:
 
 
 NUMBERS_IN_TENSORS = ("any", "positive", "fractions", "single")
-"""Numbers of all signs; from 0.5 up; between 0.1 and 0.9; of all signs in float32."""
+"""Kinds of numbers: of both signs; at least 0.5; between 0.1 and 0.9; of both signs in float32."""
 
 
 def _guess(roles: Sequence[Any], shapes: Sequence[Shape], indices: Shape, seed: int, numbers: str) -> Guess:
@@ -258,7 +259,7 @@ def _guess(roles: Sequence[Any], shapes: Sequence[Shape], indices: Shape, seed: 
 
 
 def _repeated(indices: torch.Tensor) -> torch.Tensor:
-    """Let the first index along each dimension occur again as the last: a gradient by it is a sum."""
+    """Repeat the first index along each dimension as the last, so that a gradient by it is a sum."""
     for dim in range(indices.dim()):
         indices.select(dim, -1).copy_(indices.select(dim, 0))
     return indices

@@ -24,7 +24,7 @@ from opsmith.surveying.guesses import ClassSource, placeholder_code, unguessable
 from opsmith.surveying.trials import SECONDS, Trials, has_backward, run_guesses
 
 ROUNDS = 4
-"""Most declarations that are tried for one class, one after the other."""
+"""Maximum number of declarations that are tried for one class."""
 
 
 def survey(
@@ -39,8 +39,8 @@ def survey(
     Args:
         function_class: The class; its forward and backward run on guessed arguments.
         seed: Seed of these arguments and of the check.
-        seconds: After so many no further guess is begun.
-        name: Its name in its module, which a factory's class does not have; else its qualified name.
+        seconds: Time after which no further guess is tried.
+        name: Its name in its module, for a class that a factory made; by default its qualified name.
 
     Example:
         >>> class Twice(torch.autograd.Function):
@@ -57,7 +57,7 @@ def survey(
     with thread_count(1):
         try:
             return _survey(function_class, seed, seconds, known)
-        # One class must not keep the report on the others from its author.
+        # An exception for one class must not prevent the report on the remaining classes.
         except (Exception, SystemExit) as error:
             reason = f"looking at it ended in {type(error).__name__}: {errors.message_of(error)}"
             return Finding(known, _where(function_class), "needs a declaration", (reason, UNFINISHED))
@@ -83,7 +83,7 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
     first = _check_and_declare(Declaration(source, trials.ran[0], seed))
     if first.verdict != "wrong":
         return first
-    # Its domain may be smaller: try other shapes, and positive numbers.
+    # Its domain may be smaller: try different shapes, and positive numbers.
     for guess in [trials.ran[0].made_positive(), *run_guesses(source, seed, seconds, wanted=3).ran[1:]]:
         other = _check_and_declare(Declaration(source, guess, seed))
         if other.verdict != "wrong":
@@ -92,7 +92,7 @@ def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: f
 
 
 def _check_and_declare(declaration: Declaration) -> Finding:
-    """Check a class, and add declarations that the failures suggest, until it passes or none helps."""
+    """Check a class and add declarations that the failures suggest, until it passes or none is left."""
     function_class = declaration.source.function_class
     reasons: list[str] = []
     try:
@@ -171,7 +171,7 @@ def _with_samples(source: ClassSource, reasons: tuple[str, ...], unknown: list[s
 
 
 def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
-    """Return the finding for a class that ran on no guess: it is wrong, or the guesses are."""
+    """Return the finding for a class that ran on no guess: the class or the guesses are wrong."""
     name, location = source.name, where(source.function_class.forward)
     stop = trials.mistake or trials.nearest
     file, _ = parsed(location) or ("", 0)
@@ -235,7 +235,7 @@ def _written(operator: Operator[..., object]) -> list[str]:
 def _missing_abilities(operator: Operator[..., object], report: Report) -> list[str]:
     """Describe missing abilities by the reasons of the check; one reason may cover several.
 
-    Surrogate gradients are wrong on purpose, and a check of them leaves their derivatives out.
+    Surrogate gradients differ from the derivative on purpose, so their check leaves derivatives out.
     """
     origin, surrogate = operator.specification.origin, operator.specification.gradients.surrogate
     once, found = origin.once_differentiable, dict[str, list[str]]()
@@ -278,7 +278,7 @@ def _faults(report: Report) -> list[str]:
 
 
 def _is_cut(failure: Failure) -> bool:
-    """Return True if a failure only reports that a second order is lost in code that leaves torch."""
+    """Return True if a failure only reports a missing second order, because the code leaves torch."""
     late = failure.property in TITLES and failure.cause == "raises"
     return (
         late

@@ -1,4 +1,4 @@
-"""Trials of a Function class on guessed arguments, and samples for a check from those that run."""
+"""Trials of a Function class on guessed arguments; guesses that run become samples for a check."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from opsmith.core.tensors import nested_tensors
 from opsmith.surveying.guesses import ClassSource, Guess, guesses, unguessable
 
 SECONDS = 10.0
-"""Seconds of guessing for one class."""
+"""Time limit in seconds for the guesses of one class."""
 
 TRIES = 400
-"""Most guesses that are tried."""
+"""Maximum number of guesses that are tried."""
 
 TOO_FEW = "incorrect number of gradients"
 NO_TENSOR = "it returns no tensor"
 
 ENOUGH = 8
-"""Guesses that must end in the same error before it is attributed to the class."""
+"""Number of guesses that must end in the same error before the class is blamed for it."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """An error that ended a run.
+    """An exception that ended a run.
 
     Args:
         method: `forward` or `backward`.
@@ -58,12 +58,12 @@ class Stop:
 
     @property
     def fault(self) -> str:
-        """The error as the end of a sentence about the method."""
+        """The error as the end of a sentence whose subject is the method."""
         return "returns no tensor" if str(self.error) == NO_TENSOR else f"raises {self.text}"
 
     @property
     def is_mistake(self) -> bool:
-        """True if no other arguments would help: a name is not defined, a gradient is missing."""
+        """True if the class fails for any arguments: a name is not defined, or a gradient is missing."""
         text = str(self.error)
         return (
             isinstance(self.error, NameError | ImportError)
@@ -76,7 +76,7 @@ class Stop:
 
     @property
     def missing_attribute(self) -> str | None:
-        """The attribute that a tensor does not have, if that ended the run."""
+        """The missing attribute of a tensor, if this ended the run."""
         found = re.search(r"'Tensor' object has no attribute '(\w+)'", str(self.error))
         return found[1] if found is not None and isinstance(self.error, AttributeError) else None
 
@@ -94,12 +94,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Trials:
-    """Results of the guesses.
+    """Results of all trials.
 
     Args:
-        ran: Guesses on which forward and backward ran, no two of the same shapes; those without any gradient
-            only if there are no others.
-        stops: Errors of the others.
+        ran: Guesses on which forward and backward ran, with distinct shapes. Guesses that have no gradient
+            are included only if all have none. stops: Errors of the remaining guesses.
         tried: Number of guesses.
         asked: Attributes that an argument may have if it is not a tensor.
     """
@@ -111,13 +110,13 @@ class Trials:
 
     @property
     def nearest(self) -> Stop | None:
-        """The error that came furthest."""
+        """The error of the run that came furthest."""
         return max(self.stops, key=lambda stop: stop.method == "backward", default=None)
 
     @property
     def mistake(self) -> Stop | None:
-        """An error of the class itself: a clear one, or the same one for all guesses."""
-        # An error before the backward is of the guess, if another guess reached the backward.
+        """An error that the class itself causes: an unmistakable error, or the same error for all guesses."""
+        # An error before the backward is caused by the guess if a different guess reached the backward.
         reached = [stop for stop in self.stops if stop.method == "backward"]
         clear = [
             stop
@@ -136,7 +135,7 @@ def run_guesses(source: ClassSource, seed: int, seconds: float, wanted: int = 1)
     Args:
         source: The class.
         seed: Seed of the numbers.
-        seconds: After so many no further guess is begun.
+        seconds: Time after which no further guess is tried.
         wanted: Number of guesses of different shapes to find.
     """
     end = time.perf_counter() + seconds
@@ -149,7 +148,7 @@ def run_guesses(source: ClassSource, seed: int, seconds: float, wanted: int = 1)
             count += 1
             found = run(source.function_class, guess, seed)
             if isinstance(found, Stop) and TOO_FEW in found.text and source.defaulted:
-                # A call without its defaults needs fewer gradients, and an operator accepts both.
+                # A call that leaves defaults out needs fewer gradients; an operator accepts both numbers.
                 shorter = Guess(guess.values[: -source.defaulted])
                 found = (
                     found if isinstance(again := run(source.function_class, shorter, seed), Stop) else again
@@ -300,15 +299,15 @@ def guessed_samples(
 
 
 def _with_other_numbers(guess: Guess) -> Guess | None:
-    """Change the plain numbers of a guess: a factor of 1 hides a gradient that lacks it."""
+    """Change the plain numbers of a guess: a factor of 1 hides that a gradient lacks the factor."""
     values = tuple(1.5 * each + 0.25 if type(each) is float else each for each in guess.values)
     return Guess(values, guess.positive) if values != guess.values else None
 
 
 def _with_other_sizes(guess: Guess) -> Guess | None:
-    """Change the sizes of a guess, even to odd: an even size hides an error in the rest of pairs.
+    """Change even sizes of a guess to odd sizes: an even size hides an error in the element without a pair.
 
-    Equal sizes stay equal, and the numbers are those of the guess.
+    Equal sizes stay equal, and the plain numbers stay the same.
     """
     if not any(isinstance(each, torch.Tensor) and each.dim() for each in guess.values):
         return None

@@ -1,4 +1,4 @@
-"""Targets of the command line: from `FILE_OR_MODULE[:NAME]` to operators and Function classes."""
+"""Targets of the command line: find operators and Function classes by `FILE_OR_MODULE[:NAME]`."""
 
 from __future__ import annotations
 

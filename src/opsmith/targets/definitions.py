@@ -31,7 +31,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
         inside: True to include the imported modules of a package.
 
     Raises:
-        OperatorNotFoundError: If there is none, or none of this name.
+        OperatorNotFoundError: If there is no class, or no class of this name.
 
     Example:
         >>> import torch.utils.checkpoint
@@ -51,7 +51,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
 
 
 def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
-    """Return the Function classes of a module by name; empty if there are none.
+    """Return the Function classes of a module by name; an empty mapping if it has none.
 
     Args:
         module: The module.
@@ -65,7 +65,7 @@ def classes_in(module: ModuleType, *, inside: bool = False) -> dict[str, Class]:
 
 
 def modules_of(module: ModuleType, *, inside: bool) -> list[ModuleType]:
-    """Return a module, and if `inside` the imported modules of the package."""
+    """Return a module and, if `inside`, the imported modules of the package."""
     if not inside:
         return [module]
     prefix = f"{module.__name__}."
@@ -114,9 +114,9 @@ _NAME = re.compile(r"(?P<space>[^\W\d]\w*)::(?P<name>[^\W\d]\w*)(?:\.(?P<overloa
 
 
 def custom_ops_in(module: ModuleType, *, inside: bool = False) -> dict[str, Any]:
-    """Return the `custom_op` objects of a module by variable, in the order of the file.
+    """Return the `custom_op` objects of a module by the variable's name, in the order of the file.
 
-    Imported ones, and those that opsmith has adopted, are left out.
+    Imported objects, and objects that opsmith has adopted, are left out.
 
     Args:
         module: The module.
@@ -134,7 +134,7 @@ def custom_ops_in(module: ModuleType, *, inside: bool = False) -> dict[str, Any]
 
 
 def _is_of(custom_op: Any, module: ModuleType) -> bool:
-    """Return True if its function was written in a module, or if torch does not expose the function."""
+    """Return True if the function of a custom op is defined in a module, or torch does not expose it."""
     if not capabilities.on("library_operators"):
         return True
     function = custom_function(custom_op)

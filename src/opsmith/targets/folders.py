@@ -1,4 +1,4 @@
-"""Folders on the command line: the files below one that may declare something to check."""
+"""Folders on the command line: the files in a folder that may declare something to check."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ def is_folder(text: str) -> bool:
 
 
 def targets_of(text: str, *, optional: bool = False) -> list[Target]:
-    """Return the target that a text names, or those of a folder, in alphabetical order.
+    """Return the target that a text names, or the targets in a folder, in alphabetical order.
 
-    A file of a folder is a target if its text names torch or opsmith, and a way to declare something; whether
-    it does is known after its import. Programs (`__main__.py`), hidden folders and environments are left out.
+    A file of a folder is a target if its text names torch or opsmith, and a function or class that declares
+    something. Only the import shows if the file really declares something. Programs (`__main__.py`), hidden
+    folders and environments are left out.
 
     Args:
         text: `FILE_OR_MODULE[:NAME]`, or the path of a folder.
-        optional: True to treat a file without a name as one of a folder, and to let a folder have none.
+        optional: True to allow that a file or a folder has nothing to check.
 
     Raises:
-        UsageError: If the text names neither, a name follows the folder, or a folder cannot be read.
+        UsageError: If the text names neither a target nor a folder, a name follows the folder, or a folder
+            cannot be read.
         OperatorNotFoundError: If no file of the folder may declare something.
     """
     path, colon, name = text.rpartition(":")
@@ -66,7 +68,7 @@ def nothing_declared(folder: str) -> errors.OperatorNotFoundError:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files of a folder, then those of its folders, each in alphabetical order."""
+    """Yield the Python files of a folder, then the files of its subfolders, in alphabetical order."""
     for path, folders, files in os.walk(folder, onerror=_refuse):
         inside = Path(path)
         folders[:] = sorted(

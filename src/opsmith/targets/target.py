@@ -1,4 +1,4 @@
-"""Targets of the command line: `FILE_OR_MODULE[:NAME]`, imported, and the operators that it names."""
+"""Targets of the command line: import `FILE_OR_MODULE[:NAME]`, and find the operators that it names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from opsmith.targets.definitions import (
 )
 
 LAST_LINES = 3
-"""Calls of a traceback that a message shows."""
+"""Number of calls of a traceback that a message shows."""
 
 
 def import_module(name: str, broken: list[errors.ModuleImportError] | None = None) -> ModuleType:
@@ -40,7 +40,8 @@ def import_module(name: str, broken: list[errors.ModuleImportError] | None = Non
 
     Args:
         name: Name of the module.
-        broken: List that gets the errors of submodules that cannot be imported; None to raise the first one.
+        broken: List to which the errors of submodules that cannot be imported are added; None to raise the
+            first error.
 
     Raises:
         OperatorNotFoundError: If there is no such module.
@@ -69,7 +70,7 @@ def find_module(name: str) -> ModuleSpec | None:
     """Find a module as an import from the current directory does; None if there is none.
 
     Raises:
-        ModuleImportError: If the package that holds it cannot be imported.
+        ModuleImportError: If the package that contains it cannot be imported.
     """
     _reach(Path.cwd())
     try:
@@ -81,14 +82,14 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def _submodules(module: ModuleType, seen: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the names of the modules in a package, at every depth, but for programs and other libraries.
+    """Yield the names of the modules in a package, at every depth, except programs and shared libraries.
 
-    Importing `__main__` would run a program. A shared library that lies in a package, as one that a kernel
-    links, has a name as an extension module, and lacks what Python calls to import it.
+    Importing `__main__` would run a program. A shared library in a package, such as a library that a kernel
+    links, is named like an extension module, but has no function by which Python could import it.
 
     Args:
         module: The package, or a module.
-        seen: Folders that are not searched again.
+        seen: Folders that were searched already, and are not searched again.
     """
     folders = [each for each in getattr(module, "__path__", None) or [] if each not in seen]
     for inner in pkgutil.iter_modules(folders, f"{module.__name__}."):
@@ -107,7 +108,7 @@ def _submodules(module: ModuleType, seen: Sequence[str] = ()) -> Iterator[str]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file under its name in its package, so that nothing is declared twice."""
+    """Import a file under the name that it has in its package, so that nothing is declared twice."""
     if not os.path.isfile(path):
         raise errors.OperatorNotFoundError(
             f"there is no file `{path}`", hint="look at the spelling, and at the current directory"
@@ -122,7 +123,7 @@ def import_file(path: Path) -> ModuleType:
     while (known := sys.modules.get(name)) is not None:
         if _file_of(known) == path:
             return known
-        name = f"file_{name}"  # of another file of this name
+        name = f"file_{name}"  # of a different file of the same name
     if len(parts) > 1 and name == ".".join(parts):
         return _guarded(str(path), partial(importlib.import_module, name))
     return _guarded(str(path), partial(_execute, path, name))
@@ -190,7 +191,7 @@ class Target:
     Args:
         source: Path of a `.py` file, or name of a module.
         name: Name of an operator in it; None for all.
-        optional: True if it may declare nothing to check, as a file of a folder.
+        optional: True if it may declare nothing to check; so for a file that a folder names.
     """
 
     __repr__ = short_repr
@@ -238,7 +239,7 @@ class Target:
         return import_file(Path(self.source)) if self.is_file else import_module(self.source, broken)
 
     def operators(self) -> list[Operator[..., Any]]:
-        """Return the operators that it names, in the order of their declaration.
+        """Return the operators that the target names, in the order of their declaration.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or operator.
@@ -256,12 +257,12 @@ class Target:
         return found
 
     def checkable(self) -> dict[str, Any]:
-        """Return the objects to check by name: operators, else Functions and custom ops.
+        """Return the objects to check by name: the operators, or if there are none, Functions and custom ops.
 
-        A name may be that of an operator, of an `autograd.Function` class, or of a torch.library operator,
-        by its variable or as `namespace::name`. Without a name, all operators that the module declares are
-        returned; if there are none, its Functions and its `custom_op` objects. An optional target may
-        have nothing.
+        A name may be the name of an operator, of an `autograd.Function` class, or of a torch.library
+        operator: its variable or `namespace::name`. Without a name, all operators that the module declares
+        are returned; if there are none, its Functions and its `custom_op` objects. An optional target may
+        have nothing to check.
 
         Raises:
             OperatorNotFoundError: If there is no such file, module or name, or nothing to check.
@@ -287,7 +288,7 @@ class Target:
         return others
 
     def unadopted(self) -> dict[str, Any]:
-        """Return the Functions and custom ops, not adopted, of a module that also declares operators."""
+        """Return the unadopted Functions and custom ops of a module that also declares operators."""
         module = self.module()
         found = _declared(module, inside=not self.optional)
         if self.name is not None or not found:
@@ -296,7 +297,7 @@ class Target:
         return {name: each for name, each in self._others(module).items() if each not in adopted}
 
     def _others(self, module: ModuleType) -> dict[str, Any]:
-        """Return the objects that can be checked and are not operators of opsmith."""
+        """Return the objects that can be checked, but are not operators of opsmith."""
         inside = not self.is_file
         return {**classes_in(module, inside=inside), **custom_ops_in(module, inside=inside)}
 
@@ -313,7 +314,7 @@ class Target:
         )
 
     def _unadopted(self, module: ModuleType) -> errors.OperatorNotFoundError | None:
-        """Return the error for a Function or a custom op, which is an operator once it is adopted."""
+        """Return the error for a Function or a custom op that has to be adopted first."""
         value = attribute_of(module, str(self.name))
         function = is_function_class(value)
         if not function and not is_operator(value):
@@ -340,7 +341,7 @@ class Target:
 
 
 def _declared(module: ModuleType, *, inside: bool = True) -> list[Operator[..., Any]]:
-    """Return the operators that a module declares, and with `inside` those of its submodules."""
+    """Return the operators that a module declares; with `inside` also the operators of its submodules."""
     owners = [(each, f"{each.specification.module}.") for each in declared_operators()]
     prefix = f"{module.__name__}."
     return [each for each, owner in owners if owner == prefix or (inside and owner.startswith(prefix))]

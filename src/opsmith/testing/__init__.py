@@ -1,4 +1,4 @@
-"""For test suites: operators pass their check, CUDA kernels run on the CPU, and `pytest --opsmith`."""
+"""Tools for test suites: assert that an operator passes, run CUDA kernels on the CPU, `pytest --opsmith`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def assert_correct(operator: Any, /, **options: Any) -> Report:
 
     Raises:
         AssertionError: If it does not pass; the text is the report.
-        MissingSamplesError, SampleError, UsageError: As of `opsmith.check`, if nothing was checked.
+        MissingSamplesError, SampleError, UsageError: As `opsmith.check`, if nothing was checked.
 
     Example:
         >>> import opsmith.ops
         >>> assert_correct(opsmith.ops.mul, skip=["opcheck"]).verdict()
         'opsmith::mul: passed'
     """
-    # pytest then shows the line of the calling test, and not this function.
+    # pytest then shows the line of the calling test instead of this function.
     __tracebackhide__ = True
     report = check(operator, **options)
     if not report.passed_as_asked:

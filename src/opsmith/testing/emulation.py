@@ -1,4 +1,4 @@
-"""Context in which the CUDA kernels of all operators compute on CPU tensors."""
+"""Context manager in which the CUDA kernels of all operators compute on CPU tensors."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _contexts = 0
 
 @contextmanager
 def emulated_cuda(*, order: str = "forward", in_process: bool = False) -> Iterator[EmulatedCalls]:
-    """Context manager in which operators compute CPU tensors by their kernels in CUDA C++, emulated.
+    """Context manager in which operators run their CUDA C++ kernels on CPU tensors, by emulation.
 
-    It holds for the calls of this thread, forward and backward. Every access of a kernel to memory is
-    checked, as by `opsmith.emulate`. A call that a kernel does not take, or that the CPU cannot run, is
-    computed by what comes next, a kernel for the CPU or the reference; `op.explain(...)` says why.
+    It affects the calls of this thread, forward and backward. Every memory access of a kernel is checked, as
+    in `opsmith.emulate`. If a kernel does not take a call, or the CPU cannot run it, the next implementation
+    computes the call: a kernel for the CPU or the reference. `op.explain(...)` gives the reason.
 
     Args:
-        order: Order in which the threads of a block take their turns: `forward`, `backward`, `alternating`,
-            `random` or `random(7)`, with a seed.
+        order: Order in which the threads of a block run: `forward`, `backward`, `alternating`, `random` or
+            `random(7)`, with a seed.
         in_process: True to run the kernels in this process, where a debugger sees them; a crash then ends it.
 
     Returns:
-        Record of the calls: `calls`, their number by operator, and `refused`, reasons why a kernel did not
-        take some.
+        Record of the calls: `calls`, their number by operator, and `refused`, the reasons why a kernel did
+        not take a call.
 
     Raises:
-        KernelFaultError: From a call, if a kernel does what it must not.
+        KernelFaultError: From a call, if a kernel has a fault, such as a race.
         KernelSignatureError, LaunchError: From a call, as on a GPU.
         UsageError: If there is no such order.
 
@@ -66,7 +66,7 @@ def emulated_cuda(*, order: str = "forward", in_process: bool = False) -> Iterat
 
 @contextmanager
 def _attached() -> Iterator[None]:
-    """Context manager in which every operator with kernels in CUDA C++ has emulated ones for the CPU."""
+    """Context manager in which the CUDA C++ kernels of every operator are emulated on the CPU."""
     global _contexts
     try:
         with _lock:
@@ -77,7 +77,7 @@ def _attached() -> Iterator[None]:
                     _attach(operator)
         yield
     finally:
-        with _lock, ExitStack() as every:  # each operator, though another one fails
+        with _lock, ExitStack() as every:  # every operator is restored, even if restoring one of them fails
             _contexts -= 1
             if _contexts == 0:
                 KERNEL_OBSERVERS.remove(_attach)
@@ -86,7 +86,7 @@ def _attached() -> Iterator[None]:
 
 
 def _attach(operator: Operator[..., Any]) -> None:
-    """Let the kernels in CUDA C++ of an operator take its calls on the CPU first."""
+    """Make the CUDA C++ kernels of an operator the first choice for its calls on the CPU."""
     wanted = cuda_kernels(operator.specification)
     kernels = operator.specification.kernels
     if [each.emulated for each in _emulated(kernels)] != wanted:

@@ -1,4 +1,4 @@
-"""Items of `pytest --opsmith`: one test for each property of an operator, all from one check of it."""
+"""Items of `pytest --opsmith`: a test for each property of an operator, which is checked once."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pytest_opsmith import UNVERIFIED
 
 
 class PropertyFailedError(AssertionError):
-    """A property of an operator does not hold; the text is that of the report."""
+    """A property of an operator fails; the text is the text of the report."""
 
 
 def items_of(session: pytest.Session, targets: Sequence[str]) -> list[pytest.Item]:
-    """Collect the items for the values of `--opsmith`, as pytest collects all others.
+    """Collect the items for the values of `--opsmith`, as pytest collects its items.
 
     Args:
         session: pytest's session.
-        targets: Each `FILE_OR_MODULE[:NAME]`, or the id of one of these items.
+        targets: Texts `FILE_OR_MODULE[:NAME]`, or ids of these items.
 
     Raises:
-        UsageError: pytest's own, if there is no such file, module, operator or property.
+        UsageError: The class of pytest, if there is no such file, module, operator or property.
     """
     try:
         modules = [module_of(session, target) for target in targets]
@@ -53,7 +53,7 @@ def module_of(session: pytest.Session, text: str) -> OperatorsCollector:
         text: `FILE_OR_MODULE[:NAME]`, or an item's id.
 
     Raises:
-        UsageError, OperatorNotFoundError, ModuleImportError: If it names nothing.
+        UsageError, OperatorNotFoundError, ModuleImportError: If nothing can be found or imported.
     """
     source, name, wanted = _parts(text)
     operators = Target(source, name).operators()
@@ -97,7 +97,7 @@ class OperatorsCollector(pytest.Collector):
 
 
 class OperatorCollector(pytest.Collector):
-    """An operator, which is checked once for all of its items that run here."""
+    """An operator, which is checked once for all of its items in this process."""
 
     def __init__(self, *, operator: Operator[..., Any], names: Sequence[str], **rest: Any) -> None:
         super().__init__(**rest)
@@ -110,7 +110,7 @@ class OperatorCollector(pytest.Collector):
             yield PropertyItem.from_parent(self, name=name)
 
     def outcome(self, name: str) -> tuple[Report, Outcome]:
-        """Return the report that has a property, and its outcome."""
+        """Return the report that contains a property, and the outcome of the property."""
         for wanted, report in self._reports.items():
             if name in wanted:
                 return report, _of(report, name)
@@ -132,10 +132,10 @@ class OperatorCollector(pytest.Collector):
         return {item.name for item in self.session.items if item.parent is self}
 
     def _checked_with(self, name: str) -> set[str]:
-        """Return the properties to check at once: those of all chosen items, and the required ones."""
+        """Return the properties to check together: all chosen and all required ones."""
         chosen = self.chosen()
         if hasattr(self.config, "workerinput"):
-            chosen = {name}  # with pytest-xdist the others may run in other processes
+            chosen = {name}  # with pytest-xdist the remaining items may run in different processes
         groups = (group for group in REQUIRED if chosen & {*group})
         return chosen | {name} | {each for group in groups for each in group}
 
@@ -177,7 +177,7 @@ class PropertyItem(pytest.Item):
         self.user_properties.append(("seconds", round(outcome.seconds, 3)))
         for note in outcome.notes:
             self.add_report_section("call", "notes", f"{note}\n")
-        # What stands in a property that is no test here, as a kernel that ran for none, is told by each test.
+        # Findings of a property without a test here (a kernel that no sample ran) are repeated by each test.
         told = [outcome, *(each for each in report.outcomes if each.property not in self.parent.chosen())]
         unverified = unverified_kernels(told)
         self.user_properties += [(UNVERIFIED, f"{self.parent.name}: {name}") for name in unverified]
@@ -193,7 +193,7 @@ class PropertyItem(pytest.Item):
             pytest.skip(reason)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the failure without the traceback of opsmith's own code."""
+        """Return the failure without the traceback of opsmith's code."""
         error = excinfo.value
         if isinstance(error, PropertyFailedError | errors.OpsmithError):
             return str(error)

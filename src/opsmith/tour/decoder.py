@@ -26,13 +26,13 @@ TEMPERATURE = 0.6
 BLOCK_SIZE = 16
 
 CLOSE = 1e-5
-"""The largest difference of a logit between prefill and decode, as a part of the largest logit."""
+"""Allowed difference of logits between prefill and decode, as a fraction of the largest logit."""
 
 ENOUGH = 16
-"""Bytes that must be written."""
+"""Number of bytes that must be generated."""
 
 BARS = 50
-"""Parts of the progress bar."""
+"""Number of steps of the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Written:
 
 
 def load_decoder(path: Path = WEIGHTS) -> tuple[Decoder, dict[str, Any]]:
-    """Load a network in float32, and what its checkpoint says about itself."""
+    """Load a network in float32, and the description in its checkpoint."""
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     network = Decoder(DecoderSizes(**loaded["sizes"]))
     network.load_state_dict(loaded["weights"])
@@ -61,8 +61,7 @@ def load_decoder(path: Path = WEIGHTS) -> tuple[Decoder, dict[str, Any]]:
 def difference_of_decode(network: Decoder, texts: tuple[str, ...], seed: int) -> float:
     """Compare the logits of a prefill with those of decode steps over the last bytes, in shuffled blocks.
 
-    Returns:
-        The largest difference, as a part of the largest logit.
+    Returns: The largest difference, as a fraction of the largest logit.
     """
     random = torch.Generator().manual_seed(seed)
     prompts = [list(text.encode()) for text in texts]
@@ -82,7 +81,7 @@ def difference_of_decode(network: Decoder, texts: tuple[str, ...], seed: int) ->
 
 
 def write(network: Decoder, context: TourContext) -> Written:
-    """Continue the prompts, over and over, until the time is over; at least once."""
+    """Continue the prompts again and again until the time is up, at least once."""
     random = torch.Generator().manual_seed(context.seed)
     cache = PagedCache(network.sizes, len(PROMPTS))
     prompts = [list(prompt.encode()) for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""Stage: a network of opsmith's own operators learns to read handwritten digits.
+"""Stage: a network of opsmith's operators learns to read handwritten digits.
 
 The images, 1,797 of 8x8 pixels, are part of scikit-learn. Source: E. Alpaydin and C. Kaynak, "Optical
 Recognition of Handwritten Digits", UCI repository, 1998.
@@ -93,7 +93,7 @@ class Pixelwise(nn.Module):
 
 
 class Block(nn.Module):
-    """Involution, then a linear map of each pixel, around which the input passes too."""
+    """Involution, then a linear map of each pixel; the input is added to the result (a residual block)."""
 
     def __init__(self, channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def train(network: DigitNetwork, train: Images, test: Images, epochs: int, seed:
 
 @torch.no_grad()
 def confusion_matrix(network: DigitNetwork, images: Images) -> torch.Tensor:
-    """Return the counts of each digit (row) read as each digit (column), [10, 10]."""
+    """Return the confusion matrix [10, 10]: entry (i, j) counts images of i that were read as j."""
     network.eval()
     images = images.to(network.position.device)
     read = network(images.pixels).argmax(1)
@@ -171,7 +171,7 @@ def confusion_matrix(network: DigitNetwork, images: Images) -> torch.Tensor:
 
 
 def training_implementations(network: DigitNetwork, images: Images) -> dict[str, list[str]]:
-    """Return the implementations of involution and its gradients in a step of training of a copy."""
+    """Return the implementations of involution and its gradients in a training step of a copy."""
     network = deepcopy(network).train()
     batch = images.to(network.position.device)
     return involution_implementations(lambda: F.cross_entropy(network(batch.pixels), batch.labels).backward())

@@ -21,7 +21,7 @@ from opsmith.tour.stage import StageResult, TourContext, progress, write_json, w
 TARGET = (2.0, 3.0, 4.0)
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, BATCH = 0.01, 0.9, 5e-4, 64
 ENOUGH_STEPS = 5000
-"""From this number of steps on the error must be below 0.02; with fewer steps, below 0.05."""
+"""Number of steps from which on the error must be below 0.02; with fewer steps, below 0.05."""
 
 POINTS_OF_CURVE = 500
 

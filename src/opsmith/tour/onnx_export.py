@@ -16,7 +16,7 @@ from opsmith.tour.digits import DigitNetwork, split_digits
 from opsmith.tour.stage import StageResult, TourContext, read_weights, write_json
 
 CLOSE = 1e-5
-"""The largest difference of an output, as a part of the largest value."""
+"""Allowed difference of an output, as a fraction of the largest value."""
 
 
 def export_and_load(model: nn.Module, example: Tensor, path: Path) -> tuple[Any, Any]:

@@ -16,10 +16,10 @@ from opsmith.tour.operators import swish
 from opsmith.tour.stage import StageResult, TourContext, progress, write_json
 
 PAGED = (ops.linear, ops.involution, swish)
-"""Operators that get pages: those that both models consist of."""
+"""Operators that get pages: the operators in the two models."""
 
 REDNET_STAGES = ((256, 14), (512, 7))
-"""Channels, and height and width, of the features in the last two stages of RedNet-50."""
+"""Number of channels, and size, of the features in the last two stages of RedNet-50."""
 
 
 @thread_count(1)
@@ -66,7 +66,7 @@ def run(context: TourContext) -> StageResult:
         advance("benchmark")
 
         def advance_page(what: str, done: int, total: int) -> None:
-            if what.endswith(": benchmark"):  # the last part of each page
+            if what.endswith(": benchmark"):  # the last step of each page
                 advance(what.partition(":")[0])
 
         pages = opsmith.page(

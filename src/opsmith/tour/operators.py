@@ -53,7 +53,7 @@ def _(make: opsmith.Make) -> Iterator[Any]:
 
 
 def implementation_of(operator: opsmith.Operator[..., Any], *args: Any) -> str:
-    """Describe the implementation of a call in one line: a kernel and its location, or the reference and why.
+    """Describe the implementation of a call in one line: a kernel and its location, or why the reference.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ def involution_implementations(step: Callable[[], object]) -> dict[str, list[str
     """Run a step of training, and return the implementations of involution and of its gradients.
 
     Args:
-        step: Computes a loss and its gradients; called once.
+        step: Function that computes a loss and its gradients; it is called once.
 
     Returns:
         The implementations of the calls of each of the three operators, by its name.
@@ -124,11 +124,11 @@ OPERATORS = (
     involution_weight_gradient,
 )
 SKIPPED = ("cuda", "resources")
-"""Properties that are left out, since they compile further kernels, for GPUs."""
+"""Properties that are left out, because they compile additional kernels for GPUs."""
 
 
 def build_decoder_kernels() -> None:
-    """Build the kernels of the decoder in float32: a prefill and a step call them all."""
+    """Build the kernels of the decoder in float32; a prefill and a step call all of them."""
     sizes = DecoderSizes(width=2, layers=1, heads=1, hidden=1, positions=4)
     list(generate(Decoder(sizes), PagedCache(sizes, 1), [[0]], 2))
 
@@ -148,7 +148,7 @@ def build_kernels() -> None:
 
 @thread_count(1)
 def run(context: TourContext) -> StageResult:
-    """Check the operators with quick effort, print a table, and write the reports to `checks.json`."""
+    """Check the operators at quick effort, print a table, and write the reports to `checks.json`."""
     reports: dict[str, Report] = {}
     seconds: dict[str, float] = {}
     with progress(context.console, "checking", len(OPERATORS)) as advance:

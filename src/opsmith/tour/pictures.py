@@ -14,18 +14,18 @@ from opsmith.core.output_file import replacing
 from opsmith.tour.digits import DigitNetwork
 from opsmith.tour.stage import StageResult, TourContext, progress, read_weights
 
-# matplotlib is imported by the functions that draw: the command `opsmith tour --help` does without it.
+# The functions that draw import matplotlib, so that `opsmith tour --help` works without it.
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "html")
 
-# Colours of M. Okabe and K. Ito, which are distinct for colour-blind readers; markers differ, too.
+# Colours of M. Okabe and K. Ito, which colour-blind readers can distinguish; markers differ, too.
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#666666"
 
 
 def draw_example(out: Path) -> list[Path]:
-    """Draw the graph of b + sum(w x): x needs no gradient, and is saved for that of w."""
+    """Draw the graph of b + sum(w x): x needs no gradient, and is saved for the gradient of w."""
     w = torch.tensor([[2.0, 3.0]], requires_grad=True)
     b = torch.tensor([3.0], requires_grad=True)
     x = torch.tensor([[4.0, 5.0]])
@@ -43,7 +43,7 @@ def draw_network(out: Path) -> list[Path]:
     read_weights(out / "digits.pt", network)
     paths = [out / f"digits-graph.{each}" for each in FORMATS]
     title = "reading digits: training graph"
-    for path in paths:  # a page unfolds; a picture must be readable as a whole
+    for path in paths:  # on a page the reader opens parts; a picture must be readable as a whole
         depth = None if path.suffix == ".html" else 1
         opsmith.draw(network, path, inputs=pixels, training=True, depth=depth, title=title)
     return paths

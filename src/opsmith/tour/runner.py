@@ -77,7 +77,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class FinishedStage:
-    """A stage that has run, and its time."""
+    """A stage that has run, with its result and time."""
 
     stage: TourStage
     result: StageResult
@@ -87,7 +87,7 @@ class FinishedStage:
 def run_tour(context: TourContext, stages: Sequence[TourStage] = STAGES) -> bool:
     """Run the stages, print a summary, and write it to `summary.json` and `index.html`.
 
-    Background stages run in a second process from the start; their output is printed in its turn.
+    Background stages run in a second process from the start; their output is printed when their turn comes.
 
     Args:
         context: Arguments of every stage.
@@ -155,7 +155,7 @@ def _started(
 def _finished_apart(
     stage: TourStage, options: Mapping[str, Any], width: int, color_system: Any
 ) -> tuple[FinishedStage, str]:
-    """Run a stage in the second process, and return what it printed, too."""
+    """Run a stage in the second process; return its result and its printed output."""
     printed = io.StringIO()
     console = Console(file=printed, width=width, color_system=color_system)
     return _finished(stage, TourContext(console=console, **options)), printed.getvalue()
@@ -216,7 +216,7 @@ PICTURES = {
     "involution-roofline.svg": "Involution beside its reference, below what this machine can do",
     "digits-graph.svg": "The network for digits: what its backward runs through",
 }
-"""Pictures of the index page with their captions, in this order; those that no stage drew are left out."""
+"""Pictures of the index page with their captions, in this order; missing pictures are left out."""
 
 WIDE = ("curves.svg", "involution-roofline.svg")
 """Pictures that scroll sideways on a narrow screen."""
@@ -233,7 +233,7 @@ KINDS = {
 
 
 def write_index(out: Path, summary: Mapping[str, Any]) -> Path:
-    """Write `index.html` beside the files that it links.
+    """Write `index.html` into the folder of the files that it links.
 
     Args:
         out: Folder of the results.
@@ -272,7 +272,7 @@ def _formats_of(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _grouped(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group files by kind; a folder is represented by its index alone."""
+    """Group files by kind; only the index of a folder is listed."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS.values()}
     for name in names:
         if "/" not in name or name.endswith("/index.html"):

@@ -47,7 +47,7 @@ class StageResult:
     """Result of a stage.
 
     Args:
-        passed: The stage reached its target.
+        passed: True if the stage reached its target.
         headline: The outcome in one line, with its figures.
         details: The figures, in JSON's types.
         files: Files that the stage wrote.
@@ -66,14 +66,14 @@ class TourStage:
     """One stage.
 
     Args:
-        name: Short name, as in `summary.json`.
+        name: Short name, which `summary.json` uses.
         title: Title in one line.
         run: Function that carries it out.
         needs: Packages that it imports, beyond those that opsmith itself needs.
-        background: It runs in a second process from the start of the tour, after earlier background stages.
-            Of other stages it may read files of these alone.
-        prepare: Function that the second process calls for it, in its turn: it builds kernels that the stage
-            needs.
+        background: True to run it in a second process from the start of the tour, after earlier background
+            stages. It may read only the files of those stages.
+        prepare: Function that the second process calls when the stage's turn comes; it builds the kernels
+            that the stage needs.
     """
 
     __repr__ = short_repr

@@ -18,8 +18,8 @@ class Unchecked:
     """Something that could not be checked.
 
     Args:
-        operator: Its name; None for a file that could not be imported, or for the whole command.
-        file: The file or module that holds it; empty for the whole command.
+        operator: Name of the operator; None for a file that could not be imported, or for the whole command.
+        file: The file or module that contains it; empty for the whole command.
         message: The reason, and what to do about it.
         where: `file:line` of its declaration, where it is known.
     """
@@ -36,7 +36,7 @@ class Unchecked:
 
 
 NOT_CHECKED = "not-checked"
-"""Rule of an annotation for what could not be checked; those of failures are causes."""
+"""Rule of the annotation of an operator that could not be checked; the rule of a failure is its cause."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Annotation:
 
 
 def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iterator[Annotation]:
-    """Yield the failures that no other explains, and everything that could not be checked.
+    """Yield the failures that no other failure explains, and everything that could not be checked.
 
-    A failure without a line of its own stands at the declaration of its operator.
+    A failure without a line is shown at the declaration of its operator.
 
     Example:
         >>> from opsmith.checking.report import Outcome
@@ -100,19 +100,19 @@ def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iter
 
 
 def _line(where: str | None) -> SourceLine | None:
-    """Return the absolute path and the number of `file:line`; None if it names no file that is here."""
+    """Return the absolute path and the line number of `file:line`; None if the file does not exist here."""
     found = parsed(where)
     return (str(Path(found[0]).absolute()), found[1]) if found and os.path.isfile(found[0]) else None
 
 
 def _line_raised(message: str) -> SourceLine | None:
-    """Return the last line of user code in a traceback; None if a message has none."""
+    """Return the last line of user code in the traceback of a message; None if there is no such line."""
     found = user_line_of_traceback(message)
     return None if found is None else _line(f"{found[0]}:{found[1]}")
 
 
 def counted(found: Iterator[Annotation]) -> Iterator[Annotation]:
-    """Yield the annotations that nobody accepted."""
+    """Yield the annotations of failures that are not accepted."""
     return (each for each in found if each.failure is None or each.failure.accepted is None)
 
 
@@ -148,7 +148,8 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
-    """Return a line for each finding, as of a compiler: `file:line: level: subject: title: message`.
+    """Return a line for each finding, in the format of compilers: `file:line: level: subject: title:
+    message`.
 
     Paths below the current folder are relative to it.
     """
@@ -162,7 +163,7 @@ def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
 
 
 _BREAK = re.compile(r"[^\S ]\s*")
-"""White space that is no space, and what follows it; paths may have several spaces."""
+"""White space other than a space, with the spaces after it; paths may contain several spaces."""
 
 
 def _near(file: str) -> str:

@@ -82,11 +82,11 @@ MEANINGS = {
     "unclear": "not decided for this dtype: a failure names float64, or no dtype",
     "": "it did not run in this dtype",
 }
-"""Meaning of each sign under a dtype, in the order of the legend."""
+"""Meaning of each sign in the column of a dtype, in the order of the legend."""
 
 
 def templates(*packages: str) -> Environment:
-    """The templates of a check, and those of other packages, which may use them.
+    """The templates of a check, and the templates of further packages, which may use them.
 
     Args:
         packages: Packages with a folder `templates`.
@@ -122,7 +122,7 @@ def templates(*packages: str) -> Environment:
 
 
 def verdict(report: Report) -> str:
-    """A report's verdict without the operator's name, which stands above it."""
+    """A report's verdict without the operator's name, which the page shows above it."""
     return report.verdict().removeprefix(f"{report.operator}: ")
 
 
@@ -132,13 +132,13 @@ def state(report: Report) -> str:
 
 
 def legend(report: Report) -> list[tuple[str, str]]:
-    """The signs under the dtypes of a report, each with its meaning."""
+    """The signs in the dtype columns of a report, each with its meaning."""
     used = {outcome.in_dtype(dtype) for outcome in report.ran() for dtype in report.dtypes}
     return [(SIGNS.get(name, "empty"), words) for name, words in MEANINGS.items() if name in used]
 
 
 def short(dtype: str) -> str:
-    """A dtype as it stands above a narrow column.
+    """The short name of a dtype, as the heading of a narrow column.
 
     Example:
         >>> short("bfloat16"), short("float64"), short("complex128"), short("float8_e5m2")
@@ -148,7 +148,7 @@ def short(dtype: str) -> str:
 
 
 def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
-    """Properties with failures, the worst first: each with those to show in full, and all others."""
+    """Properties with failures, the worst first: each with the failures to show in full, and the rest."""
     found = []
     for outcome in (each for each in report.outcomes if each.failures):
         ranked = sorted(outcome.failures, key=Failure.rank)
@@ -158,7 +158,7 @@ def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]
 
 
 def _kind(value: Any) -> str:
-    """Form of a piece of evidence: `parts`, `block` or `line`."""
+    """Format of a piece of evidence: `parts`, `block` or `line`."""
     return "parts" if isinstance(value, Mapping) else "block" if "\n" in shown(value) else "line"
 
 

@@ -12,11 +12,12 @@ from opsmith.errors import xml_text
 
 
 def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str:
-    """Return one suite: properties that failed, were skipped or passed, and what could not be checked.
+    """Return one suite: properties that failed, were skipped or passed, and operators not checked.
 
-    The test cases are those of `pytest --opsmith`: the failures of a property are one failure, and a skipped
-    property without which a report does not pass fails. With `strict`, warnings fail, too. A report that does
-    not pass for no single property, as where none ran, is a failure of its own.
+    The test cases are the same as in `pytest --opsmith`. All failures of a property are one failure. A
+    skipped property fails if a report must not pass without it. With `strict`, warnings fail, too. If a
+    report does not pass although no single property failed, for example because none ran, a further test case
+    fails.
 
     Example:
         >>> outcomes = (Outcome("forward", "passed"), Outcome("gradient", "passed"))

@@ -1,4 +1,4 @@
-"""Values as Python code, as a person would write them."""
+"""Values as Python code, in the form that a person would write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_ELEMENTS = 64
 """Largest number of elements that a script writes out."""
 
 DIGITS = 4
-"""Digits of numbers that may be rounded."""
+"""Number of digits of numbers that may be rounded."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -28,7 +28,7 @@ def writable(value: Any) -> bool:
 
 
 def imports(values: Sequence[Any]) -> list[str]:
-    """Imports that written values need."""
+    """Imports that the code of the values needs."""
     kinds = {type(value) for value in values if isinstance(value, Enum)}
     outer = {(kind.__module__, kind.__qualname__.partition(".")[0]) for kind in kinds}
     return [f"from {module} import {name}" for module, name in sorted(outer)]
@@ -63,7 +63,7 @@ def written(value: Any, *, rounded: bool = False) -> str:
 def _tensor(value: Tensor, rounded: bool) -> str:
     plain = value.detach().cpu().resolve_conj().resolve_neg()
     for dimension, stride in enumerate(plain.stride()):
-        if stride == 0:  # an expanded dimension is stored once
+        if stride == 0:  # an expanded dimension is in memory only once
             plain = plain.narrow(dimension, 0, min(1, plain.shape[dimension]))
     form = _form(value)
     if plain.numel():
@@ -94,7 +94,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _turned(plain: Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in which a tensor is contiguous, if this is a permutation of its own."""
+    """The permutation of dimensions that makes a tensor contiguous, if there is one."""
     if plain.is_contiguous() or plain.dim() < 2:
         return None
     order = tuple(sorted(range(plain.dim()), key=lambda at: (-plain.stride()[at], at)))
@@ -125,7 +125,7 @@ def _number(text: str) -> str:
 
 
 def drawn(value: Any) -> str | None:
-    """Code that draws a tensor of this form, in the range of its numbers; None if the range is not enough.
+    """Code that draws a random tensor like this one, in the range of its numbers; None if it needs more.
 
     Example:
         >>> import torch

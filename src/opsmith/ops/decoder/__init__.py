@@ -1,4 +1,4 @@
-"""Decoder: a small language model of the operators that write in place, with a paged cache.
+"""Decoder: a small language model made of the in-place operators, with a paged cache.
 
 Source: H. Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", arXiv:2302.13971,
 section 2.2.

@@ -11,7 +11,7 @@ from opsmith.ops.decoder.sizes import DecoderSizes
 
 
 class DecodeBuffers:
-    """Memory of one step for N sequences: what a step computes on its way to the logits.
+    """Memory of one step for N sequences: the intermediate results from the tokens to the logits.
 
     Args:
         sizes: Sizes of the decoder.
@@ -44,7 +44,7 @@ class PagedCache:
 
     Attributes:
         keys, values: [layers, blocks, S, H, D], with S slots in a block.
-        block_table: [N, B], int64, the blocks of each sequence in their order; -1 where there is none yet.
+        block_table: [N, B], int64, the blocks of each sequence in order; -1 if there is no block yet.
         lengths: [N], int64, tokens of each sequence in the cache.
         buffers: Memory of one step.
 
@@ -52,13 +52,13 @@ class PagedCache:
         sizes: Sizes of the decoder.
         sequences: N.
         block_size: S.
-        blocks: Number of blocks; enough for all sequences at their longest if None.
-        order: Order in which blocks are given out; from the first to the last if None.
+        blocks: Number of blocks; if None, enough for all sequences at their maximum length. order: Order in
+            which blocks are assigned; if None, from the first to the last.
         dtype: Dtype of keys, values and activations.
         device: Device of all memory.
 
     Raises:
-        ValueError: If `order` is no order of the blocks.
+        ValueError: If `order` is not a permutation of the blocks.
 
     Example:
         >>> cache = PagedCache(DecoderSizes(), 2, block_size=4)
@@ -99,11 +99,11 @@ class PagedCache:
         return len(self._used)
 
     def reserve(self, tokens: Sequence[int]) -> None:
-        """Give each sequence as many blocks as so many tokens need; those that it has, it keeps.
+        """Give each sequence the blocks that its number of tokens needs; it keeps the blocks that it has.
 
         Raises:
-            ValueError: If there is not a number for each sequence, one is beyond the decoder's positions, or
-                too few blocks are free; nothing is given out then.
+            ValueError: If there is not one number for each sequence, a number exceeds the decoder's
+                positions, or too few blocks are free. No block is assigned then.
         """
         if len(tokens) != self.sequences:
             raise ValueError(f"the cache has {self.sequences} sequences, and {len(tokens)} numbers are given")
@@ -126,7 +126,7 @@ class PagedCache:
                 used.append(self._free.pop(0))
 
     def release(self, sequence: int) -> None:
-        """Take back the blocks of a sequence, which is empty then."""
+        """Free the blocks of a sequence, which is then empty."""
         self._free += self._used[sequence]
         self._used[sequence] = []
         self.block_table[sequence] = -1

@@ -51,19 +51,19 @@ def generate(
     generator: torch.Generator | None = None,
     decode: Callable[[Tensor, PagedCache], Tensor] | None = None,
 ) -> Iterator[Tensor]:
-    """Continue prompts, and yield the next token of each, [N], so many times.
+    """Continue prompts: yield the next token of each, [N], `count` times.
 
     Args:
         network: Decoder.
-        cache: Cache of as many sequences as there are prompts; its sequences are begun anew.
+        cache: Cache of as many sequences as there are prompts; its sequences are restarted.
         prompts: Tokens of each sequence, at least one.
         count: Number of tokens to generate for each.
-        temperature: As of `sample`.
+        temperature: See `sample`.
         generator: Source of random numbers; a new one of seed 0 if None.
-        decode: Step to call in place of `network.decode`, such as its compiled form.
+        decode: Function to call instead of `network.decode`, such as its compiled form.
 
     Raises:
-        ValueError: If a prompt is empty, a prompt with its continuation is beyond the decoder's positions, or
+        ValueError: If a prompt is empty, a prompt with its continuation exceeds the decoder's positions, or
             the cache has too few blocks or sequences.
 
     Example:

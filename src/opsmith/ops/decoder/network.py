@@ -21,7 +21,7 @@ from opsmith.ops.write_linear import write_linear
 
 
 class DecoderBlock(nn.Module):
-    """Parameters of one block: attention, and then two linear maps around a gate.
+    """Parameters of one block: attention, then two linear maps with a gate between them.
 
     Args:
         sizes: Sizes of the decoder.
@@ -76,7 +76,7 @@ class Decoder(nn.Module):
         Args:
             tokens: [N, L], int64.
             cache: Cache for the keys and values.
-            slots: [N L], slots of the tokens in the cache; negative for those that are left out.
+            slots: [N L], slots of the tokens in the cache; negative for tokens that are left out.
 
         Returns:
             [N, L, W].
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         residual = F.embedding(tokens, self.embedding)
         for layer, block in enumerate(self.each_block()):
-            # add_rms_norm_ would write over the residual, which the backward of the norm before it needs.
+            # add_rms_norm_ would overwrite the residual, which the backward of the previous norm needs.
             x = rms_norm(residual, block.norm1)
             qkv = F.linear(x, block.qkv).unflatten(-1, (3 * heads, self.sizes.head_dim))
             rope_(qkv[..., : 2 * heads, :], self.cos_sin, positions)
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         """Begin each sequence: write its keys and values into the cache, whose blocks must be reserved.
 
         Args:
-            tokens: [N, L], int64, from the beginning of each sequence; what is beyond its length is ignored.
+            tokens: [N, L], int64, from the beginning of each sequence; tokens beyond its length are ignored.
             lengths: [N], int64, from 1 to L.
             cache: Cache of N sequences; written.
 
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, cache: PagedCache) -> Tensor:
-        """Add a token to each sequence, in place: nothing is allocated but the logits when it is compiled.
+        """Add a token to each sequence, in place; when compiled, it allocates only the logits.
 
         Args:
             tokens: [N], int64.

@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class DecoderSizes:
-    """Sizes of a decoder: each a whole number from 1 on.
+    """Sizes of a decoder: each is a whole number of at least 1.
 
     Args:
         vocabulary: Number of tokens, V.
-        width: Numbers of a token between the blocks, W.
+        width: Number of features of a token between the blocks, W.
         layers: Number of blocks.
-        heads: Heads of the attention, H. Each has D = W / H numbers, an even number.
-        hidden: Width inside of the blocks' second half, F.
-        positions: Most tokens of a sequence.
+        heads: Heads of the attention, H. Each has D = W / H features, an even number. hidden: Width in the
+            second half of a block, F. positions: Maximum number of tokens of a sequence.
 
     Raises:
-        ValueError: If a size is not a whole number from 1 on, or the width no multiple of twice the heads.
+        ValueError: If a size is not a whole number of at least 1, or the width is not a multiple of twice the
+            heads.
 
     Example:
         >>> DecoderSizes(width=32, heads=2).head_dim
@@ -49,7 +49,7 @@ class DecoderSizes:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head, D."""
+        """Number of features of a head, D."""
         return self.width // self.heads
 
     def to_dict(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The beginning of a decode step: the slot of each sequence's new token, and its row of the embedding."""
+"""Beginning of a decode step: the slot of each sequence's new token, and its row of the embedding."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def begin_decode_step(
     block_table: Tensor,
     block_size: int,
 ) -> None:
-    """Make room for one more token of each sequence, and write what the first block reads.
+    """Make room for one more token of each sequence, and write the inputs of the first block.
 
     Args:
         x: [N, W], becomes the embedding's rows of the tokens.
         residual: [N, W], becomes zeros, to which the first block adds x.
-        positions: [N], int64, becomes the lengths before.
+        positions: [N], int64, becomes the lengths before the step.
         slots: [N], int64, becomes the slot of the position in the paged cache.
-        lengths: [N], int64, one is added to each.
+        lengths: [N], int64, each is increased by one.
         tokens: [N], int64, from 0 to V - 1.
         embedding: [V, W], of the dtype of x.
-        block_table: [N, B], int64, the blocks of each sequence in their order; negative where there is none.
+        block_table: [N, B], int64, the blocks of each sequence in order; negative if there is no block.
         block_size: Slots in a block, S. A length is from 0 to B S - 1.
 
     Raises:
-        ShapeError, MutationError: As their names say.
-        KernelError, IndexError, RuntimeError: If a token is not in the embedding, or a sequence has no
-            block left.
+        ShapeError, MutationError: If a shape is wrong, or a tensor cannot be written.
+        KernelError, IndexError, RuntimeError: If a token is not in the embedding, or a sequence has no free
+            slot in its blocks.
 
     Example:
         >>> import torch

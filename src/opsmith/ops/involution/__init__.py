@@ -1,4 +1,4 @@
-"""Involution (arXiv:2103.06255): three operators that are gradients of each other, and the layer around them.
+"""Involution (arXiv:2103.06255): three operators that are gradients of each other, and a layer.
 
 `operators` declares them and their kernels, with sources in `cpu` and `cuda`; `layer` has `Involution2d`.
 """

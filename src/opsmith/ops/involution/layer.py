@@ -1,4 +1,4 @@
-"""Layer around involution, which computes the kernels from its input."""
+"""Layer that calls involution, and computes the kernels from its input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHANNELS_PER_GROUP = 16
 
 
 class Involution2d(nn.Module):
-    """Weigh the neighbourhood of each pixel with kernels that two 1x1 convolutions compute at that pixel.
+    """Weight the neighbourhood of each pixel by kernels that two 1x1 convolutions compute at that pixel.
 
     Kernels = span(ReLU(norm(reduce(x)))), where x is averaged over windows of the stride. If the stride does
     not divide a side of the image, the last window is smaller.
@@ -23,9 +23,10 @@ class Involution2d(nn.Module):
         channels: C, channels of the input and of the result.
         kernel_size: Kh = Kw = K, odd; the image is padded by K // 2 zeros.
         stride: Stride in both dimensions.
-        groups: G, kernels of a pixel; C/G channels share one. Alternatively give `channels_per_group`.
-        channels_per_group: C/G, by default 16.
-        reduction: Ratio of C to the channels between the two convolutions.
+        groups: G, number of kernels per pixel; C/G channels share a kernel. Alternatively give
+            `channels_per_group`.
+        channels_per_group: C/G, by default 16. reduction: Ratio of C to the number of channels between the
+            two convolutions.
         device: Device of the parameters.
         dtype: Type of the parameters.
 

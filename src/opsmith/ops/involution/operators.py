@@ -1,7 +1,7 @@
 """Operators of involution: a convolution whose kernel differs by pixel and is shared by groups of channels.
 
-It is linear in `input` and in `weight`. So are its two gradients, which are operators too. The gradients of
-each of the three are the other two, so that derivatives of every order exist.
+It is linear in `input` and in `weight`. Its two gradients are bilinear operators, too. The gradients of each
+of these three operators are the other two, so that derivatives of every order exist.
 
 Source: D. Li et al., "Involution: Inverting the Inherence of Convolution for Visual Recognition", CVPR 2021,
 arXiv:2103.06255, equation 4. Ho = floor((H + 2 padding - (dilation (Kh - 1) + 1)) / stride + 1), likewise Wo.
@@ -35,7 +35,7 @@ BY_WEIGHT = "opsmith::involution_weight_gradient"
 def involution(
     input: Tensor, weight: Tensor, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1
 ) -> Tensor:
-    """Weigh the neighbourhood of each pixel with that pixel's own kernel, one for every C/G channels.
+    """Weight the neighbourhood of each pixel by a kernel of that pixel, which C/G channels share.
 
     Args:
         input: [B, C, H, W], floating or complex.
@@ -64,7 +64,7 @@ def involution(
     _expect_shape(FORWARD, "weight [B, G, Kh, Kw, Ho, Wo]", weight, (batch, groups, *kernel, *output))
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     result = torch.einsum("bgcijuv,bguvij->bgcij", windows, weight).flatten(1, 2)
-    return result.contiguous()  # the same layout for all sizes, also where G = 1
+    return result.contiguous()  # the same layout for all sizes, also if G = 1
 
 
 @opsmith.operator(
@@ -161,7 +161,7 @@ def involution_weight_gradient(
     windows = _windows(input, kernel, stride, padding, dilation).unflatten(1, (groups, channels // groups))
     grouped = cotangent.unflatten(1, (groups, channels // groups))
     gradient = torch.einsum("bgcijuv,bgcij->bguvij", windows, grouped)
-    return gradient.contiguous()  # the usual layout of `weight`: autograd copies a gradient of another layout
+    return gradient.contiguous()  # the usual layout of `weight`, or autograd copies it
 
 
 involution.gradients(
@@ -191,7 +191,7 @@ involution_weight_gradient.gradients(
     ),
 )
 
-# The last one declared is tried first: float32.
+# The kernel that is declared last is tried first: float32.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
 for _operator, _file, _problem, _more in (
     (involution, "forward", tiles.forward, ()),

@@ -1,6 +1,6 @@
-"""Launch of the CUDA kernels of involution: the tile of a block, chosen by the sizes of a call.
+"""Launch parameters of the CUDA kernels of involution: the tile of a block, chosen by the sizes of a call.
 
-The layout of a tile in shared memory is computed as by `layout` in cuda/involution.cuh.
+The layout of a tile in shared memory is computed as `layout` in cuda/involution.cuh does.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 VECTOR = 16
-"""Bytes of shared memory that a thread reads at once; a strip has as many, in the type of the sums."""
+"""Bytes of shared memory that a thread reads at once; a strip has as many bytes, in the type of the sums."""
 LANES, CHANNELS = 4, 4
-"""Threads that share the channels of a strip at most, and channels that each has at a time."""
+"""Maximum number of threads that share the channels of a strip, and channels of a thread at a time."""
 STAGED = 16
-"""Channels of a group in shared memory at a time, while the weight's gradient is summed."""
+"""Number of a group's channels in shared memory at a time, while the weight's gradient is summed."""
 SHARED = 48 * 1024
-"""Bytes of shared memory of a block, available on every GPU by default: three such blocks fit on sm_80."""
+"""Bytes of shared memory of a block, which every GPU has by default: three such blocks fit on sm_80."""
 NARROWEST = 4
-"""Strips of a tile at least, if there are as many: in 16 bits they are one sector of 32 bytes."""
+"""Minimum number of strips of a tile, if the row has as many: in 16 bits they are a sector of 32 bytes."""
 LONGEST = 32
-"""Strips of a tile at most, and rows."""
+"""Maximum number of strips, and of rows, of a tile."""
 MOST_THREADS = {"forward": 128, "input_gradient": 128, "weight_gradient": 256}
-"""Threads of a block, as the kernels are compiled."""
+"""Number of threads of a block for which the kernels are compiled."""
 BUDGET = 22
-"""Vectors of registers at most; above, the plain path is used."""
+"""Maximum number of vectors of registers; with more, the plain path is used."""
 FARTHEST = 2**30
-"""Rows and columns, with the reach of windows beyond the image, and channels, in 32 bits in a tile."""
+"""Limit of rows and columns (windows beyond the image included) and channels: tiles use 32-bit integers."""
 
 MOST_BLOCKS = 2**31 - 1
-"""Blocks of a launch at most."""
+"""Maximum number of blocks of a launch."""
 
 Pair = tuple[int, int]
 
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     Attributes:
         kind: Name of the kernel, one of three.
         images: B G.
-        channels: Channels of a group.
+        channels: Number of channels of a group.
         size, result: H and W; Ho and Wo.
         kernel, stride, padding, dilation: As in `involution`.
         itemsize: Bytes of an element.
@@ -61,13 +61,13 @@ class Problem(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """True if all sizes are valid; for others the reference raises an error."""
+        """True if all sizes are valid; for invalid sizes the reference raises an error."""
         steps = (*self.stride, *self.dilation, *self.size, *self.result, *self.kernel)
         return self.channels > 0 and min(steps) > 0 and min(self.padding) >= 0
 
     @property
     def numel(self) -> int:
-        """Items of one thread in a group of an image: numbers, or several channels of a pixel."""
+        """Number of items in a group of an image; a thread computes an item: a number, or channels of a pixel."""
         rows, columns = self.size if self.kind == "input_gradient" else self.result
         if self.kind == "weight_gradient":
             return self.kernel[0] * self.kernel[1] * rows * columns
@@ -75,12 +75,12 @@ class Problem(NamedTuple):
 
     @property
     def strip(self) -> int:
-        """Pixels of a strip; 16-bit types are computed in float32."""
+        """Number of pixels of a strip; 16-bit types are computed in float32."""
         return VECTOR // max(4, self.itemsize)
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Threads that share the channels of a strip, and the channels that each has at a time."""
+        """Number of threads that share the channels of a strip, and number of channels of each at a time."""
         if self.kind == "weight_gradient":
             return 1, -(-self.channels // -(-self.channels // STAGED))
         at_once = -(-self.channels // -(-self.channels // (LANES * CHANNELS)))
@@ -89,23 +89,23 @@ class Problem(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Columns between the last tap and a strip of the input's gradient."""
+        """Number of columns between the last tap and a strip of the input's gradient."""
         return (self.kernel[1] - 1) * self.dilation[1] // self.stride[1]
 
     @property
     def first(self) -> int:
-        """First column of the input's gradient in its kernel's count: in strides, with the padding."""
+        """First column of the input's gradient as its kernel counts columns: in strides, with the padding."""
         return self.padding[1] // self.stride[1]
 
     @property
     def shift(self) -> int:
-        """Columns by which a tile begins before the first tap, so that it begins at a multiple of a strip."""
+        """Number of columns of a tile before the first tap; the tile begins at a multiple of a strip."""
         begin = self.first - self.reach if self.kind == "input_gradient" else -self.padding[1]
         return begin % self.strip
 
     @property
     def window(self) -> int:
-        """Vectors of one phase of a window."""
+        """Number of vectors of one phase of a window."""
         span = self.reach
         if self.kind != "input_gradient":
             span = (self.shift + (self.kernel[1] - 1) * self.dilation[1]) // self.stride[1]
@@ -115,12 +115,12 @@ class Problem(NamedTuple):
 
     @property
     def phases(self) -> int:
-        """Phases into which columns are divided in shared memory."""
+        """Number of phases into which columns are divided in shared memory."""
         return 1 if self.kind == "input_gradient" else self.stride[1]
 
     @property
     def vectors(self) -> int:
-        """Vectors of registers for weights, sums and a window."""
+        """Number of vectors of registers for weights, sums and a window."""
         sums = {
             "forward": self.parts[1],
             "input_gradient": self.parts[1] * self.stride[1],
@@ -130,7 +130,7 @@ class Problem(NamedTuple):
 
     @property
     def area(self) -> Pair:
-        """Rows and columns that tiles cover."""
+        """Number of rows and columns that tiles cover."""
         if self.kind != "input_gradient":
             return self.result
         last = (self.size[1] - 1 + self.padding[1]) // self.stride[1]
@@ -142,9 +142,8 @@ class Tile(NamedTuple):
 
     Attributes:
         strips, rows: Size of the tile.
-        taps: Rows of taps at once, for the weight's gradient.
-        staged: Rows of it in shared memory.
-        line, row, plane: Strides of these, in vectors.
+        taps: Number of rows of taps at once, for the weight's gradient. staged: Number of its rows in shared
+            memory. line, row, plane: Their strides, in vectors.
         shared: Bytes of shared memory.
     """
 
@@ -211,7 +210,7 @@ def blocks(problem: Problem, tile: Tile) -> int:
 def cost(problem: Problem, tile: Tile) -> float:
     """Estimate the instructions that warps issue for an image, idle threads included.
 
-    Each row of taps of the weight's gradient is charged for a copy of the tile, which most forms make once.
+    Each row of taps of the weight's gradient counts a copy of the tile, which most variants make only once.
     """
     lanes, channels = problem.parts
     (U, K), N = problem.kernel, problem.strip
@@ -225,13 +224,13 @@ def cost(problem: Problem, tile: Tile) -> float:
     else:
         rows_of_taps = -(-U // problem.stride[0]) if problem.kind == "input_gradient" else U
         summed = rows_of_taps * (channels * (K * N + window) + 2 * K * N + 20)
-    narrow = 1 + 0.5 / tile.strips  # a narrow row shares cache lines with its neighbours
+    narrow = 1 + 0.5 / tile.strips  # a narrow row shares cache lines with neighbours
     return narrow * blocks(problem, tile) * (warps * (summed + 200) + 20 * -(-staged // 32))
 
 
 @functools.lru_cache(maxsize=1024)
 def chosen(problem: Problem) -> Tile | None:
-    """Return the cheapest tile; None if none fits, and the plain path is used."""
+    """Return the cheapest tile; None if no tile fits, so that the plain path is used."""
     if not problem.is_sound or problem.vectors > BUDGET or problem.phases > 4:
         return None
     if problem.images * problem.channels > FARTHEST:
@@ -285,12 +284,12 @@ def launched(problem: Callable[..., Problem], *names: str) -> dict[str, Any]:
     """Return the options of `op.kernel` for a launch.
 
     Args:
-        problem: Returns the sizes of a call from its arguments.
+        problem: Function that returns the sizes of a call from its arguments.
         names: Parameters of the kernel's template.
     """
 
     def rule(value: Callable[[Problem], Any]) -> Callable[..., Any]:
-        @functools.wraps(problem)  # its parameters name the arguments
+        @functools.wraps(problem)  # its parameter names are the names of the arguments
         def of(*arguments: Any) -> Any:
             return value(problem(*arguments))
 

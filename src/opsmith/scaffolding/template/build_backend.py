@@ -1,4 +1,4 @@
-"""Build back end: hatchling, whose hook builds kernels for a wheel alone.
+"""Build back end: hatchling, whose hook builds kernels only for a wheel.
 
 An editable install has no built kernels. So its build needs neither opsmith nor torch.
 """
@@ -24,5 +24,5 @@ def build_editable(
 
 
 def __getattr__(name: str) -> Any:
-    """Return what builds a wheel or a source distribution: that of hatchling."""
+    """Return a function of hatchling's back end, which builds wheels and source distributions."""
     return getattr(build, name)

@@ -1,4 +1,4 @@
-"""Facts that no check can know. The properties of the operators are tests already, by pyproject.toml."""
+"""Tests of facts that no check can know. By pyproject.toml, pytest also checks the operators' properties."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The operators. A reference in plain PyTorch defines the right answer; all else is checked against it."""
+"""The operators. A reference in plain PyTorch defines the right result; the rest is checked against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 @opsmith.operator(
     "my_kernels::swish",
     shapes="x: ... C, beta: C -> ... C",  # checked in each call; compilers and the check use it
-    batching="...",  # vmap adds a leading dimension, and calls once
+    batching="...",  # vmap adds a leading dimension and makes one call
 )
 def swish(x: Tensor, beta: Tensor) -> Tensor:
     """Compute x sigmoid(beta x), with one beta for each channel.
@@ -32,8 +32,8 @@ def swish(x: Tensor, beta: Tensor) -> Tensor:
     return x * torch.sigmoid(beta * x)
 
 
-# Gradients. Without formulas autograd differentiates the reference. A formula names what it needs: inputs,
-# `result`, or `grad`, the gradient of the result. No more is saved.
+# Gradients. Without formulas autograd differentiates the reference. A formula names the values that it needs:
+# inputs, `result`, or `grad`, the gradient of the result. Only these are saved.
 
 
 def _gradient_of_x(grad: Tensor, x: Tensor, beta: Tensor) -> Tensor:
@@ -43,14 +43,14 @@ def _gradient_of_x(grad: Tensor, x: Tensor, beta: Tensor) -> Tensor:
 
 def _gradient_of_beta(grad: Tensor, x: Tensor, beta: Tensor) -> Tensor:
     s = torch.sigmoid(beta * x)
-    return grad * x * x * s * (1 - s)  # [..., C]: opsmith sums over what broadcasting added to beta
+    return grad * x * x * s * (1 - s)  # [..., C]: opsmith sums over dimensions that beta lacks
 
 
 swish.gradients(x=_gradient_of_x, beta=_gradient_of_beta)
 
 
-# Kernels, in files of their own. What a kernel does not take, the reference computes.
-# `swish.explain(x, beta)` says what computes a call, and why.
+# Kernels, in separate files. If a kernel does not take a call, the reference computes it. `swish.explain(x,
+# beta)` names the implementation of a call, and the reason.
 
 swish.kernel("cpu", cpp_file="swish.cpp", dtypes=[torch.float32, torch.float64])
 # <cuda>
@@ -65,7 +65,8 @@ swish.kernel(
 # </cuda>
 
 
-# Samples: small and odd sizes. The check, benchmarks, exports and pages begin with these, and derive more.
+# Samples: small and odd sizes. The check, benchmarks, exports and pages begin with these samples, and derive
+# more from them.
 
 
 @swish.samples
