@@ -400,7 +400,7 @@ def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--quick", "--thorough"), "`--quick` and `--thorough` are opposites"),
+        (("--quick", "--thorough"), "`--quick` and `--thorough` contradict each other"),
         (("--limit", "3"), "`--limit` is for a check in child processes"),
         (("--isolate", "--limit", "-3"), "`--limit` takes a positive number of seconds"),
         (("--isolate", "--limit", "0"), "`--limit` takes a positive number of seconds"),

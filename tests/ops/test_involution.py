@@ -94,7 +94,7 @@ REFUSED = {
         (2, 3, 3, 3, 3, 3),
         {},
         "opsmith::involution: expected G to divide C, got G = 3 and C = 4; "
-        "choose another number of groups or of channels",
+        "choose a different number of groups or of channels",
     ),
     "batch": (
         (2, 4, 5, 5),
@@ -120,20 +120,20 @@ REFUSED = {
         (2, 2, 3, 3, 3, 3),
         {"stride": (1, 0)},
         "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 0), dilation (1, 1), padding (0, 0); give numbers from there on, or pairs of them",
+        "got stride (1, 0), dilation (1, 1), padding (0, 0); give valid numbers or pairs of numbers",
     ),
     "padding": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"padding": -1},
         "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 1), dilation (1, 1), padding (-1, -1); give numbers from there on, or pairs of them",
+        "got stride (1, 1), dilation (1, 1), padding (-1, -1); give valid numbers or pairs of numbers",
     ),
     "kernel": (
         (2, 4, 5, 5),
         (2, 2, 7, 3, 1, 3),
         {},
-        "opsmith::involution: expected an image, with its padding, no smaller than the kernel, "
+        "opsmith::involution: expected an image that with its padding is at least as large as the kernel, "
         "got H, W = [5, 5], "
         "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); "
         "use a larger padding, or a smaller kernel or dilation",
@@ -170,7 +170,7 @@ def test_tensors_of_two_kinds_are_refused(
     operator(one, other, *more)
     other = other.to(change)
     message = (
-        f"{operator.name}: expected `{names[0]}` and `{names[1]}` of one dtype on one device, "
+        f"{operator.name}: expected `{names[0]}` and `{names[1]}` of the same dtype on the same device, "
         f"got torch.float32 on cpu and {other.dtype} on {other.device}; "
         f"convert one of them: `{names[1]}.to({names[0]})`"
     )

@@ -105,7 +105,7 @@ def refuse_baselines(baselines: object) -> None:
         raise errors.UsageError(
             f"a baseline must not be named `{taken[0]}`" if taken else "baselines must be functions by name",
             argument="baselines",
-            expected="functions by name, which take what the operator takes"
+            expected="functions by name, with the operator's arguments"
             + (f"; not {', '.join(f'`{name}`' for name in RESERVED_NAMES)}" if taken else ""),
             got=None if taken else shown(baselines),
             hint='write `baselines={"einsum": by_einsum}`',

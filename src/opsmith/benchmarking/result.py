@@ -319,10 +319,10 @@ class Benchmark:
         made = [*benchmarks_in(text).values()]
         if len(made) != 1:
             raise FORMAT.error(
-                "the text must hold one benchmark",
+                "the text must contain one benchmark",
                 expected="the output of `Benchmark.to_json()`",
                 got=f"{len(made)} benchmarks",
-                hint="read each of the list `benchmarks` in it",
+                hint="read each item of its list `benchmarks`",
             )
         return made[0]
 

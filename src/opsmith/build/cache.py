@@ -219,7 +219,7 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
         seal(scratch, parts)
     except OSError as error:
         raise errors.CacheError(
-            "a kernel cannot be built, as nothing can be written",
+            "a kernel cannot be built, because no file can be written",
             expected="room in the cache, or in the directory for temporary files",
             got=f"in the cache: {reason}; for temporary files: {error}",
             hint=f"make room, or set {CACHE} to a directory that can be written",
@@ -356,7 +356,7 @@ def own_directory(directory: Path, variable: str) -> Path:
             "the cache of built kernels is in a directory that is not this user's alone",
             expected="a directory that this user owns, and that nobody else can write into",
             got=f"{at}: {fault}",
-            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
+            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory that you own",
         )
     return resolved
 

@@ -17,7 +17,7 @@ from opsmith.cli.guard import complain, waiting
 from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
 from opsmith.kernels.common.sample_values import sample_values
 
-MODEL = "a model of a GPU, from runs on the CPU: no caches, no time"
+MODEL = "a model of a GPU, from runs on the CPU: without caches and times"
 DOUBTFUL = 1.5
 """Ratio from which on it is red."""
 REJECTING = (errors.KernelFaultError, errors.KernelSignatureError, errors.LaunchError)

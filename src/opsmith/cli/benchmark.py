@@ -177,9 +177,7 @@ def benchmark(
             verdict = made.against(before[each.name], tolerance=tolerance) if each.name in before else None
             done.append(made)
             if before and verdict is None:
-                typer.echo(
-                    f"opsmith: `{against}` has no `{each.name}`: it is compared with nothing", err=True
-                )
+                typer.echo(f"opsmith: `{against}` has no `{each.name}`, so it is not compared", err=True)
             if verdict is not None:
                 verdicts.append(verdict)
                 status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)
@@ -211,7 +209,7 @@ def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
             raise errors.UsageError(
                 f"`{text}` names {'a size that was given before' if fits else 'no sizes'}",
                 argument="--size",
-                expected="NAMES=NUMBERS, each name once",
+                expected="NAMES=NUMBERS, with different names",
                 got=text,
                 hint="write `--size B=8` or `--size 'H W=14,28,56'`",
             )
@@ -240,7 +238,7 @@ def _samples_and_baselines(
     given += [f"--baseline {each}" for each in baselines or []]
     if given and len(found) != 1:
         raise errors.UsageError(
-            f"`{given[0].split()[0]}` is for one operator, and `{target.source}` has {len(found)}",
+            f"`{given[0].split()[0]}` is for one operator, but `{target.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
             hint=f"name it: `opsmith benchmark {target.source}:{found[0].name} {' '.join(given)}`",
         )
@@ -257,7 +255,7 @@ def _samples_and_baselines(
 
 
 def _value(target: Target, text: str, expected: str) -> Any:
-    hint = "define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`"
+    hint = "define `{name}` there, or name the variable that has it: `FILE_OR_MODULE:NAME`"
     return value_named(text, target, what="nothing", expected=expected, hint=hint)
 
 

@@ -79,7 +79,7 @@ def build(
         bool,
         typer.Option(
             "--verify",
-            help="First compare what this machine can run with the references.",
+            help="First compare the kernels that this machine can run with the references.",
         ),
     ] = False,
     calls: Annotated[
@@ -132,7 +132,7 @@ def build(
                 }
                 for option, value in others.items():
                     if value:
-                        raise _unfit(option, "calls in C++", "no other option than `--json`")
+                        raise _unfit(option, "calls in C++", "no option except `--json`")
             with waiting("compiling calls in C++"):
                 entry = compile_calls()
             if as_json:
@@ -175,7 +175,7 @@ def _only(packages: list[str]) -> str | None:
             "one package is built at a time",
             expected="one package, or its folder",
             got=", ".join(packages),
-            hint="build one after the other; `--torch-library` takes several",
+            hint="build the packages one after the other; only `--torch-library` takes several",
         )
     return packages[0] if packages else None
 
@@ -196,7 +196,7 @@ def _serve(targets: list[str], path: Path, cpu: str | None, cuda: str | None) ->
     """Build the library of all operators that the targets name."""
     if not targets:
         raise errors.UsageError(
-            "a library for torch is made of operators that are named",
+            "name the operators for a library for torch",
             expected="`FILE_OR_MODULE[:NAME]`, one or several",
             got="none",
             hint="write `opsmith build mypackage.ops --torch-library libmine.so`",
@@ -243,7 +243,7 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
         console.print(f"{file.operator} links {linked}, which its users must have", soft_wrap=True)
     cubins = sorted({each.target for each in made.rows if each.target.startswith("sm_")})
     if cubins and not any(each.target.startswith("compute_") for each in made.rows):
-        only = f"no PTX is built, since code for {', '.join(cubins)} uses what later GPUs need not have"
+        only = f"no PTX is built, because code for {', '.join(cubins)} uses features that later GPUs may lack"
         console.print(f"{only}; name an architecture without a letter, too, as `sm_90`", soft_wrap=True)
     for text in made.left_out:
         console.print(Text(f"left out: {text}", style="yellow"), soft_wrap=True)
@@ -261,7 +261,7 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
     console.print(f"{count} in {made.output}", soft_wrap=True)
     if made.kept:
         others = f"{len(made.kept)} file{'' if len(made.kept) == 1 else 's'}"
-        console.print(f"kept there: {others} of other modules of the package", soft_wrap=True)
+        console.print(f"kept there: {others} of different modules of the package", soft_wrap=True)
 
 
 def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str, Any]:

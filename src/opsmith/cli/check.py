@@ -52,7 +52,7 @@ def check(
         bool,
         typer.Option(
             "--pass-if-none",
-            help="Let a file pass that declares nothing, as for a hook that names each changed file.",
+            help="Allow files that declare nothing, for example in a hook that names each changed file.",
         ),
     ] = False,
     quick: Quick = False,
@@ -60,11 +60,13 @@ def check(
     seed: Seed = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY,...", help="Check these properties alone; may be given again."),
+        typer.Option(metavar="PROPERTY,...", help="Check only these properties; may be repeated."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY,...", help="Leave these properties out, as `--only` names them."),
+        typer.Option(
+            metavar="PROPERTY,...", help="Leave out these properties; the names are as for `--only`."
+        ),
     ] = None,
     samples: Annotated[
         str | None,
@@ -75,7 +77,7 @@ def check(
     ] = None,
     isolate: Annotated[
         bool,
-        typer.Option("--isolate", help="Run each property in a child process: a crash is a finding then."),
+        typer.Option("--isolate", help="Run each property in a child process, so that a crash is a finding."),
     ] = False,
     limit: Annotated[
         float | None,
@@ -92,13 +94,16 @@ def check(
         ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Let warnings and unrun kernels fail, as errors do.")
+        bool,
+        typer.Option(
+            "--strict", help="Let the check fail for warnings and for kernels that did not run, too."
+        ),
     ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="An earlier output of `--json`: what it has does not count, only what is new.",
+            help="An earlier output of `--json`: failures in it do not count, only new failures count.",
         ),
     ] = None,
     jobs: Annotated[
@@ -107,7 +112,7 @@ def check(
             "-j",
             "--jobs",
             metavar="N",
-            help="Check so many operators at once, each in a process.",
+            help="Number of operators to check at once, each in a process.",
             show_default=False,
         ),
     ] = 1,
@@ -220,7 +225,7 @@ def _subjects(
     if samples is not None and (len(parsed) != 1 or parsed[0][1].optional):
         first = parsed[0][1].source if parsed else "FILE"
         raise errors.UsageError(
-            f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
+            f"`--samples` is for one operator, but {len(parsed)} files or modules are named",
             hint=f"name it: `opsmith check {first}:NAME --samples {samples}`",
         )
     found: list[CheckSubject] = []
@@ -245,7 +250,7 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
     if limit is not None and not isolate:
         raise errors.UsageError(
             "`--limit` is for a check in child processes",
-            expected="`--isolate` beside it",
+            expected="`--isolate` with it",
             hint=f"write `--isolate --limit {limit:g}`",
         )
     if limit is not None and not 0 < limit < float("inf"):

@@ -108,7 +108,8 @@ def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> l
             raise errors.UsageError(
                 f"`{one.word}` and `{other.word}` are both to be written to {one.file or 'stdout'}",
                 argument="--format",
-                expected="one format for each file; `text`, `lines` and `github` together on stdout",
+                expected="one format for each file; only `text`, `lines` and `github` can be together on "
+                "stdout",
                 hint=f"leave one out{file if moved.format.render else ''}",
             )
     return found
@@ -119,7 +120,7 @@ def _destination(text: str) -> Destination:
     known = FORMATS.get(word)
     if known is None or (known.render is None and equals):
         raise errors.UsageError(
-            f"there is no format `{word}`" if known is None else "the text is for stdout alone",
+            f"there is no format `{word}`" if known is None else "the text can only be written to stdout",
             argument="--format",
             expected=" or ".join([", ".join([*FORMATS][:-1]), [*FORMATS][-1]]),
             got=text,

@@ -18,7 +18,7 @@ from opsmith.core.operator import Operator
 from opsmith.surveying.trials import GuessedSamples, guessed_samples
 from opsmith.targets import Target
 
-GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
+GUESSED = "its arguments were guessed: {words}. If they are not valid, give samples: {how}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
     found = target.checkable()
     if samples is not None and len(found) != 1:
         raise errors.UsageError(
-            f"`--samples` is for one operator, and `{target.source}` has {len(found)}",
+            f"`--samples` is for one operator, but `{target.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{name}`' for name in found)}",
             hint=f"name it: `opsmith check {target.source}:{next(iter(found))} --samples {samples}`",
         )
@@ -129,7 +129,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
             target,
             what="no samples",
             expected="a list of tuples of arguments, or a function without arguments that returns one",
-            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
+            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name the variable that has them",
         )
     )
     imported = ImportChanges.since(before, target.source)

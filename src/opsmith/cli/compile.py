@@ -133,7 +133,7 @@ def _model_access(
     """Show the access model of kernels in CUDA C++, and end the command."""
     if architectures:
         raise errors.UsageError(
-            "`--access` runs kernels on the CPU, for no architecture",
+            "`--access` runs kernels on the CPU, so it takes no `--arch`",
             argument="--arch",
             expected="`--access` or `--arch`",
             got="both",
@@ -190,7 +190,7 @@ def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKerne
     if used:
         console.print(rows)
         console.print(
-            Text("spills and shared in bytes; occupancy is an estimate, from the samples' blocks", "dim")
+            Text("spills and shared in bytes; occupancy is an estimate for the blocks of the samples", "dim")
         )
     for each in used:
         for fault in each.faults:

@@ -54,9 +54,7 @@ def draw(
             help="Number of levels of modules to unfold; by default as many as fit.",
         ),
     ] = None,
-    show_attrs: Annotated[
-        bool, typer.Option("--show-attrs", help="Write the attributes of nodes on them.")
-    ] = False,
+    show_attrs: Annotated[bool, typer.Option("--show-attrs", help="Show the attributes of nodes.")] = False,
     show_saved: Annotated[
         bool, typer.Option("--show-saved", help="Draw also the tensors that torch's own nodes save.")
     ] = False,

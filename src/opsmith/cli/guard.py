@@ -155,7 +155,7 @@ def _dismiss(watcher: subprocess.Popen[bytes] | None) -> None:
 
 _ENDED = (
     "the process ended while {checked} ran, and nothing more is reported; if a kernel in C++ writes out of "
-    "bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the rest is checked"
+    "bounds, `--sanitize` names the line; with `--isolate` this is a finding, and the rest is checked"
 )
 
 _OS_EXIT = (

@@ -74,7 +74,7 @@ def _sample(operator: Operator[..., Any], task: str, at: int) -> CallArguments:
     found = sample_calls(operator.specification, _DONE[task])
     if at not in range(len(found)):
         raise errors.UsageError(
-            f"`{operator.name}` has {len(found)} samples, and not number {at}",
+            f"`{operator.name}` has {len(found)} samples, but no sample {at}",
             expected=f"0 to {len(found) - 1}",
             hint="the first sample is number 0",
         )

@@ -20,7 +20,7 @@ from opsmith.targets import Target
 
 T = TypeVar("T")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also for an error.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")]
@@ -42,7 +42,7 @@ def effort_of(*, quick: bool, thorough: bool) -> str:
     """
     if quick and thorough:
         raise errors.UsageError(
-            "`--quick` and `--thorough` are opposites",
+            "`--quick` and `--thorough` contradict each other",
             expected="one of them, or none",
             got="both",
             hint="leave one of them out",
@@ -108,9 +108,9 @@ def subject_named(text: str, purpose: str) -> tuple[Any, Any, Any]:
     except TypeError as error:
         raise errors.UsageError(
             f"`{text}` cannot be called without arguments: {error}",
-            expected=f"a function without arguments that returns what to {purpose}",
+            expected=f"a function without arguments that returns the object to {purpose}",
             got=f"it takes `{inspect.signature(value)}`",
-            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name that",
+            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name that function",
         ) from error
     except ValueError:  # a function in C without a signature
         pass
@@ -155,7 +155,7 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
         raise errors.UsageError(
             f"`{file}` cannot be read",
             argument=option,
-            expected=f"what `{command} FILE` writes",
+            expected=f"a file that `{command} FILE` writes",
             got=error.strerror or str(error),
             hint=f"make it first: `{command} {file}`",
         ) from error
@@ -183,7 +183,7 @@ def refuse_unrelated(
             argument=option,
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
             got=", ".join(f"`{name}`" for name in results) or f"no {kind} at all",
-            hint="name the file that has it, or leave it out",
+            hint="name a file that has it, or leave the option out",
         )
 
 

@@ -47,7 +47,7 @@ class Output:
                 "there is no stdout to print the report on",
                 expected="a terminal, a file or a pipe",
                 got="it is closed",
-                hint="leave `>&-` out, or write `>/dev/null` where a file is all you want",
+                hint="leave `>&-` out, or write `>/dev/null` if you only want a file",
             )
         self._stream = stream
         self._error: OSError | None = None
@@ -91,7 +91,7 @@ class Output:
             raise errors.UsageError(
                 "the report cannot be written to stdout",
                 got=self._error.strerror or str(self._error),
-                hint="send it elsewhere, `opsmith ... > FILE`; what stdout did not take stands above",
+                hint="write it to a file, `opsmith ... > FILE`; the part that stdout did not take is above",
             )
 
 

@@ -85,7 +85,7 @@ def page(
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
-                "`--benchmark` measures, and `--benchmarked` takes what was measured",
+                "`--benchmark` measures, but `--benchmarked` reads earlier results",
                 expected="one of them, or none",
                 got="both",
                 hint="leave one of them out",

@@ -98,7 +98,7 @@ def _compare(
             operator.reload()
             report = check(operator, only=asked)
     except errors.MissingSamplesError as error:
-        result.differences.append(f"{name}: it has no samples to compare on; {error.hint}")
+        result.differences.append(f"{name}: it has no samples for the comparison; {error.hint}")
         return
     finally:
         origins = {each.origin_of(()) for each in kernels} if level else set()
@@ -114,7 +114,7 @@ def _compare(
         result.unverified.append(f"{name}: {skipped[0].reason}")
     elif origins - {wanted}:
         others = ", ".join(each or "none" for each in sorted(origins - {wanted}))
-        result.differences.append(f"{name}: the samples were not run by it; the kernel that ran is {others}")
+        result.differences.append(f"{name}: it did not run the samples; the kernel that ran is {others}")
     elif idle:
         unrun = result.differences if level else result.unverified
         unrun += [f"{name}: {each.message}" for each in idle]

@@ -142,7 +142,7 @@ def check_depth(depth: Any) -> None:
             argument="depth",
             expected="0 or more, or None",
             got=repr(depth),
-            hint="leave it out, and as much is unfolded as can be looked at",
+            hint="leave it out: as many levels as fit are then unfolded",
         )
 
 

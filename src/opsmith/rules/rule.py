@@ -171,7 +171,7 @@ def _of_kind(given: Rule) -> tuple[str, str, str]:
         return (
             f"Error class `opsmith.errors.{given.name}`, a subclass of `{builtin}`.",
             "Follow the hint of the message.",
-            "An error cannot be accepted. A program that has another way catches it:"
+            "An error cannot be accepted. A program that can continue without the call catches it:"
             f" `except opsmith.errors.{given.name}`, or `except {builtin}`.",
         )
     key = f'"PROPERTY", "{given.name}"' if given.kind == "cause" else f'"{given.name}", "CAUSE"'

@@ -275,7 +275,7 @@ def _given(subject: Subject) -> list[str]:
             call = f"opsmith.Make().call({', '.join(words)})" if named else f"({', '.join(words)}{sole})"
             lines.append(f"    {call},")
     if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
-        return ["samples = ...  # put in the samples that were given: they are too long to write here"]
+        return ["samples = ...  # insert the samples of the check, which are too long to write here"]
     return [*imports(values), "samples = [", *lines, "]"]
 
 
