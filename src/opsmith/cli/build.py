@@ -96,11 +96,12 @@ def build(
     """Compile the kernels of a package, so that its users need no compiler.
 
     Kernels in C++ are compiled for levels of processors, kernels in CUDA C++ for architectures of GPUs and
-    for the operator's samples; neither needs a GPU. Kernels in Triton ship as source. The result lies in the
-    package, with a manifest, and is used where the source is the same and the machine fits.
+    for the operator's samples; neither needs a GPU. Kernels in Triton ship as source. The result is stored in
+    the package, with a manifest. It is used if the source is unchanged and the machine can run it.
 
-    `--verify` runs each library that this machine can run on the samples of its operator, beside the
-    reference, and the kernels in CUDA C++ on the CPU. If one differs, nothing is written.
+    `--verify` runs each library that this machine can run, and the kernels in CUDA C++ on the CPU. The
+    results on the operator's samples are compared with the reference. If a result differs, nothing is
+    written.
 
     **Examples**
 
@@ -169,7 +170,7 @@ def build(
 
 
 def _only(packages: list[str]) -> str | None:
-    """Return the only package; None for that of the project in this directory."""
+    """Return the only package; None for the package of the project in this directory."""
     if len(packages) > 1:
         raise errors.UsageError(
             "one package is built at a time",

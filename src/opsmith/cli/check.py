@@ -1,4 +1,4 @@
-"""`opsmith check`: every property of every operator of a file or module; its results and its exit status."""
+"""`opsmith check`: check all properties of the operators in files or modules; results and exit status."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ def check(
 ) -> None:
     """Check operators: results, gradients, second order, side effects and more, against their references.
 
-    A plain `autograd.Function` can be checked as it is, and a `torch.library.custom_op`; without `--samples`
-    the arguments of a Function are guessed, and a custom op cannot be checked.
+    A plain `autograd.Function` or a `torch.library.custom_op` can be checked without changes. Without
+    `--samples` the arguments of a Function are guessed, but a custom op cannot be checked.
 
     **Examples**
 
     - `opsmith check operators.py` every operator that the file declares
 
-    - `opsmith check operators.py:linear --quick` the one that the variable `linear` holds
+    - `opsmith check operators.py:linear --quick` only the operator in the variable `linear`
 
     - `opsmith check mypackage --skip integration --html report.html` a package with all its modules
 
@@ -149,7 +149,7 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    - `opsmith check first.py second.py kernels/` all operators of both, and of the files in the folder
+    - `opsmith check first.py second.py kernels/` all operators of both files, and of the files in the folder
 
     - `opsmith check mypackage --format text --format github --format sarif=check.sarif`
 
@@ -157,8 +157,8 @@ def check(
 
     Exit status: 0 no error in what was asked for (`--strict`: no warning, and every kernel ran), 1 otherwise,
     2 something could not be checked or written, 130 interrupted. A crash ends the command with the status of
-    its signal, after a traceback of the line on stderr; with `--isolate` it is a finding, and with `-j` the
-    operator could not be checked.
+    its signal, after a traceback on stderr. With `--isolate` it is a finding. With `-j` the operator counts
+    as not checked.
     """
     run = CheckRun()
     shown = [*(formats or []), *(["json"] if as_json else [])]
@@ -210,12 +210,12 @@ def check(
 def _subjects(
     targets: list[str], samples: str | None, run: CheckRun, *, optional: bool
 ) -> tuple[list[CheckSubject], list[tuple[errors.OpsmithError, str]]]:
-    """Return what the targets name, each thing once, and the errors of files that cannot be imported.
+    """Return the subjects that the targets name, each once, and the errors of files that cannot be imported.
 
     Args:
         targets: The targets.
         samples: Value of `--samples`.
-        run: Takes the name of the only file or module, if it cannot be imported.
+        run: Object that gets the name of the file or module if it is the only one, and cannot be imported.
         optional: True if they may declare nothing.
 
     Raises:
@@ -265,7 +265,7 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
 
 
 def _unchecked_remarks(target: Target, others: dict[str, Any]) -> Iterator[str]:
-    """Yield a line on the Functions, and one on the custom ops, of a file whose operators were checked."""
+    """Yield a line about Functions, and a line about custom ops, in a file whose operators were checked."""
     functions = [name for name, value in others.items() if is_function_class(value)]
     custom = [name for name in others if name not in functions]
     for names, kind, options in ((functions, "Function", ""), (custom, "custom op", " --samples SAMPLES")):

@@ -46,11 +46,11 @@ def doctor(
 
     - `opsmith doctor --json`
 
-    Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
+    Exit status: 0 opsmith works here (packages for some features may be missing), 1 it does not work.
     """
     with answering(as_json=as_json) as printer:
         with waiting("looking at this machine"), warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", category=RuntimeWarning)  # as of a damaged library
+            warnings.filterwarnings("always", category=RuntimeWarning)  # such as a damaged library
             entries, capabilities = inventory(), capability_statuses()
             origins = None if package is None else kernel_origins(package)
         warned = list(dict.fromkeys(str(each.message) for each in caught))

@@ -64,7 +64,7 @@ def draw(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Draw a graph: that of autograd, the calls of a model, or the parts of an operator.
+    """Draw a graph: the graph of autograd, the calls of a model, or the parts of an operator.
 
     An operator is drawn on its first sample. A model comes from a function such as
     `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of arguments by

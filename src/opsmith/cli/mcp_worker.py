@@ -1,4 +1,4 @@
-"""Child process of a tool for agents: it checks, or explains or emulates one call, and prints JSON."""
+"""Child process of a tool for agents: it runs a check, or explains or emulates a call, and prints JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from opsmith.targets import Target
 
 
 def main() -> None:
-    """Run a task, the arguments of the process: `check ...`, `explain TARGET SAMPLE`, `emulate ... ORDER`."""
+    """Run the task that the arguments name: `check ...`, `explain TARGET SAMPLE`, `emulate ... ORDER`."""
     if sys.argv[1] == "check":
-        app(prog_name="opsmith")  # it ends the process
+        app(prog_name="opsmith")  # a check may end the process
     task, text, at, *more = sys.argv[1:]
     with answering(as_json=True) as output:
         try:

@@ -36,9 +36,9 @@ def new(
         ),
     ] = LICENCES[0],
 ) -> None:
-    """Write a package that is right from the first minute: an operator, kernels in files, tests, settings.
+    """Write a package that works at once: an operator, kernels in files, tests, settings.
 
-    It passes `pytest`, `opsmith check`, `ruff` and `mypy` as it stands. Nothing is overwritten.
+    It passes `pytest`, `opsmith check`, `ruff` and `mypy` without changes. Nothing is overwritten.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""Options of several commands, the objects and the files that they name, and arguments named as options."""
+"""Options that commands share, the objects and files that they name, and option names in messages."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def value_named(text: str, target: Target, *, what: str, expected: str, hint: st
 
     Args:
         text: Value of the option; the name may have dots.
-        target: The target whose module is searched if the value names none.
-        what: Start of the message `{what} named ...`, as `no samples`.
+        target: The target whose module is searched if the value names no module. what: Start of the message
+            `{what} named ...`, such as `no samples`.
         expected: The expected kind of object, for the message.
         hint: Hint of the message; `{name}` stands for the name.
 
@@ -127,7 +127,7 @@ def _without_arguments(problem: str, model: str, purpose: str) -> errors.UsageEr
 
     Args:
         problem: Start of the message.
-        model: Code that gives the model.
+        model: Code of the model.
         purpose: The purpose of the command.
     """
     return errors.UsageError(
@@ -143,8 +143,8 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
     Args:
         file: The file.
         option: The option that names it, for messages: `--against`.
-        command: The command, up to the name of the file.
-        read: Reads its content; the file is for messages.
+        command: The command, up to the name of the file. read: Function that reads the content; its second
+            argument is the file, for messages.
 
     Raises:
         UsageError: If it cannot be read.
@@ -165,7 +165,7 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
 def refuse_unrelated(
     file: Path, option: str, results: Mapping[str, T], names: Sequence[str], kind: str
 ) -> None:
-    """Refuse a file that has results of none of these operators.
+    """Raise an error for a file that has no results of these operators.
 
     Args:
         file: The file.
@@ -175,7 +175,7 @@ def refuse_unrelated(
         kind: Kind of the content, for the message: `report`.
 
     Raises:
-        UsageError: If it has none.
+        UsageError: If it has no results of them.
     """
     if not results.keys() & {*names}:
         raise errors.UsageError(
@@ -189,7 +189,7 @@ def refuse_unrelated(
 
 @contextmanager
 def named_as_options(command: Callable[..., None]) -> Iterator[None]:
-    """Context in which errors name the arguments of a function as the options of a command.
+    """Context manager in which errors name options of a command instead of arguments of a function.
 
     Args:
         command: The function of the command.
@@ -214,7 +214,8 @@ def in_options(text: str, command: Callable[..., None]) -> str:
 
     Args:
         text: The text; code is between backticks.
-        command: The function of the command. Code that calls a function of its name is replaced as well.
+        command: The function of the command. Code that calls a function with the command's name is replaced
+            as well.
 
     Example:
         >>> def tidy(samples: Annotated[str, typer.Option("--samples", metavar="NAME")]) -> None: ...

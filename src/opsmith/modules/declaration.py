@@ -140,8 +140,7 @@ class _PlanReader:
             raise _refusal(
                 f"the shape of `{name}` does not fit the operator's `shapes=`",
                 name,
-                "write the same number of dimensions, or give only the names: the shapes are then from "
-                "`shapes=`",
+                "write the same number of dimensions, or only the names: the shapes are then from `shapes=`",
                 expected=f"`{dims.text}`",
                 got=f"{len(dimensions)} dimension{'s' * (len(dimensions) != 1)}",
             )
@@ -336,8 +335,7 @@ def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]
                 f"`forward` names `{name}`, which is "
                 + ("a tensor" if name in schema.by_name else "not an argument of the operator"),
                 "forward",
-                "leave it out: tensors that are neither parameters nor buffers are always arguments of "
-                "`forward`"
+                "leave it out: tensors other than parameters and buffers are always arguments of `forward`"
                 if name in schema.by_name
                 else "name an argument of the reference",
                 expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",
