@@ -241,7 +241,7 @@ def test_a_directory_that_others_can_write_into_is_refused(directory: Path, mode
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
     assert caught.value.message().splitlines() == [
-        "the cache of built kernels is in a directory that is not this user's alone",
+        "other users can write into the directory of the cache of built kernels",
         "  expected: a directory that this user owns, and that nobody else can write into",
         f"  got: {directory}: its mode is {mode:o}, so others can write into it",
         f"  hint: run `chmod go-w {directory}` if it is yours, "

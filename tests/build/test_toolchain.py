@@ -89,7 +89,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         find_toolchain().run(["x.cpp"], tmp_path)
     assert caught.value.message().splitlines()[0] == "the C++ compiler does not run"
     assert f"got: {path}: " in str(caught.value)
-    assert f"hint: see that `{path} --version` works" in str(caught.value)
+    assert f"hint: make `{path} --version` work" in str(caught.value)
 
 
 @pytest.mark.parametrize(

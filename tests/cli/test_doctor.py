@@ -406,7 +406,7 @@ def test_what_it_cannot_look_at_and_warnings_are_lines_of_the_report(
     lines = done.stdout.splitlines()
     assert lines[:2] == [
         f"{package.name}: no kernel from a source is declared, and none is built",
-        f"not looked at: `{package.name}.extra` cannot be imported: ModuleNotFoundError: "
+        f"not inspected: `{package.name}.extra` cannot be imported: ModuleNotFoundError: "
         "No module named 'no_such_module_of_doctor'",
     ]
     assert lines[2].startswith(

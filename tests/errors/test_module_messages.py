@@ -308,7 +308,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an option that modules have": (
         {"forward": ("dtype",)},
         """
-        `training` is what modules call something of their own
+        modules use the name `training` themselves
           argument: training
           WHERE
           hint: give it in each call, `forward=("training",)`, or rename the argument
@@ -317,7 +317,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an option that the constructor has": (
         {"forward": ("training",)},
         """
-        `dtype` is what modules call something of their own
+        modules use the name `dtype` themselves
           argument: dtype
           WHERE
           hint: give it in each call, `forward=("dtype",)`, or rename the argument
@@ -398,7 +398,7 @@ def test_names_alone_without_shapes(says: Any) -> None:
         without_shapes.module(parameters=("scale",), init=UNIFORM)
     assert caught.value.problem == "the operator's `shapes=` does not declare the shape of `scale`"
     assert caught.value.got == "no `shapes=`"
-    assert caught.value.hint == 'write it: `{"scale": ("features",)}`'
+    assert caught.value.hint == 'write the shape: `{"scale": ("features",)}`'
     assert str(caught.value.where).startswith(place.rpartition(":")[0])
 
 

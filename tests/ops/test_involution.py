@@ -113,7 +113,7 @@ REFUSED = {
         {"stride": 2, "padding": 1},
         "opsmith::involution: expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], "
         "got [2, 2, 3, 3, 5, 5]"
-        "; this shape follows from the other arguments: change one or the other",
+        "; this shape follows from the other arguments: change it or these arguments",
     ),
     "stride": (
         (2, 4, 5, 5),
@@ -182,7 +182,7 @@ def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     message = (
         "opsmith::involution_weight_gradient: expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], "
         "got [2, 4, 5, 5]"
-        "; this shape follows from the other arguments: change one or the other"
+        "; this shape follows from the other arguments: change it or these arguments"
     )
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
     with pytest.raises(ValueError, match="`B G Kh Kw Ho Wo` with Ho = 5\n  got: \\[2, 2, 3, 3, 3, 3\\]"):

@@ -130,7 +130,7 @@ def candidates(
     about = Contender("reference", "reference", f"PyTorch, {specification.where}", source=source)
     found.append(Candidate(about, plain))
     if compiled and not specification.opaque:
-        words = "torch.compile of the reference, for these sizes alone"
+        words = "torch.compile of the reference, only for these sizes"
         about = Contender("compiled", "compiled", words, source=source)
         found.append(Candidate(about, fresh_compiled(plain)))
     for title, baseline in baselines.items():
@@ -139,7 +139,7 @@ def candidates(
 
 
 def without_hidden_results(reference: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
-    """Wrap the reference so that it returns the visible results alone."""
+    """Wrap the reference so that it returns only the visible results."""
     if len(schema.visible) == len(schema.results):
         return reference
     visible = schema.visible

@@ -353,7 +353,7 @@ def own_directory(directory: Path, variable: str) -> Path:
     at, fault = next(((path, fault) for path, fault in faults if fault is not None), (resolved, None))
     if fault is not None:
         raise errors.CacheError(
-            "the cache of built kernels is in a directory that is not this user's alone",
+            "other users can write into the directory of the cache of built kernels",
             expected="a directory that this user owns, and that nobody else can write into",
             got=f"{at}: {fault}",
             hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory that you own",

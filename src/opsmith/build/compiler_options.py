@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opsmith.build.toolchain import Toolchain
 
 LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
-"""Folders in which linkers search libraries, besides those of the compiler."""
+"""Folders in which linkers search libraries, in addition to the compiler's folders."""
 
 KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
 """Flags around libraries that must be linked although the kernel uses no symbol of them."""
@@ -78,7 +78,7 @@ class CompilerOptions:
 
     @property
     def portable_flags(self) -> list[str]:
-        """Flags, except those that name folders of this machine."""
+        """Flags, except flags that name folders of this machine."""
         return [
             word
             for group in _grouped(self.flags)

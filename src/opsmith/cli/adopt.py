@@ -1,4 +1,4 @@
-"""`opsmith adopt`: sort the Functions of a file into those that work, need a declaration, or are wrong."""
+"""`opsmith adopt`: sort the Functions of a file: they work, need a declaration, or are wrong."""
 
 from __future__ import annotations
 

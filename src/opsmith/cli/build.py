@@ -46,7 +46,7 @@ def build(
             "--output",
             "-o",
             metavar="DIR",
-            help="Folder of the built kernels; by default `_kernels` in the package, where they are found.",
+            help="Folder of the built kernels; by default `_kernels` in the package, where opsmith searches.",
         ),
     ] = None,
     cpu: Annotated[

@@ -56,7 +56,7 @@ def draw(
     ] = None,
     show_attrs: Annotated[bool, typer.Option("--show-attrs", help="Show the attributes of nodes.")] = False,
     show_saved: Annotated[
-        bool, typer.Option("--show-saved", help="Draw also the tensors that torch's own nodes save.")
+        bool, typer.Option("--show-saved", help="Also draw the tensors that torch's own nodes save.")
     ] = False,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Record the tensors that are saved for the backward.")

@@ -139,7 +139,7 @@ def _vmap(specification: Specification) -> Aspect:
         return Aspect("vmap", "declared", how, "", "batching")
     how = "the reference, batched operation by operation"
     if specification.opaque:
-        how = "the function, called for one example after the other"
+        how = "the function, called for each example"
     return _or_own(specification, "vmap", Aspect("vmap", "derived", how, "", "vmap"))
 
 

@@ -72,7 +72,7 @@ SIGNS = {
     "skipped": "–",
     "unclear": "?",
 }
-"""Signs beside each status, so that it does not depend on colour."""
+"""Sign of each status, so that a status is not shown by colour alone."""
 
 MEANINGS = {
     "passed": "it ran in this dtype without a failure",

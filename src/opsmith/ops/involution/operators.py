@@ -295,5 +295,5 @@ def _expect_shape(operator: str, layout: str, tensor: Tensor, shape: Sequence[in
     if tensor.shape != tuple(shape):
         raise ValueError(
             f"{operator}: expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
-            "this shape follows from the other arguments: change one or the other"
+            "this shape follows from the other arguments: change it or these arguments"
         )
