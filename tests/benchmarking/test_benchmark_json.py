@@ -107,7 +107,7 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str | None]] = {
     ),
     "fewer rounds": (
         lambda read: read["cases"][1]["timings"][2]["seconds"].pop(),
-        "as many seconds for each contender",
+        "the same number of seconds for each contender",
         "$.cases[1].timings",
     ),
     "text for a list": (lambda read: read.update(cases="none"), "a list: What was measured.", "$.cases"),

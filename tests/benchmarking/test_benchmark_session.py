@@ -126,7 +126,7 @@ def test_results_without_gradients_and_hidden_ones(measure: Measure) -> None:
     assert left_out(case) == {}
     forward = measure(count).cases[-1]
     assert {direction for _, direction in timed(forward)} == {"forward"}
-    assert forward.notes == ("no result of the reference has a gradient: forward alone is timed",)
+    assert forward.notes == ("no result of the reference has a gradient: only forward is timed",)
     assert forward.work_of("forward") is not None
 
 
@@ -226,8 +226,8 @@ def test_the_callers_random_numbers_go_on_as_they_would(measure: Measure) -> Non
 def test_larger_sizes_are_left_out_where_a_call_takes_too_long(measure: Measure) -> None:
     found = measure(gate, effort=replace(BRIEF, slowest_s=0.0), sizes={"B": 2, "M": [2, 4, 8]})
     assert len(found.cases) == 1
-    assert found.remarks[-1].startswith("left out, since a call took 0.0 s at a call, ")
-    assert found.remarks[-1].endswith("is too slow at quick effort: B=2 M=2, B=2 M=4, B=2 M=8")
+    assert found.remarks[-1].startswith("left out, because a call took 0.0 s at a call, ")
+    assert found.remarks[-1].endswith("the limit at quick effort is 0 s: B=2 M=2, B=2 M=4, B=2 M=8")
 
 
 def test_a_size_whose_calls_would_take_too_long_is_grown_less() -> None:
@@ -245,8 +245,8 @@ def test_a_size_whose_calls_would_take_too_long_is_grown_less() -> None:
     assert elements(smaller.sample.flat) == 49152
     assert smaller.sample.flat[0].shape == smaller.sample.flat[1].shape
     assert remarks == [
-        f"{smaller.label} in place of {large.label}, where a call was expected to take 1.0 s; "
-        "give it with `sizes=` or `samples=` to measure it"
+        f"{smaller.label} instead of {large.label}, for which a call was expected to take 1.0 s; "
+        "to measure that size, give it with `sizes=` or `samples=`"
     ]
     # What it costs without elements is not multiplied.
     assert in_time((100, 0.3), (384, 0.3)) is large
@@ -264,7 +264,7 @@ def test_a_busy_machine_is_remarked(measure: Measure, monkeypatch: pytest.Monkey
     monkeypatch.setattr(benchmarker, "processors", lambda: 2)
     busy = measure(gate)
     assert busy.load == {"processors": 2.0, "before": 3.0, "after": 3.0}
-    assert busy.remarks[-1] == "the machine was busy: a load of 3 on 2 processors before it began"
+    assert busy.remarks[-1] == "the machine was busy before the benchmark: a load of 3 on 2 processors"
     monkeypatch.setattr(machine, "load", lambda: None)
     unknown = measure(gate)
     assert unknown.load == {"processors": 2.0}
@@ -284,7 +284,7 @@ def test_an_operator_that_fails_its_check_is_not_benchmarked() -> None:
     assert raised.value.operator == wrong.name
     assert (raised.value.got or "").splitlines()[0].startswith("FAILED: gradient")
     assert "gradient of `x`: sign" in (raised.value.got or "")
-    assert raised.value.hint == "see `opsmith check`, fix it, and measure then"
+    assert raised.value.hint == "run `opsmith check`, fix the operator, then measure"
 
 
 def test_one_without_samples_of_its_own_is_checked_on_the_smallest_given(
@@ -309,7 +309,7 @@ def test_a_report_saves_the_check_if_it_is_the_operators_and_nothing_failed(meas
     with pytest.raises(errors.NotPassedError):
         measure(gate, report=failed)
     for other, got in ((passed(native), "a report on `benchmarked::native`"), ("passed", "str 'passed'")):
-        with pytest.raises(errors.UsageError, match="the report must be one on the operator") as raised:
+        with pytest.raises(errors.UsageError, match="the report must be about the operator") as raised:
             measure(gate, report=other)
         assert raised.value.got == got
 
@@ -319,13 +319,13 @@ def test_gradients_that_could_not_be_checked_are_not_timed(measure: Measure) -> 
     report = Report(gate.name, (Outcome("forward", "passed"), Outcome("gradient", "skipped", "why")), seed=0)
     found = measure(gate, report=report)
     assert found.cases[-1].directions == ("forward",)
-    assert "its gradients could not be checked: forward alone is timed" in found.remarks
+    assert "its gradients could not be checked: only forward is timed" in found.remarks
 
 
 def test_a_reference_that_raises_at_a_size_is_told(measure: Measure) -> None:
     with pytest.raises(errors.SampleError, match=r"its reference raises RuntimeError at x \[3\]") as raised:
         measure(unshaped, samples=[(torch.ones(3), torch.ones(2, 4))])
-    assert "give calls that it takes" in (raised.value.hint or "")
+    assert "give valid calls with" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_a_sample_is_grown_letter_by_letter_to_so_many_elements() -> None:
     assert [elements(each.sample.flat) for each in (small, large)] == [96, 1536]
     assert (large.label, large.sizes) == ("B=24 M=32", {"B": 24, "M": 32})
     assert remarks == [
-        "sizes grown from sample 0 (x [3, 4], y [3, 4]); give others with `sizes=` or `samples=`"
+        "sizes grown from sample 0 (x [3, 4], y [3, 4]); give different sizes with `sizes=` or `samples=`"
     ]
 
 
@@ -133,7 +133,7 @@ NO_SIZES = "`sizes` must map names to sizes"
         (gate, {"B": "12"}, NO_SIZES, "12"),
         (gate, {" ": 3}, NO_SIZES, "3"),
         (gate, {3: 3}, NO_SIZES, "3"),
-        (gate, {"B": [1, 2], "M": [1, 2, 3]}, "go together, number by number", "2 for `B`, 3 for `M`"),
+        (gate, {"B": [1, 2], "M": [1, 2, 3]}, "must have the same length", "2 for `B`, 3 for `M`"),
         (gate, {"Q": 3}, "there is no size `Q`", "`Q`"),
         (unshaped, {"n": 3}, "there is no size `n`", "`n`"),
         (windows, {"K": 30}, "no sample takes the sizes K=30", "size for tensor at dimension 1 is 9 but"),

@@ -65,9 +65,9 @@ def test_the_table_has_the_fastest_first_and_everything_beside_it(exact: Benchma
     ]
     assert lines[9:15] == [
         "  to do: forward 8.19 kB and 20.5 kFLOP",
-        "  native: keeps 4.10 kB for the backward (0 B beside its arguments), peak 4.19 MB",
-        "  reference: keeps 4.10 kB for the backward (4.10 kB beside its arguments), peak under 1 MiB",
-        "  compiled: compiled in 3.25 s, which is in none of the times above",
+        "  native: keeps 4.10 kB for the backward (0 B without its arguments), peak 4.19 MB",
+        "  reference: keeps 4.10 kB for the backward (4.10 kB without its arguments), peak under 1 MiB",
+        "  compiled: compiled in 3.25 s, which the times above do not include",
         "  NOT TIMED: other: it computes something else: its shape",
         "  a note",
     ]
@@ -81,11 +81,11 @@ def test_intervals_of_few_rounds_name_their_confidence(
     (case,) = exact.cases
     few = replace(case, timings=tuple(replace(each, seconds=each.seconds[:count]) for each in case.timings))
     told = str(replace(exact, cases=(few, case)))
-    assert f"the middle half of the {count} to 11 rounds" in told
-    assert "at 95% confidence unless a line names less" in told
-    words = f"forward: intervals of {confidence} confidence, since its time was enough for {count} rounds"
+    assert f"the quartiles of the {count} to 11 rounds" in told
+    assert "at 95% confidence unless a line says otherwise" in told
+    words = f"forward: intervals of {confidence} confidence, because there was only time for {count} rounds"
     assert told.count(words) == (confidence is not None)
-    assert told.count("since its time") == (confidence is not None)
+    assert told.count("there was only time") == (confidence is not None)
 
 
 def test_the_time_that_it_took_is_told_with_its_parts(exact: Benchmark) -> None:

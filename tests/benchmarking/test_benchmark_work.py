@@ -151,7 +151,7 @@ def test_where_it_cannot_be_measured_it_says_so(monkeypatch: pytest.MonkeyPatch,
         assert found is None
         assert remark.startswith("not measured: [Errno 2] No such file or directory")
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert peak_bytes(lambda: None, device) == (None, "not measured: it is on Linux, and on GPUs of CUDA")
+    assert peak_bytes(lambda: None, device) == (None, "only measured on Linux and on CUDA GPUs")
 
 
 def test_an_operator_in_a_reference_is_counted_by_its_own_formula() -> None:

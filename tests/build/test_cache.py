@@ -192,7 +192,7 @@ def test_where_nothing_can_be_written_it_says_so(directory: Path, monkeypatch: p
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
     assert caught.value.message().splitlines() == [
-        "a kernel cannot be built, as nothing can be written",
+        "a kernel cannot be built, because no file can be written",
         "  expected: room in the cache, or in the directory for temporary files",
         "  got: in the cache: [Errno 28] No space left on device; "
         "for temporary files: [Errno 28] No space left on device",
@@ -241,11 +241,11 @@ def test_a_directory_that_others_can_write_into_is_refused(directory: Path, mode
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
     assert caught.value.message().splitlines() == [
-        "the cache of built kernels is in a directory that is not this user's alone",
+        "other users can write into the directory of the cache of built kernels",
         "  expected: a directory that this user owns, and that nobody else can write into",
         f"  got: {directory}: its mode is {mode:o}, so others can write into it",
         f"  hint: run `chmod go-w {directory}` if it is yours, "
-        "or set OPSMITH_CACHE to a directory of your own",
+        "or set OPSMITH_CACHE to a directory that you own",
     ]
     for call in (Cache(directory).entries, Cache(directory).clear):
         with pytest.raises(errors.CacheError):

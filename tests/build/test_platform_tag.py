@@ -68,7 +68,7 @@ def test_a_foreign_library_is_named(libraries: dict[str, Path]) -> None:
     found = platform_tag(libraries.values())
     assert found.tag.startswith("linux_")
     assert found.reason == "foreign.so needs libother.so.3"
-    assert "link it statically, or put it into the package, where `.gitignore` does not" in found.hint
+    assert "link it statically. Or put it into the package, where `.gitignore` must not" in found.hint
 
 
 def test_a_library_of_the_wheel_is_no_need_of_the_system(libraries: dict[str, Path], tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_symbols_of_no_known_system(monkeypatch: pytest.MonkeyPatch, libraries: 
     assert found == PlatformTag(
         "linux_x86_64",
         "they need GLIBCXX_3.5.1, GLIBC_2.99, newer than any known system",
-        "build on an older system, as in a container of manylinux",
+        "build on an older system, such as a manylinux container",
     )
 
 
 def test_libraries_of_no_machine_or_of_two(libraries: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=re.escape("libraries of one machine are needed, and these are of: []")
+        ValueError, match=re.escape("all libraries must be for the same machine, but these are for: []")
     ):
         platform_tag([])
     other = bytearray(libraries["plain"].read_bytes())

@@ -89,7 +89,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         find_toolchain().run(["x.cpp"], tmp_path)
     assert caught.value.message().splitlines()[0] == "the C++ compiler does not run"
     assert f"got: {path}: " in str(caught.value)
-    assert f"hint: see that `{path} --version` works" in str(caught.value)
+    assert f"hint: make `{path} --version` work" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_one_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("ls", "the C++ compiler does not compile a file of one line"),
         ("false", "the C++ compiler does not compile a file of one line"),
-        ("true", "the C++ compiler reports success, and wrote no complete file"),
+        ("true", "the C++ compiler reports success, but wrote no complete file"),
         ("g++ -no-such-option", "the C++ compiler does not compile a file of one line"),
     ],
 )
@@ -218,7 +218,7 @@ def test_the_runtime_that_no_compiler_takes(tmp_path: Path, monkeypatch: pytest.
         "the C++ compiler does not compile opsmith's own library",
         "  expected: a compiler of C++17, such as g++ 9 or clang 10",
         "  got: no C++17 here",
-        "  hint: name another compiler in CXX",
+        "  hint: name a different compiler in CXX",
     ]
 
 
@@ -376,7 +376,7 @@ def test_an_exit_status_that_nobody_can_know_is_that_of_the_file(
 
 def test_a_preprocessor_that_writes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(program(tmp_path, "silent", "exit 0")))
-    with pytest.raises(errors.ToolchainError, match="reports success, and wrote no complete file"):
+    with pytest.raises(errors.ToolchainError, match="reports success, but wrote no complete file"):
         find_toolchain().run(["-E", "kernel.cpp", "-o", "kernel.ii"], tmp_path)
 
 
@@ -430,7 +430,7 @@ def test_each_part_of_an_elf_file_counts(tmp_path: Path) -> None:
 
 def test_a_cxx_that_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "g++ 'abc")
-    with pytest.raises(errors.ToolchainError, match="CXX is no command") as caught:
+    with pytest.raises(errors.ToolchainError, match="CXX is not a command") as caught:
         find_toolchain()
     assert caught.value.got == '"g++ \'abc": No closing quotation'
 

@@ -201,7 +201,7 @@ def test_an_operator_that_the_earlier_one_lacks_is_told(
     done = run(str(file), "--against", str(earlier))
     told = [name for name in ("twice", "square", "wrong", "bare", "seldom") if f"::{name}`" in done.stderr]
     assert told == ["square", "wrong", "bare", "seldom"]
-    assert f"opsmith: `{earlier}` has no `{space}::square`: it is compared with nothing" in done.stderr
+    assert f"opsmith: `{earlier}` has no `{space}::square`, so it is not compared" in done.stderr
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_samples_that_are_named(run: Run, file: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--thorough",), "`--quick` and `--thorough` are opposites"),
+        (("--thorough",), "`--quick` and `--thorough` contradict each other"),
         (("--size", "N"), "`N` names no sizes"),
         (("--size", "=3"), "`=3` names no sizes"),
         (("--size", "N=3.5"), "`N=3.5` names no sizes"),
@@ -327,7 +327,7 @@ def test_samples_and_baselines_are_for_one_operator(run: Run, file: Path, space:
     for option in ("--samples", "--baseline"):
         done = run(str(file), option, "SAMPLES")
         assert done.exit_code == 2
-        assert f"`{option}` is for one operator, and `{file}` has 5" in done.stderr
+        assert f"`{option}` is for one operator, but `{file}` has 5" in done.stderr
         assert f"opsmith benchmark {file}:{space}::twice {option} SAMPLES" in done.stderr
 
 

@@ -53,7 +53,7 @@ def test_what_is_built_is_shown_and_lies_in_the_folder(opsmith: Command, tmp_pat
 @pytest.mark.slow
 def test_code_for_one_gpu_alone_is_no_ptx_for_later_ones(opsmith: Command, tmp_path: Path) -> None:
     words = ["build", str(PACKAGE), "-o", str(tmp_path / "_kernels"), "--cpu", "none"]
-    said = "no PTX is built, since code for sm_90a uses what later GPUs need not have; name an architecture"
+    said = "no PTX is built, because code for sm_90a uses features that later GPUs may lack; name an"
     done = opsmith(*words, "--cuda", "sm_90a")
     assert done.exit_code == 0, done.output
     assert said in done.stdout
@@ -231,7 +231,7 @@ def test_a_part_of_a_package_keeps_what_was_built_of_the_others(
         return [f"{each['operator'].rpartition('::')[2]} {each['target']}" for each in kernels]
 
     assert built(str(package), FIRST) == [f"first {FIRST}", f"second {FIRST}"]
-    kept = "kept there: 1 file of other modules of the package"
+    kept = "kept there: 1 file of different modules of the package"
     assert built(f"{space}_parts.first", SECOND, kept) == [f"first {SECOND}", f"second {FIRST}"]
     (library,) = (package / "_kernels").glob("*first*.so")
     library.write_bytes(b"")  # it is not sound
@@ -406,7 +406,7 @@ def test_a_module_that_cannot_be_imported_leaves_the_others_to_be_built_alone(
         opsmith("build", str(package)),
         2,
         f"`{package.name}.extra` cannot be imported: ModuleNotFoundError",
-        "hint: install what has the module `no_such_module_of_extra`, or correct the import; or build a "
+        "hint: install the package with the module `no_such_module_of_extra`, or correct the import; or build a "
         f"single module, such as `{package.name}.ops`",
     )
     found = SourcePackage.as_it_is(f"{package.name}.ops")
@@ -436,4 +436,4 @@ def test_calls_in_cpp_take_no_other_option(opsmith: Command, words: list[str]) -
     done = opsmith("build", "--calls", *words)
     assert done.exit_code == 2
     assert "is not for calls in C++" in done.stderr
-    assert "expected: no other option than `--json`" in done.stderr
+    assert "expected: no option except `--json`" in done.stderr

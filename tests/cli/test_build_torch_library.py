@@ -74,7 +74,7 @@ def test_with_kernels_for_gpus(opsmith: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        ([], 2, "a library for torch is made of operators that are named"),
+        ([], 2, "name the operators for a library for torch"),
         ([f"{FILE}:none"], 2, "none"),
         ([f"{FILE}:add_into", "--cpu", "x86-64-v2,x86-64-v3"], 2, "is compiled for one level of processors"),
         ([f"{FILE}:add_into", "--cpu", "z80"], 2, "there is no level `z80` of processors"),

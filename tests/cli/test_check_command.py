@@ -190,7 +190,7 @@ opaque.samples(lambda make: [(make(3),)])
 
 
 MESSAGES = [
-    ("nothing/there.py", ["there is no file `nothing/there.py`", "look at the spelling"]),
+    ("nothing/there.py", ["there is no file `nothing/there.py`", "check the spelling"]),
     ("not_a_module_at_all", ["there is no module `not_a_module_at_all`", "the path of a `.py` file"]),
     ("opsmith.nothing_there", ["there is no module `opsmith.nothing_there`"]),
     ("a b", ["`a b` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]"]),
@@ -400,7 +400,7 @@ def test_effort_is_chosen_by_a_flag_and_told(opsmith: Run, write: Write) -> None
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--quick", "--thorough"), "`--quick` and `--thorough` are opposites"),
+        (("--quick", "--thorough"), "`--quick` and `--thorough` contradict each other"),
         (("--limit", "3"), "`--limit` is for a check in child processes"),
         (("--isolate", "--limit", "-3"), "`--limit` takes a positive number of seconds"),
         (("--isolate", "--limit", "0"), "`--limit` takes a positive number of seconds"),

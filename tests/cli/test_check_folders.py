@@ -114,7 +114,10 @@ def test_an_error_in_one_of_several_targets_has_status_1(
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("kernels/:one", ("`kernels/` is a folder, and `one` is looked for", "`kernels/operators.py:one`")),
+        (
+            "kernels/:one",
+            ("`kernels/` is a folder, but `one` must be in a file", "`kernels/operators.py:one`"),
+        ),
         ("kernels/.hidden/empty", ("no Python file in the folder `kernels/.hidden/empty` declares",)),
         ("none/", ("`none/` names neither a file nor a module",)),
         ("", ("`` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]")),
@@ -149,7 +152,7 @@ def test_a_folder_that_cannot_be_read_is_refused(
     done = opsmith("check", "kernels/", *FAST)
     assert done.exit_code == 2
     assert "the folder `kernels/deeper` cannot be read\n  got: Permission denied\n" in done.stderr
-    assert "hint: let it be readable, or name the files and folders to check" in done.stderr
+    assert "hint: make it readable, or name the files and folders to check" in done.stderr
 
 
 def test_a_folder_whose_files_declare_nothing_is_refused(opsmith: Run, write: Write, tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_a_folder_whose_files_declare_nothing_is_refused(opsmith: Run, write: Wr
 def test_samples_are_for_one_operator(opsmith: Run, folder: Path, space: str) -> None:
     done = opsmith("check", "kernels/", "--samples", "SAMPLES")
     assert done.exit_code == 2
-    assert "`--samples` is for one operator, and 5 files or modules are named" in done.stderr
+    assert "`--samples` is for one operator, but 5 files or modules are named" in done.stderr
     assert (
         f"hint: name it: `opsmith check kernels/{space}_functions.py:NAME --samples SAMPLES`" in done.stderr
     )

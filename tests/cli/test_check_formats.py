@@ -315,7 +315,7 @@ def test_junit_is_what_pytest_writes(write: Write, space: str, opsmith: Run, tmp
     ("options", "says"),
     [
         (("--format", "sarf"), ("there is no format `sarf`", "argument: --format", "sarif, junit or html")),
-        (("--format", "text=a.txt"), ("the text is for stdout alone", "`--format github`")),
+        (("--format", "text=a.txt"), ("the text can only be written to stdout", "`--format github`")),
         (
             ("--format", "sarif", "--format", "text"),
             ("`sarif` and `text` are both to be written to stdout", "`--format sarif=check.sarif`"),

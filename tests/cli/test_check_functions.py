@@ -103,7 +103,9 @@ def test_without_a_name_every_function_is_checked_where_there_is_no_operator(
     assert "Swish: passed" in done.stdout
     assert "Forgetful: FAILED: gradient" in done.stdout
     assert done.stdout.splitlines()[-1] == "3 operators: 1 passed, 1 not passed, 1 could not be checked"
-    assert "Mapped: there are no samples to check it on, and what `fn` takes cannot be guessed" in done.stderr
+    assert (
+        "Mapped: there are no samples to check it on, and the values of `fn` cannot be guessed" in done.stderr
+    )
     assert "--samples SAMPLES`" in done.stderr
 
 
@@ -224,7 +226,7 @@ right.samples(lambda make: [(make(3),)])
 def test_samples_are_for_one(opsmith: Run, write: Write, space: str) -> None:
     done = opsmith("check", str(write()), "--samples", "SAMPLES")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "`--samples` is for one operator, and " in done.stderr
+    assert "`--samples` is for one operator, but " in done.stderr
     assert f"expected: one of `{space}::right`, `{space}::wrong`" in done.stderr
 
 

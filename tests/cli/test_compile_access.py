@@ -35,7 +35,7 @@ TABLE = """\
     ×2.0   reads x                        1 requests of 32.0 lanes, 8.0 sectors each
     ×1.0   writes result                  1 requests of 32.0 lanes, 4.0 sectors each
 
-a model of a GPU, from runs on the CPU: no caches, no time; sectors are of 32 bytes of global memory, \
+a model of a GPU, from runs on the CPU: without caches and times; sectors are of 32 bytes of global memory, \
 wavefronts of shared memory; the ratio is to the fewest
 """
 
@@ -71,7 +71,7 @@ def test_json(written: Callable[..., Path], opsmith: Callable[..., Result], spac
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert (answer["schema"], answer["access"]["passed"], answer["access"]["refused"]) == (1, True, [])
-    assert "no caches, no time" in answer["access"]["model"]
+    assert "without caches and times" in answer["access"]["model"]
     (kernel,) = answer["access"]["kernels"]
     worst, best = kernel.pop("lines")
     assert kernel == {
@@ -142,7 +142,7 @@ def test_a_kernel_that_takes_no_sample(
 def test_it_is_for_no_architecture(written: Callable[..., Path], opsmith: Callable[..., Result]) -> None:
     done = opsmith("compile", str(written()), "--access", "--arch", "sm_90")
     assert done.exit_code == 2
-    assert "`--access` runs kernels on the CPU, for no architecture" in done.stderr
+    assert "`--access` runs kernels on the CPU, so it takes no `--arch`" in done.stderr
     assert "hint: leave one of them out" in done.stderr
 
 

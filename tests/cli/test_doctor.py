@@ -145,7 +145,9 @@ def test_a_bare_machine_works_and_is_told_the_commands(opsmith: Run) -> None:
     }.items():
         assert hints[name].startswith(command)
     shown = " ".join(opsmith("doctor").stdout.split())
-    assert "What is missing, or off, is only needed for what stands beside it." in shown
+    assert (
+        "A missing package, or a capability that is off, is only needed for the features next to it." in shown
+    )
 
 
 @pytest.mark.usefixtures("bare")
@@ -283,7 +285,7 @@ def test_conservative_is_why_they_are_off(opsmith: Run, monkeypatch: pytest.Monk
         assert row["instead"] == CAPABILITIES[name].instead
     shown = opsmith("doctor").stdout
     assert "off:" in shown
-    assert "What is missing, or off, is only needed" in " ".join(shown.split())
+    assert "A missing package, or a capability that is off, is only needed" in " ".join(shown.split())
 
 
 @pytest.mark.slow
@@ -365,7 +367,7 @@ def test_of_a_package_it_says_where_each_kernel_comes_from(
         scaled().reload()
         done = opsmith("doctor", str(PACKAGE), "--json")
     origins = [each["origin"] for each in json.loads(done.stdout)["kernels"]]
-    reason = f"or signature) is not that of the kernels in {tmp_path / '_kernels'}"
+    reason = f"or signature) has changed since the build in {tmp_path / '_kernels'}"
     assert [each.endswith(reason) for each in origins[:2]] == [True, True], origins
     toolchain._toolchain.cache_clear()
     scaled().reload()
@@ -404,11 +406,11 @@ def test_what_it_cannot_look_at_and_warnings_are_lines_of_the_report(
     lines = done.stdout.splitlines()
     assert lines[:2] == [
         f"{package.name}: no kernel from a source is declared, and none is built",
-        f"not looked at: `{package.name}.extra` cannot be imported: ModuleNotFoundError: "
+        f"not inspected: `{package.name}.extra` cannot be imported: ModuleNotFoundError: "
         "No module named 'no_such_module_of_doctor'",
     ]
     assert lines[2].startswith(
-        f"warning: the built kernels of {manifest} are not used: it is damaged: it has not the form of a "
+        f"warning: the built kernels of {manifest} are not used: it is damaged: it is not a "
     )
     assert "works here" in done.stdout
     read = json.loads(opsmith("doctor", str(package), "--json").stdout)

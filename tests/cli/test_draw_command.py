@@ -133,8 +133,8 @@ def test_tensors_are_drawn(opsmith: Callable[..., Result], file: Path, tmp_path:
 @pytest.mark.parametrize(
     ("name", "status", "words"),
     [
-        ("flat", 1, "has no graph: nothing that it was computed from requires a gradient"),
-        ("freed", 1, "the graph was freed: what `ExpBackward0` kept for the backward is gone"),
+        ("flat", 1, "has no graph: none of its inputs requires a gradient"),
+        ("freed", 1, "the graph was freed: the tensors that `ExpBackward0` saved are gone"),
         ("nothing", 2, "must return an object that can be drawn"),
         ("bare", 2, "it is drawn with the arguments of its first sample, but has none"),
         ("network", 2, "is a model, and its arguments are missing"),

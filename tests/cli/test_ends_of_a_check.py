@@ -138,7 +138,7 @@ def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
     assert f'File "{file}", line {line_of(FUNCTIONS, "ctypes.string_at")} in backward' in died.stderr
     assert died.stderr.endswith(
         "opsmith: the process ended while `Crashing` ran, and nothing more is reported; if a kernel in C++ "
-        "writes out of bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the "
+        "writes out of bounds, `--sanitize` names the line; with `--isolate` this is a finding, and the "
         "rest is checked\n"
     )
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)

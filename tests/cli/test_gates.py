@@ -337,4 +337,4 @@ def test_several_files_are_checked_in_one_run(opsmith: Run, write: Write, space:
     assert opsmith("check", str(first), str(wrong), "--strict", *options).exit_code == 1
     refused = opsmith("check", str(first), str(second), "--samples", "SAMPLES")
     assert refused.exit_code == 2
-    assert "`--samples` is for one operator, and 2 files or modules are named" in refused.stderr
+    assert "`--samples` is for one operator, but 2 files or modules are named" in refused.stderr

@@ -301,7 +301,7 @@ raising.samples(lambda make: [(make(3),)])
     ("task", "target", "more", "says"),
     [
         ("explain", "", ("0",), ("has 5 operators", "`{space}::square`, ", "name it: ")),
-        ("explain", ":square", ("7",), ("has 1 samples, and not number 7", "expected: 0 to 0")),
+        ("explain", ":square", ("7",), ("has 1 samples, but no sample 7", "expected: 0 to 0")),
         ("emulate", ":raising", ("0", "forward"), ("raises ZeroDivisionError: ", "got: return x / (1 // 0)")),
         (
             "explain",

@@ -49,7 +49,7 @@ def model():
             ("is an autograd.Function, and is not adopted",),
             "has no operator",
         ),
-        ("export", "Swish", ("{}/a.onnx",), ("adopt it first, `opsmith adopt ",), "has no operator"),
+        ("export", "Swish", ("{}/a.onnx",), ("adopt it first: `opsmith adopt ",), "has no operator"),
         (
             "draw",
             "model",

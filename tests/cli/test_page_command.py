@@ -97,7 +97,7 @@ def test_a_file_about_others_is_refused(
         f"  argument: {option}",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
-        "  hint: name the file that has it, or leave it out",
+        "  hint: name a file that has it, or leave the option out",
         "  more: opsmith rule UsageError",
     ]
 
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
     assert done.stderr.splitlines() == [
         f"opsmith: `{tmp_path}/no` cannot be read",
         f"  argument: {option}",
-        f"  expected: what `{command} FILE` writes",
+        f"  expected: a file that `{command} FILE` writes",
         "  got: No such file or directory",
         f"  hint: make it first: `{command} {tmp_path}/no`",
         "  more: opsmith rule UsageError",
@@ -124,8 +124,8 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--quick", "--thorough"], "`--quick` and `--thorough` are opposites"),
-        (["--benchmark", "--benchmarked", "x.json"], "`--benchmark` measures, and `--benchmarked` takes"),
+        (["--quick", "--thorough"], "`--quick` and `--thorough` contradict each other"),
+        (["--benchmark", "--benchmarked", "x.json"], "`--benchmark` measures, but `--benchmarked` reads"),
     ],
 )
 def test_options_that_exclude_one_another(

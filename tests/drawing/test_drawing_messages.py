@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: torch.ones(2),
         {},
         errors.NoGraphError,
-        """`given` has no graph: nothing that it was computed from requires a gradient
+        """`given` has no graph: none of its inputs requires a gradient
   argument: given
   expected: a tensor with a `grad_fn`
   got: [2] float32, requires_grad=False
@@ -58,17 +58,17 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"w": leaf()},
         {},
         errors.NoGraphError,
-        """`w` has no graph: it is a leaf, and not the result of a computation
+        """`w` has no graph: it is a leaf, not the result of a computation
   argument: w
   expected: a tensor with a `grad_fn`
   got: [2] float32, requires_grad=True
-  hint: draw what is computed from it""",
+  hint: draw a result that is computed from it""",
     ),
     "training without a graph": (
         torch.nn.Flatten,
         {"inputs": torch.ones(2, 2), "training": True},
         errors.NoGraphError,
-        """`output` has no graph: nothing that it was computed from requires a gradient
+        """`output` has no graph: none of its inputs requires a gradient
   argument: output
   expected: a tensor with a `grad_fn`
   got: [2, 2] float32, requires_grad=False
@@ -79,9 +79,9 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         freed,
         {},
         errors.FreedGraphError,
-        """the graph was freed: what `ExpBackward0` kept for the backward is gone
-  expected: a graph that no `backward()` has run through
-  got: one whose saved tensors were freed
+        """the graph was freed: the tensors that `ExpBackward0` saved are gone
+  expected: a graph before its `backward()`
+  got: a graph whose saved tensors were freed
   hint: draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws the nodes \
 alone""",
     ),
@@ -93,13 +93,13 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: int
-  hint: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+  hint: draw the graph of a loss or an output: `opsmith.draw(loss, "graph.svg")`""",
     ),
     "title": (
         leaf,
         {"title": 3},
         errors.UsageError,
-        """the title of a graph is a text
+        """the title of a graph must be a text
   argument: title
   expected: str or None
   got: int
@@ -113,7 +113,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: list
-  hint: draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`""",
+  hint: draw the graph of a loss or an output: `opsmith.draw(loss, "graph.svg")`""",
     ),
     "Function": (
         lambda: Square,
@@ -123,7 +123,7 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: the class `Square`
-  hint: adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed""",
+  hint: adopt it with `opsmith.adopt(...)`, or draw a tensor that it has computed""",
     ),
     "a class of modules": (
         lambda: torch.nn.Linear,
@@ -133,37 +133,37 @@ alone""",
   argument: subject
   expected: a tensor, a tuple or dict of tensors, a module, a function or an operator
   got: the class `Linear`
-  hint: make one, and draw that: `opsmith.draw(Linear(...), path, inputs=...)`""",
+  hint: draw an instance: `opsmith.draw(Linear(...), path, inputs=...)`""",
     ),
     "inputs of tensors": (
         lambda: leaf() * 2,
         {"inputs": 3},
         errors.UsageError,
-        """tensors have been computed, and are not called
+        """tensors cannot be called
   argument: inputs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw what computes them""",
+  hint: leave it out, or draw the function that computes them""",
     ),
     "keyword arguments of tensors": (
         lambda: leaf() * 2,
         {"kwargs": {"x": 3}},
         errors.UsageError,
-        """tensors have been computed, and are not called
+        """tensors cannot be called
   argument: kwargs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw what computes them""",
+  hint: leave it out, or draw the function that computes them""",
     ),
     "training of tensors": (
         lambda: leaf() * 2,
         {"training": True},
         errors.UsageError,
-        """tensors have been computed, and are not called
+        """tensors cannot be called
   argument: training
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw what computes them""",
+  hint: leave it out, or draw the function that computes them""",
     ),
     "training of an operator": (
         lambda: plain,
@@ -172,7 +172,7 @@ alone""",
         """drawn::plain: an operator is drawn with its gradient formulas, and has no training graph
   argument: training
   expected: a module or a function
-  hint: leave `training` out, or draw a function that calls it""",
+  hint: leave `training` out, or draw a function that calls the operator""",
     ),
     "no inputs": (
         network,
@@ -190,7 +190,7 @@ alone""",
         errors.UsageError,
         """`<lambda>` returns no tensor
   expected: a tensor, or tuples, lists and dicts of tensors
-  hint: return what is to be drawn""",
+  hint: return the tensors to draw""",
     ),
     "inputs of an operator": (
         lambda: plain,
@@ -218,7 +218,7 @@ alone""",
   argument: depth
   expected: 0 or more, or None
   got: -1
-  hint: leave it out, and as much is unfolded as can be looked at""",
+  hint: leave it out: as many levels as fit are then unfolded""",
     ),
     "a lazy module": (
         lambda: torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d()),
@@ -226,9 +226,9 @@ alone""",
         errors.UsageError,
         """`0.weight` of the module has no shape yet
   argument: subject
-  expected: a module whose parameters and buffers are there
+  expected: a module whose parameters and buffers have shapes
   got: 6 uninitialized tensors
-  hint: call it once on its inputs before it is drawn: that gives a lazy module its shapes""",
+  hint: call it once before you draw it: the call gives a lazy module its shapes""",
     ),
 }
 

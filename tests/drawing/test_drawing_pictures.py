@@ -192,7 +192,7 @@ def test_a_layout_that_takes_too_long_is_done_in_haste_and_told(
     monkeypatch.setattr(graphviz.subprocess, "run", slow_at_first)
     y, _ = row_e1()
     with pytest.warns(
-        UserWarning, match="laid out in haste, with straight lines, since Graphviz took too long"
+        UserWarning, match="laid out with less care and straight lines, because Graphviz took too long"
     ):
         opsmith.draw(y, tmp_path / "graph.svg")
     assert "splines=line" in calls[1]
@@ -225,7 +225,7 @@ def test_pages_and_data_need_no_graphviz(monkeypatch: pytest.MonkeyPatch, tmp_pa
         opsmith.draw(y, tmp_path / "graph.svg")
     assert caught.value.message().splitlines()[-1] == (
         "  hint: pip install '.[draw]' in a checkout of opsmith; or write `.html`, `.dot` or `.json`, "
-        "which need nothing"
+        "which need no package"
     )
     assert not (tmp_path / "graph.svg").exists()
 

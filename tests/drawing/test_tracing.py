@@ -224,7 +224,7 @@ def test_what_was_written_to_since_is_noted() -> None:
     with torch.no_grad():
         middle.add_(1)
     (note,) = trace(y).notes
-    assert note == "what MulBackward0 saved was written to since: a backward raises"
+    assert note == "tensors that MulBackward0 saved were modified later: a backward raises"
 
 
 def test_anomaly_mode_tells_the_lines() -> None:
@@ -374,7 +374,7 @@ def test_what_cannot_be_seen_is_not_said_to_be_useless() -> None:
     graph = trace(torch.vmap(torch.sin), Options(inputs=torch.ones(3)))
     (note,) = graph.notes
     assert note == (
-        "`output` comes from no call that was seen: transforms of torch.func are not followed, and 1 call is "
+        "`output` comes from no recorded call: transforms of torch.func are not recorded, and 1 call is "
         "not drawn"
     )
 

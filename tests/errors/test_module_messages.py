@@ -92,9 +92,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a size that is no name": (
         {"sizes": ("in features",)},
         """
-        a size has a name of its own
+        each size must have a different name
           argument: sizes
-          expected: identifiers, each of them once
+          expected: identifiers, all different
           got: str 'in features'
           WHERE
           hint: write `sizes=("in_features", "out_features")`
@@ -103,9 +103,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a size twice": (
         {"sizes": ("M", "M")},
         """
-        a size has a name of its own
+        each size must have a different name
           argument: sizes
-          expected: identifiers, each of them once
+          expected: identifiers, all different
           got: str 'M'
           WHERE
           hint: write `sizes=("in_features", "out_features")`
@@ -214,7 +214,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: `N`
           got: 2 dimensions
           WHERE
-          hint: write as many dimensions, or leave the shapes to `shapes=`: give names alone
+          hint: write the same number of dimensions, or only the names: the shapes are then from `shapes=`
         """,
     ),
     "an initialiser for nothing": (
@@ -284,7 +284,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `groups` is a size and an argument of the operator
           argument: groups
           WHERE
-          hint: leave it out of `sizes`: shapes may name whole numbers that the operator takes
+          hint: leave it out of `sizes`: shapes may name whole numbers among the arguments
         """,
     ),
     "a size and a parameter": (
@@ -293,13 +293,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `bias` is a size and an argument of the operator
           argument: bias
           WHERE
-          hint: give the size another name
+          hint: give the size a different name
         """,
     ),
     "a size that modules have": (
         {"sizes": ("M", "forward"), "parameters": {"weight": ("forward", "M")}},
         """
-        `forward` is what modules call something of their own
+        modules use the name `forward` themselves
           argument: forward
           WHERE
           hint: rename it
@@ -308,7 +308,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an option that modules have": (
         {"forward": ("dtype",)},
         """
-        `training` is what modules call something of their own
+        modules use the name `training` themselves
           argument: training
           WHERE
           hint: give it in each call, `forward=("training",)`, or rename the argument
@@ -317,7 +317,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an option that the constructor has": (
         {"forward": ("training",)},
         """
-        `dtype` is what modules call something of their own
+        modules use the name `dtype` themselves
           argument: dtype
           WHERE
           hint: give it in each call, `forward=("dtype",)`, or rename the argument
@@ -330,7 +330,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           argument: forward
           expected: one of `groups`, `eps`, `training`, `dtype`
           WHERE
-          hint: leave it out: tensors that are neither parameters nor buffers are given in each call
+          hint: leave it out: tensors other than parameters and buffers are always arguments of `forward`
         """,
     ),
     "forward with no argument": (
@@ -398,7 +398,7 @@ def test_names_alone_without_shapes(says: Any) -> None:
         without_shapes.module(parameters=("scale",), init=UNIFORM)
     assert caught.value.problem == "the operator's `shapes=` does not declare the shape of `scale`"
     assert caught.value.got == "no `shapes=`"
-    assert caught.value.hint == 'write it: `{"scale": ("features",)}`'
+    assert caught.value.hint == 'write the shape: `{"scale": ("features",)}`'
     assert str(caught.value.where).startswith(place.rpartition(":")[0])
 
 
@@ -408,7 +408,7 @@ def test_letters_without_shapes(says: Any) -> None:
 
 
 def test_self_is_taken() -> None:
-    with pytest.raises(errors.ModuleDeclarationError, match="`self` is what `forward` calls the module"):
+    with pytest.raises(errors.ModuleDeclarationError, match="`forward` uses the name `self` for the module"):
         takes_self.module()
 
 
@@ -448,7 +448,7 @@ def test_a_dimension_that_comes_to_no_size(dimension: str, groups: int, got: str
           expected: {dimension}, zero or more
           got: {got}
           where: {place}
-          hint: give other sizes
+          hint: give different sizes
         """,
     ):
         Modular(3, 2, groups=groups)
@@ -526,7 +526,7 @@ def test_a_class_that_no_pickle_finds(says: Any) -> None:
     with says(
         errors.ModulePicklingError,
         f"""
-        messages::modular: a pickle finds a class by its name, and `test_module_messages.test_a_class_that_no_pickle_finds.<locals>.Modular` is not there
+        messages::modular: a pickle finds a class by its name, but `test_module_messages.test_a_class_that_no_pickle_finds.<locals>.Modular` is not there
           expected: `Modular` at the top of the module `test_module_messages`
           where: {place}
           hint: write `Modular = op.module(...)` there, or `name=` the name that it is bound to; a state_dict can be saved as it is
@@ -541,7 +541,7 @@ def test_a_lazy_module_is_not_pickled(says: Any) -> None:
     with says(
         errors.ModulePicklingError,
         f"""
-        Modular (messages::modular): its parameters have no shape yet, and a pickle of it would lose their dtype and device
+        Modular (messages::modular): its parameters have no shape yet, and a pickle would lose their dtype and device
           where: {place}
           hint: call it once before it is pickled
         """,  # noqa: E501

@@ -281,7 +281,7 @@ def test_a_checkpoint_that_cannot_be_used(
         (("--prompt", ""), "a prompt is empty: give at least one token of each sequence"),
         (
             ("--prompt", "x" * 20, "--tokens", "5"),
-            "a prompt of 20 tokens and 5 more are beyond the decoder's 24",
+            "a prompt of 20 tokens and 5 more exceed the decoder's 24",
         ),
     ],
 )

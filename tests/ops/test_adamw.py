@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         shapes = r"squares\[1\] has (the shape \[2\], and parameters\[1\] has \[3\]|another shape)"
         with pytest.raises(error, match=shapes):
             call(two, gradients, means, [torch.ones(2), torch.ones(2)], step)
-    with pytest.raises(ValueError, match=r"parameters\[0\] is torch.int64, and must be floating"):
+    with pytest.raises(ValueError, match=r"parameters\[0\] must be floating, not torch.int64"):
         adamw_([torch.ones(2, dtype=torch.int64)], gradients[:1], means[:1], squares[:1], step)
     with pytest.raises(
         ValueError, match=r"step is torch.float32 of shape \[1\]: a floating number is needed"

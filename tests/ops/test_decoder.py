@@ -121,7 +121,7 @@ def test_sample() -> None:
     [
         ([[1], []], 2, "a prompt is empty"),
         ([], 2, "a prompt is empty"),
-        ([[1] * 20, [1]], 13, "a prompt of 20 tokens and 13 more are beyond the decoder's 32 positions"),
+        ([[1] * 20, [1]], 13, "a prompt of 20 tokens and 13 more exceed the decoder's 32 positions"),
         ([[1], [1], [1]], 2, "the cache has 2 sequences, and 3 numbers are given"),
     ],
 )
@@ -175,8 +175,8 @@ def test_a_step_without_a_block_is_refused_and_can_be_repeated(network: Decoder)
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 0}, "expects of `layers` a whole number from 1 on, got 0"),
-        ({"width": 2.5}, "expects of `width` a whole number from 1 on, got 2.5"),
+        ({"layers": 0}, "expects of `layers` a whole number of at least 1, got 0"),
+        ({"width": 2.5}, "expects of `width` a whole number of at least 1, got 2.5"),
         ({"width": 96, "heads": 5}, "expects the width to be a multiple of 10, twice the heads, got 96"),
     ],
 )

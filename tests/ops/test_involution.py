@@ -94,7 +94,7 @@ REFUSED = {
         (2, 3, 3, 3, 3, 3),
         {},
         "opsmith::involution: expected G to divide C, got G = 3 and C = 4; "
-        "choose another number of groups or of channels",
+        "choose a different number of groups or of channels",
     ),
     "batch": (
         (2, 4, 5, 5),
@@ -113,27 +113,27 @@ REFUSED = {
         {"stride": 2, "padding": 1},
         "opsmith::involution: expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], "
         "got [2, 2, 3, 3, 5, 5]"
-        "; this shape follows from the other arguments: change one or the other",
+        "; this shape follows from the other arguments: change it or these arguments",
     ),
     "stride": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"stride": (1, 0)},
         "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 0), dilation (1, 1), padding (0, 0); give numbers from there on, or pairs of them",
+        "got stride (1, 0), dilation (1, 1), padding (0, 0); give valid numbers or pairs of numbers",
     ),
     "padding": (
         (2, 4, 5, 5),
         (2, 2, 3, 3, 3, 3),
         {"padding": -1},
         "opsmith::involution: expected stride and dilation of at least 1 and padding of at least 0, "
-        "got stride (1, 1), dilation (1, 1), padding (-1, -1); give numbers from there on, or pairs of them",
+        "got stride (1, 1), dilation (1, 1), padding (-1, -1); give valid numbers or pairs of numbers",
     ),
     "kernel": (
         (2, 4, 5, 5),
         (2, 2, 7, 3, 1, 3),
         {},
-        "opsmith::involution: expected an image, with its padding, no smaller than the kernel, "
+        "opsmith::involution: expected an image that with its padding is at least as large as the kernel, "
         "got H, W = [5, 5], "
         "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); "
         "use a larger padding, or a smaller kernel or dilation",
@@ -170,7 +170,7 @@ def test_tensors_of_two_kinds_are_refused(
     operator(one, other, *more)
     other = other.to(change)
     message = (
-        f"{operator.name}: expected `{names[0]}` and `{names[1]}` of one dtype on one device, "
+        f"{operator.name}: expected `{names[0]}` and `{names[1]}` of the same dtype on the same device, "
         f"got torch.float32 on cpu and {other.dtype} on {other.device}; "
         f"convert one of them: `{names[1]}.to({names[0]})`"
     )
@@ -182,7 +182,7 @@ def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     message = (
         "opsmith::involution_weight_gradient: expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], "
         "got [2, 4, 5, 5]"
-        "; this shape follows from the other arguments: change one or the other"
+        "; this shape follows from the other arguments: change it or these arguments"
     )
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
     with pytest.raises(ValueError, match="`B G Kh Kw Ho Wo` with Ho = 5\n  got: \\[2, 2, 3, 3, 3, 3\\]"):

@@ -62,10 +62,10 @@ def test_a_saved_layer_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("given", "argument", "expected"),
     [
-        ({"channels": 0}, "channels", "a whole number from 1 on"),
+        ({"channels": 0}, "channels", "a whole number of at least 1"),
         ({"channels": 16, "kernel_size": 4}, "kernel_size", "an odd number, so that a kernel has a middle"),
-        ({"channels": 16, "kernel_size": 3.0}, "kernel_size", "a whole number from 1 on"),
-        ({"channels": 16, "stride": 0}, "stride", "a whole number from 1 on"),
+        ({"channels": 16, "kernel_size": 3.0}, "kernel_size", "a whole number of at least 1"),
+        ({"channels": 16, "stride": 0}, "stride", "a whole number of at least 1"),
         ({"channels": 16, "reduction": 3}, "reduction", "a divisor of channels=16"),
         ({"channels": 24}, "channels_per_group", "a divisor of channels=24"),
         ({"channels": 24, "groups": 5}, "groups", "a divisor of channels=24"),

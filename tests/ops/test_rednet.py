@@ -88,7 +88,7 @@ def test_another_depth_is_an_error(depth: Any) -> None:
 def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: int, step: int) -> None:
     says = (
         rf"^expected the width of a RedNet to be a multiple of {step}, as channels_per_group is {of_group}, "
-        rf"got {width}; choose another one: `RedNet\(\(1, 1\), width={step}\)`$"
+        rf"got {width}; choose a different width: `RedNet\(\(1, 1\), width={step}\)`$"
     )
     with pytest.raises(ValueError, match=says):
         RedNet((1, 1), width=width, channels_per_group=of_group)
@@ -98,7 +98,9 @@ def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: in
 @pytest.mark.parametrize("number", [0, -16, 2.5, "16", None, True, [16]], ids=repr)
 @pytest.mark.parametrize("argument", ["classes", "in_channels", "width", "kernel_size", "channels_per_group"])
 def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any) -> None:
-    says = f"RedNet expects of `{argument}` a whole number from 1 on, got {number!r}; choose other numbers"
+    says = (
+        f"RedNet expects of `{argument}` a whole number of at least 1, got {number!r}; choose other numbers"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
         RedNet((1, 1), **{argument: number})
 
@@ -107,7 +109,9 @@ def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any)
     "blocks", [(), 3, None, "12", (1, 0), (-1,), (1.0,), (True,), torch.tensor(3)], ids=repr
 )
 def test_what_is_no_blocks_of_stages_is_an_error(blocks: Any) -> None:
-    says = "RedNet expects of `blocks` a whole number from 1 on for each stage, and a stage at least, got "
+    says = (
+        "RedNet expects of `blocks` a whole number of at least 1 for each stage, and at least one stage, got "
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(says + repr(blocks))}; choose other numbers"):
         RedNet(blocks, width=32)
 
@@ -117,7 +121,7 @@ def test_blocks_may_come_of_a_generator() -> None:
 
 
 def test_what_a_generator_gave_is_shown_and_not_its_address() -> None:
-    with pytest.raises(ValueError, match=r"and a stage at least, got \(1, 0\); choose other numbers"):
+    with pytest.raises(ValueError, match=r"and at least one stage, got \(1, 0\); choose other numbers"):
         RedNet(count for count in (1, 0))  # type: ignore[arg-type]
 
 

@@ -152,7 +152,7 @@ def test_shapes() -> None:
         rms_norm(torch.ones(2, 3), torch.ones(2))
     with pytest.raises(errors.ShapeError):
         add_rms_norm_(torch.ones(2, 3), torch.ones(3))
-    with pytest.raises(ValueError, match=r"x is torch.int16, and must be floating"):
+    with pytest.raises(ValueError, match=r"x must be floating, not torch.int16"):
         rms_norm(torch.ones(2, 3, dtype=torch.int16))
     numbers = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"x is torch.int64, and must be floating"):

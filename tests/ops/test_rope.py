@@ -153,7 +153,7 @@ def test_refused() -> None:
         rope_table(3, 3)
     with pytest.raises(ValueError, match="rope_table: -1 positions of 2 numbers"):
         rope_table(-1, 2)
-    with pytest.raises(ValueError, match=r"x is torch.int64, and must be floating"):
+    with pytest.raises(ValueError, match=r"x must be floating, not torch.int64"):
         rope_(torch.ones(2, 1, 4, dtype=torch.int64), rope_table(3, 4), torch.tensor([0, 1]))
     with pytest.raises(errors.ShapeError):
         rope_(torch.ones(2, 1, 4), rope_table(3, 4), torch.tensor([0]))

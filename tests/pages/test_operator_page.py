@@ -248,7 +248,7 @@ def test_without_samples_each_section_that_needs_one_says_so(tmp_path: Path) -> 
         assert words in Reader(found).text, name
         assert "@bare.samples" in Reader(found).text
     assert "it has no kernel: the reference computes every call" in text
-    assert "samples missing nothing to check, draw, export or measure it with" in Reader(text).text
+    assert "samples missing there are no arguments to check, draw, export or measure it" in Reader(text).text
     assert "not benchmarked: opsmith page ... --benchmark measures it" in Reader(text).text
     assert "It has no docstring" in text
 
@@ -263,7 +263,7 @@ def test_an_operator_that_raises_has_a_page_all_the_same(tmp_path: Path) -> None
 def test_one_that_fails_its_check_is_not_benchmarked_and_says_so(tmp_path: Path) -> None:
     text = written(tmp_path, paged.affine, benchmarks=True)
     words = Reader(section(text, "benchmark")).text
-    assert "it fails its check, and the speed of a wrong result means nothing" in words
+    assert "it fails its check, so its speed means nothing" in words
     assert "gradient of weight: transposed" in words
 
 

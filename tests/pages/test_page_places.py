@@ -59,7 +59,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list
 
 def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch, BOTH, tmp_path / "page.html") == [
-        f"`{tmp_path}/page.html` is one file, and there are 2 operators",
+        f"`{tmp_path}/page.html` is one file, but there are 2 operators",
         "  argument: path",
         "  expected: a folder, for an index and a page for each",
         "  got: `paged::affine`, `paged::plain`",
@@ -102,7 +102,7 @@ def test_pages_are_about_operators(monkeypatch: pytest.MonkeyPatch, given: Any, 
         "  argument: operators",
         "  expected: an operator, or several",
         f"  got: {got}",
-        '  hint: declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+        '  hint: declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`',
     ]
 
 
@@ -121,7 +121,7 @@ def test_pages_are_about_operators(monkeypatch: pytest.MonkeyPatch, given: Any, 
     ids=["one report", "of another", "no report", "no benchmark", "no mapping"],
 )
 def test_what_was_found_before_is_by_the_operators_names(tmp_path: Path, given: Any, got: str) -> None:
-    with pytest.raises(errors.UsageError, match="is not by the operators' names") as raised:
+    with pytest.raises(errors.UsageError, match="must be a mapping from the operators' names") as raised:
         opsmith.page(paged.plain, tmp_path / "page.html", **given)
     assert raised.value.argument == next(iter(given))
     assert str(raised.value.got).startswith(got)

@@ -128,7 +128,7 @@ def test_the_folder_is_named_as_the_package_by_default(
     ("source", "dev", "told", "in_workflow"),
     [
         (INDEX, "opsmith[cli,cuda,test]", None, False),
-        (CHECKOUT, "opsmith[cli,cuda,test]", "needs it in the environment", True),
+        (CHECKOUT, "opsmith[cli,cuda,test]", "needs opsmith in its environment", True),
         (FOLDER, f"opsmith[cli,cuda,test] @ {FOLDER.reference}", f"takes it from {FOLDER.reference}", True),
         (
             REPOSITORY,
@@ -228,7 +228,10 @@ def test_a_checkout_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> None:
     with pytest.raises(errors.UsageError) as caught:
         new_package(name, tmp_path / "a")
-    expected = f"small letters and digits, single `-` or `_` between them, a letter first; at most {LONGEST}"
+    expected = (
+        "small letters and digits, with single `-` or `_` between them; a letter first; "
+        f"at most {LONGEST} characters"
+    )
     assert caught.value.message() == (
         f"`{name}` is not a valid package name\n"
         f"  argument: NAME\n  expected: {expected}\n  got: {got}\n  hint: {hint}"
@@ -256,8 +259,8 @@ def test_a_name_that_is_taken(tmp_path: Path, name: str, because: str) -> None:
         new_package(name, tmp_path / "a")
     assert str(caught.value).startswith(f"a package cannot be named `{name}`: {because}")
     assert caught.value.message().endswith(
-        "  argument: NAME\n  expected: a name that nothing else has\n"
-        f"  got: {name}\n  hint: take another one, such as `{name}-kernels`"
+        "  argument: NAME\n  expected: a name that is not in use\n"
+        f"  got: {name}\n  hint: choose a different name, such as `{name}-kernels`"
     )
     assert not (tmp_path / "a").exists()
 
@@ -266,12 +269,20 @@ def places(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")
     (tmp_path / "broken").symlink_to("nowhere")
-    yield tmp_path / "folder", "a folder of this name is there", "name another folder: `opsmith new NAME DIR`"
-    yield tmp_path / "file", "a file of this name is there", "name another folder: `opsmith new NAME DIR`"
-    yield tmp_path / "broken", "a file of this name is there", "name another folder: `opsmith new NAME DIR`"
+    yield (
+        tmp_path / "folder",
+        "a folder of this name exists already",
+        "name a different folder: `opsmith new NAME DIR`",
+    )
+    yield tmp_path / "file", "a file of this name is there", "name a different folder: `opsmith new NAME DIR`"
+    yield (
+        tmp_path / "broken",
+        "a file of this name is there",
+        "name a different folder: `opsmith new NAME DIR`",
+    )
     yield tmp_path / "no" / "a", f"there is no folder `{tmp_path / 'no'}`", "make that folder first"
     yield tmp_path / "file" / "a", f"there is no folder `{tmp_path / 'file'}`", "make that folder first"
-    yield tmp_path / ("a" * 300), "File name too long", "name another folder"
+    yield tmp_path / ("a" * 300), "File name too long", "name a different folder"
 
 
 def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
@@ -281,7 +292,8 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
             new_package("fast-math", folder)
         assert caught.value.message() == (
             f"the package cannot be written to `{folder}`\n"
-            "  argument: DIR\n  expected: a folder that is not there yet, in one that can be written to\n"
+            "  argument: DIR\n"
+            "  expected: a folder that does not exist yet, inside a folder that can be written to\n"
             f"  got: {got}\n  hint: {hint}"
         )
         assert sorted(tmp_path.rglob("*")) == before
@@ -291,7 +303,7 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes none")
 def test_a_folder_that_the_system_refuses() -> None:
     with pytest.raises(
-        errors.UsageError, match="got: No such file or directory\n  hint: name another folder"
+        errors.UsageError, match="got: No such file or directory\n  hint: name a different folder"
     ):
         new_package("fast-math", Path("/proc/a"))
 
@@ -321,7 +333,7 @@ def test_a_licence_that_is_none(tmp_path: Path) -> None:
     assert done.stderr == (
         "opsmith: there is no licence `GPL` to choose\n  argument: --licence\n"
         "  expected: MIT, Apache-2.0, BSD-3-Clause, none\n  got: GPL\n"
-        "  hint: take `none`, and put a licence of your own there later\n"
+        "  hint: choose `none`, and add your own licence later\n"
         "  more: opsmith rule UsageError\n"
     )
     assert not (tmp_path / "a").exists()

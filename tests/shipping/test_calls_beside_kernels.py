@@ -104,7 +104,9 @@ def test_a_package_is_built_without_them_where_they_cannot_be(
         compiler.write_text('#!/bin/sh\ncase "$*" in *c++20*) echo unknown; exit 1;; esac\nexec g++ "$@"\n')
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
-        reason = "the C++ compiler does not compile calls in C++; name another compiler in CXX; without them"
+        reason = (
+            "the C++ compiler does not compile calls in C++; name a different compiler in CXX; without them"
+        )
     done = built(tmp_path, tmp_path / "empty")
     assert done.returncode == 0, done.stderr
     assert f"left out: {reason}" in done.stdout

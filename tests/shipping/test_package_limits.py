@@ -137,7 +137,7 @@ def test_a_header_that_no_directive_names_decides_whether_a_built_kernel_is_used
     reason = kernel.built_in_package().reason
     assert (
         reason
-        == f"the header parts/one.h is not that of the build, for the kernels in {package / '_kernels'}"
+        == f"the header parts/one.h has changed since the build, for the kernels in {package / '_kernels'}"
     )
     header.write_text("const float one = 1;\n")
     operator.reload()

@@ -142,7 +142,7 @@ def change(folder: Path) -> str:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    return f"{path} is not used: its content is not that of the build"
+    return f"{path} is not used: its content has changed since the build"
 
 
 def remove(folder: Path) -> str:
@@ -186,7 +186,7 @@ def shorten_manifest(folder: Path) -> str:
 
 def renew_manifest(folder: Path) -> str:
     edit_manifest(folder, lambda held: held.update(version=manifest.VERSION + 1))
-    return f"it has version {manifest.VERSION + 1}, and this opsmith reads {manifest.VERSION}"
+    return f"it has version {manifest.VERSION + 1}, but this opsmith reads {manifest.VERSION}"
 
 
 def lose_manifest(folder: Path) -> str:
@@ -212,7 +212,7 @@ def lead_headers_out(folder: Path) -> str:
 
 def older_structures(folder: Path) -> str:
     edit_manifest(folder, lambda held: [each.update(abi=3) for each in held["files"]])
-    return "is not used: built for version 3 of opsmith's kernels, and this opsmith has "
+    return "is not used: built for version 3 of opsmith's kernels, but this opsmith has "
 
 
 def no_library(folder: Path) -> str:
@@ -358,7 +358,7 @@ def test_other_files_of_a_package_are_no_more_open_than_its_code(tmp_path: Path)
     if os.geteuid() == 0:
         os.chown(file, 12345, -1)
         file.chmod(stat.S_IRUSR)
-        with pytest.raises(manifest.UnusableError, match="it belongs to user 12345, and the package to 0"):
+        with pytest.raises(manifest.UnusableError, match="it belongs to user 12345, but the package to 0"):
             manifest.refuse_open(file, code.stat())
 
 

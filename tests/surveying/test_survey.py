@@ -62,18 +62,18 @@ VERDICTS = {
         "needs a declaration",
         ["it is wrong for x [3, 4], y [3, 4]", "it is right for x [4], y [4]"],
     ),
-    "Unguessable": ("needs a declaration", ["what `settings` takes cannot be guessed", "`samples=`"]),
+    "Unguessable": ("needs a declaration", ["the values of `settings` cannot be guessed", "`samples=`"]),
     "Demanding": ("needs a declaration", ["guessed calls ran", "AssertionError: got [", "`samples=`"]),
     "Cell": ("works", []),
-    "WithInit": ("wrong", ["it has an `__init__`", "let forward take as arguments"]),
+    "WithInit": ("wrong", ["it has an `__init__`", "let forward take the arguments of `__init__`"]),
     "BadShape": ("needs a declaration", ["invalid gradient at index 1", "either its backward is wrong, or"]),
-    "Item": ("wrong", ["its forward returns no tensor, whatever it is given"]),
+    "Item": ("wrong", ["its forward returns no tensor, for all arguments"]),
     "Positive": ("works", []),
     "Root": (
         "needs a declaration",
         ["it is wrong for x [3, 4]", "it is right for x [3, 4], all of them positive"],
     ),
-    "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base of other classes"]),
+    "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base class"]),
     "AnswersOnce": ("works", []),
     "LeavesInBackward": ("works", ["cannot run in a second order"]),
     "Nested": ("works", []),
@@ -197,7 +197,7 @@ def test_an_exception_of_any_kind_ends_in_a_finding(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("opsmith.surveying.surveyor.abilities", broken)
     found = of("Log")
     assert found.verdict == "needs a declaration"
-    assert found.reasons[0] == "looking at it ended in RuntimeError: no more memory"
+    assert found.reasons[0] == "the survey of this class raised RuntimeError: no more memory"
     assert "run `opsmith.check`" in found.reasons[1]
 
 

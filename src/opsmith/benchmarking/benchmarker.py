@@ -104,7 +104,7 @@ def benchmark(
         if operator.specification.schema.written:
             raise operator.specification.error(
                 errors.UsageError,
-                "an operator that writes in place cannot be benchmarked yet: its calls would not be alike",
+                "an in-place operator cannot be benchmarked yet: each call would get different inputs",
                 hint=f"benchmark `{operator.specification.variable}.functional`",
             )
         refuse_baselines({} if given is None else given)
@@ -118,7 +118,7 @@ def benchmark(
         spent = {"check": time.perf_counter() - before_check}
         if not _was_checked(checked, ("gradient", "surrogate")) and set(wanted) != {"forward"}:
             wanted = ("forward",)
-            remarks.append("its gradients could not be checked: forward alone is timed")
+            remarks.append("its gradients could not be checked: only forward is timed")
         request = Request(operator, given or {}, wanted, compiled, memory, flops, level, seed)
         budget = TimeBudget(level, len(calls) * len(types), len(wanted), begun)
         measured = _run(request, calls, types, target, count, remarks, progress, budget)
@@ -156,8 +156,8 @@ def _run(
                 if slowest_s > request.effort.slowest_s and at + 1 < len(sizes):
                     left = ", ".join(each.label for each in sizes[at + 1 :])
                     remarks.append(
-                        f"left out, since a call took {slowest_s:.1f} s at {size.label} and more than "
-                        f"{request.effort.slowest_s:g} s is too slow at {request.effort.name} effort: {left}"
+                        f"left out, because a call took {slowest_s:.1f} s at {size.label}, and the limit at "
+                        f"{request.effort.name} effort is {request.effort.slowest_s:g} s: {left}"
                     )
                     break
         if progress is not None:
@@ -199,8 +199,8 @@ def _in_time(
     if smaller is None:
         return size
     remarks.append(
-        f"{smaller.label} in place of {size.label}, where a call was expected to take {expected:.1f} s; "
-        "give it with `sizes=` or `samples=` to measure it"
+        f"{smaller.label} instead of {size.label}, for which a call was expected to take {expected:.1f} s; "
+        "to measure that size, give it with `sizes=` or `samples=`"
     )
     return smaller
 
@@ -229,7 +229,8 @@ def _note_load(load: dict[str, float], when: str, remarks: list[str]) -> None:
     load[when] = found
     if when == "before" and found > BUSY:
         remarks.append(
-            f"the machine was busy: a load of {found:g} on {load['processors']:g} processors before it began"
+            f"the machine was busy before the benchmark: a load of {found:g} on {load['processors']:g} "
+            "processors"
         )
 
 
@@ -277,7 +278,7 @@ def _device(given: Any, operator: str) -> torch.device:
             argument="device",
             expected="`cpu`, or `cuda` where there is a GPU",
             got=repr(given),
-            hint="leave `device=` out, or run it where there is a GPU of CUDA",
+            hint="leave `device=` out, or run it on a machine with a CUDA GPU",
         )
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
@@ -289,7 +290,7 @@ def _threads(given: Any) -> int:
         raise errors.UsageError(
             "the number of threads must be positive",
             argument="threads",
-            expected="a whole number from 1 on",
+            expected="a whole number of at least 1",
             got=shown(given),
             hint="write `threads=1`, or leave it out",
         )
@@ -310,19 +311,19 @@ def _passed(operator: Operator[..., Any], report: Any, smallest: SizedCall, seed
         report = check(operator, samples=given, seed=seed, effort="quick")
     elif not isinstance(report, Report) or report.operator != operator.name:
         raise errors.UsageError(
-            "the report must be one on the operator",
+            "the report must be about the operator",
             argument="report",
             expected=f"the report of `check` for `{operator.name}`",
             got=f"a report on `{report.operator}`" if isinstance(report, Report) else shown(report),
-            hint="leave `report=` out, and it is checked",
+            hint="leave `report=` out: the operator is then checked",
         )
     if report.errors or not _was_checked(report, ("forward",)):
         failed = "\n".join(f"    {failure.heading()}" for failure in report.errors)
         raise errors.NotPassedError(
-            "it fails its check, and the speed of a wrong result means nothing",
+            "it fails its check, so its speed means nothing",
             got=f"{report.verdict().removeprefix(f'{operator.name}: ')}\n{failed}".rstrip(),
             where=operator.specification.where,
-            hint="see `opsmith check`, fix it, and measure then",
+            hint="run `opsmith check`, fix the operator, then measure",
         )
     passed: Report = report
     return passed

@@ -105,7 +105,7 @@ def refuse_baselines(baselines: object) -> None:
         raise errors.UsageError(
             f"a baseline must not be named `{taken[0]}`" if taken else "baselines must be functions by name",
             argument="baselines",
-            expected="functions by name, which take what the operator takes"
+            expected="functions by name, with the operator's arguments"
             + (f"; not {', '.join(f'`{name}`' for name in RESERVED_NAMES)}" if taken else ""),
             got=None if taken else shown(baselines),
             hint='write `baselines={"einsum": by_einsum}`',
@@ -130,7 +130,7 @@ def candidates(
     about = Contender("reference", "reference", f"PyTorch, {specification.where}", source=source)
     found.append(Candidate(about, plain))
     if compiled and not specification.opaque:
-        words = "torch.compile of the reference, for these sizes alone"
+        words = "torch.compile of the reference, only for these sizes"
         about = Contender("compiled", "compiled", words, source=source)
         found.append(Candidate(about, fresh_compiled(plain)))
     for title, baseline in baselines.items():
@@ -139,7 +139,7 @@ def candidates(
 
 
 def without_hidden_results(reference: Callable[..., Any], schema: Schema) -> Callable[..., Any]:
-    """Wrap the reference so that it returns the visible results alone."""
+    """Wrap the reference so that it returns only the visible results."""
     if len(schema.visible) == len(schema.results):
         return reference
     visible = schema.visible

@@ -182,7 +182,7 @@ def peak_bytes(run: Callable[[], Any], device: torch.device) -> tuple[int | None
     if device.type == "cuda":
         return _on_gpu(run, device), ALLOCATOR
     if device.type != "cpu" or not sys.platform.startswith("linux"):
-        return None, "not measured: it is on Linux, and on GPUs of CUDA"
+        return None, "only measured on Linux and on CUDA GPUs"
     try:
         found = int(statistics.median(resident_growth(run) for _ in range(REPEATS)))
     except OSError as error:

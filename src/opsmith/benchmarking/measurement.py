@@ -104,11 +104,11 @@ def _measure(
         raise errors.SampleError(
             f"its reference raises {type(error).__name__} at {size.label} in {dtype}: {_line(error)}",
             where=specification.where,
-            hint="give calls that it takes: `samples=[(x, weight)]`, or other `sizes=` or `dtypes=`",
+            hint="give valid calls with `samples=[(x, weight)]`, or different `sizes=` or `dtypes=`",
         ) from error
     notes = []
     if backward and not answer.grad_outputs:
-        notes.append("no result of the reference has a gradient: forward alone is timed")
+        notes.append("no result of the reference has a gradient: only forward is timed")
     directions = tuple(each for each in request.directions if each == "forward" or answer.grad_outputs)
     measured = _MeasuredCase(request, reference, arguments, answer, device, directions)
     every = candidates(request.operator, arguments, request.baselines, compiled=request.compiled)

@@ -50,7 +50,7 @@ ROOT = f'role="img" font-size="{TEXT_SIZE}" stroke-linejoin="round" stroke-linec
 def roofline(benchmark: Benchmark) -> Figure:
     """Draw operations per second over operations per byte, below the ceilings of the same run."""
     cases = _sized(benchmark)
-    figure, panels = _panels(cases, "operations for each byte", lambda value: amount(value, "FLOP/s"))
+    figure, panels = _panels(cases, "operations per byte", lambda value: amount(value, "FLOP/s"))
     names = _names(cases)
     points = [
         (work.flops / work.bytes, work.flops / timing.spread.median, timing, case)
@@ -75,7 +75,7 @@ def roofline(benchmark: Benchmark) -> Figure:
         for name in names:
             colour, marker = _style(names, name)
             axes.plot([], [], marker, color=colour, label=name)
-    _finish(figure, panels, f"{benchmark.operator}: larger signs are larger inputs")
+    _finish(figure, panels, f"{benchmark.operator}: a larger marker is a larger input")
     return figure
 
 

@@ -301,7 +301,7 @@ class Benchmark:
         return {"schema": SCHEMA, **asdict(self)}
 
     def to_json(self) -> str:
-        """Return the benchmark as JSON text; `benchmark.schema.json` beside this module describes it."""
+        """Return the benchmark as JSON text; `benchmark.schema.json` in this folder describes it."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     @classmethod
@@ -319,10 +319,10 @@ class Benchmark:
         made = [*benchmarks_in(text).values()]
         if len(made) != 1:
             raise FORMAT.error(
-                "the text must hold one benchmark",
+                "the text must contain one benchmark",
                 expected="the output of `Benchmark.to_json()`",
                 got=f"{len(made)} benchmarks",
-                hint="read each of the list `benchmarks` in it",
+                hint="read each item of its list `benchmarks`",
             )
         return made[0]
 
@@ -384,7 +384,7 @@ def _refuse_unpaired(case: BenchmarkCase, file: Path | None, where: str) -> None
         if len(rounds) > 1:
             raise FORMAT.refusal(
                 file,
-                "as many seconds for each contender",
+                "the same number of seconds for each contender",
                 f"{' and '.join(map(str, sorted(rounds)))} of {direction}",
                 where,
             )

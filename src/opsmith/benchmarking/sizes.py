@@ -77,7 +77,7 @@ def samples_of_operator(operator: Operator[..., Any], samples: Samples, seed: in
             "it does not run on its samples",
             got=failure.message,
             where=failure.where,
-            hint="see `opsmith check`, fix it, and measure then",
+            hint="run `opsmith check`, fix the operator, then measure",
         ) from error
     except errors.MissingSamplesError as error:
         raise errors.MissingSamplesError(
@@ -143,17 +143,17 @@ def _points(sizes: Sizes) -> list[dict[str, int]]:
     if not fits:
         raise no_such_size(
             "`sizes` must map names to sizes",
-            "a mapping from names, each of them once, to a whole number, or a list of them",
+            "a mapping from names, all different, to a whole number or a list of whole numbers",
             shown(sizes),
             'write `sizes={"B": 8, "H W": [14, 28, 56]}`',
         )
     lengths = {len(numbers) for numbers in given.values() if len(numbers) > 1}
     if len(lengths) > 1:
         raise no_such_size(
-            "the lists of `sizes` go together, number by number",
-            "lists of one length",
+            "the lists of `sizes` must have the same length",
+            "lists of the same length",
             ", ".join(f"{len(numbers)} for `{name}`" for name, numbers in given.items()),
-            "give each list as many numbers, or one",
+            "give each list the same number of sizes, or one size",
         )
     count = max(len(numbers) for numbers in given.values())
     return [
@@ -226,9 +226,10 @@ def _given(
         else:
             raise no_such_size(
                 f"no sample takes the sizes {_shown_sizes(point)}",
-                "sizes that the reference takes together",
-                refusals[0] if refusals else "no sample with floating tensors that are not empty",
-                'give every letter that has to change with these, as in `{"H Ho": 56, "W Wo": 56}`',
+                "sizes with which the reference can be called",
+                refusals[0] if refusals else "no sample has non-empty floating tensors",
+                "also give every letter that has to change together with these, as in "
+                '`{"H Ho": 56, "W Wo": 56}`',
             )
     return [*_tiny(own), *_numbered(found)], []
 
@@ -247,7 +248,9 @@ def _resized(template: Template, point: Mapping[str, int]) -> tuple[list[Any], L
     if unknown:
         raise no_such_size(
             f"there is no size `{unknown[0]}`",
-            f"one of {listed(known)}" if known else "letters of `shapes=`, which it is not declared with",
+            f"one of {listed(known)}"
+            if known
+            else "letters of `shapes=`, but it is declared without `shapes=`",
             listed(list(point)),
             "name letters of `shapes=` or arguments that are numbers, or give "
             '`samples=lambda make, n: [(make(n),)]` with `sizes={"n": [256, 512]}`',
@@ -274,11 +277,12 @@ def _found(
         template = Template.of(operator.specification, sample)
         found = list(_grown(template, effort.elements, generator))
         if found:
-            remark = f"sizes grown from {sample}; give others with `sizes=` or `samples=`"
+            remark = f"sizes grown from {sample}; give different sizes with `sizes=` or `samples=`"
             return [*_tiny(own), *_numbered(found)], [remark]
     every = [SizedCall(_label({}, each), {}, each) for each in own if elements(each.flat)]
     return [*_tiny(own), *_numbered(every)], [
-        "measured on its own samples, which are small: none of them can be grown; give others with `samples=`"
+        "measured on its own samples, which are small and cannot be grown; give larger samples with "
+        "`samples=`"
     ]
 
 

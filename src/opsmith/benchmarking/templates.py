@@ -89,7 +89,7 @@ class Template:
         if shapes is not None:
             fault = shapes.bind(self.specification.schema, self.sample.flattening.pack(list(values)))[1]
             if fault is not None:
-                raise RefusedSizesError(f"`{fault[0]}` must be {fault[1]}, and is {fault[2]}")
+                raise RefusedSizesError(f"`{fault[0]}` must be {fault[1]}, not {fault[2]}")
         try:
             with torch.no_grad(), torch.device("meta"):
                 returned = self.specification.reference(*args, **kwargs)

@@ -20,7 +20,7 @@ DECIMAL = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e1
 NOTHING = "–"
 
 
-ABOVE = "its data lay in a cache where the copy finds none, or other programs slowed the measured ceilings"
+ABOVE = "its data was in a cache that the copy cannot use, or other programs slowed the ceilings' measurement"
 """Reason for a time that is less than the ceilings allow."""
 
 
@@ -168,7 +168,7 @@ def remarks(case: BenchmarkCase) -> list[str]:
     for each in case.contenders:
         if each.compile_s is not None:
             lines.append(
-                f"{each.name}: compiled in {each.compile_s:.2f} s, which is in none of the times above"
+                f"{each.name}: compiled in {each.compile_s:.2f} s, which the times above do not include"
             )
     lines += [f"NOT TIMED: {each.name}: {each.left_out}" for each in case.contenders if each.left_out]
     lines += _less_confident(case)
@@ -182,8 +182,8 @@ def _less_confident(case: BenchmarkCase) -> Iterator[str]:
         if found is not None and found.sure < SURE:
             rounds = len(next(each for each in case.timings if each.direction == direction).seconds)
             yield (
-                f"{DIRECTION_WORDS[direction]}: intervals of {found.sure:.0%} confidence, since its time was "
-                f"enough for {rounds} rounds"
+                f"{DIRECTION_WORDS[direction]}: intervals of {found.sure:.0%} confidence, because there was "
+                f"only time for {rounds} rounds"
             )
 
 
@@ -200,7 +200,7 @@ def _memory(case: BenchmarkCase, contender: Contender) -> str:
     assert memory is not None
     parts = []
     if memory.saved is not None and memory.beyond is not None:
-        beyond = f" ({amount(memory.beyond, 'B')} beside its arguments)"
+        beyond = f" ({amount(memory.beyond, 'B')} without its arguments)"
         parts.append(f"keeps {amount(memory.saved, 'B')} for the backward{beyond}")
     most = memory.remark if memory.peak is None else amount(memory.peak, "B")
     return f"{contender.name}: {', '.join([*parts, f'peak {most}'])}"
@@ -211,10 +211,12 @@ def footnotes(benchmark: Benchmark) -> list[str]:
     rounds = sorted({timing.spread.count for case in benchmark.cases for timing in case.timings})
     counted = "" if not rounds else f"{rounds[0]} " if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} "
     lines = [
-        f"±: half of the middle half of the {counted}rounds; (..): interval of the ratio within rounds, at "
-        f"{SURE:.0%} confidence unless a line names less",
-        "roof: time of a copy of as many bytes, or of a matrix product of as many operations, by the median",
-        "× copy_: by the time of a copy of torch, which is one call that does next to nothing",
+        f"±: half the distance between the quartiles of the {counted}rounds; (..): interval of the ratio "
+        f"within rounds, at {SURE:.0%} confidence unless a line says otherwise",
+        "roof: time of a copy of as many bytes, or of a matrix product of as many operations, divided by "
+        "the median",
+        "× copy_: time divided by the time of torch's `copy_` of a tiny tensor, which is almost only the "
+        "overhead of a call",
         f"{NOTHING}: not measured, or not known",
         *([f"more than 100% of the roof: {ABOVE}"] if benchmark.above else []),
     ]

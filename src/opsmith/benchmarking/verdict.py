@@ -122,20 +122,20 @@ class Verdict:
         if self.differences:
             lines = [f"{self.operator}: NOT COMPARABLE: {'; '.join(self.differences)}"]
         elif not judged:
-            lines = [f"{self.operator}: NOT COMPARABLE: the two runs have no row of it in common"]
+            lines = [f"{self.operator}: NOT COMPARABLE: no row of the operator is in both runs"]
         elif self.slower:
             lines = [f"{self.operator}: SLOWER in {len(self.slower)} of {len(judged)} rows"]
         else:
             most = max(change.detectable for change in judged)
-            seen = f"{most:.2f} times as long would have been seen in any row"
+            seen = f"a slowdown by a factor of {most:.2f} would have been seen in every row"
             lines = [f"{self.operator}: not slower; {seen}"]
             if most > NOISY:
-                seen = f"less than {most:.2f} times as long would not have been seen in every row"
-                lines = [f"{self.operator}: NOT SEEN to be slower, among much noise: {seen}"]
+                seen = f"a slowdown by a factor of less than {most:.2f} might not have been seen"
+                lines = [f"{self.operator}: no slowdown seen, but the noise is large: {seen}"]
         shown_changes = self.slower or [change for change in judged if change.kind != "same"]
         lines += [f"  {change}" for change in shown_changes]
         if not self.differences and any(change.kind == "unclear" for change in judged):
-            lines.append("  unclear: noise may explain it; measure both again, with nothing else running")
+            lines.append("  unclear: noise may explain it; measure both again without other programs")
         lines += [f"  only in one of the runs: {each}" for each in self.missing]
         return "\n".join(lines)
 
@@ -217,7 +217,7 @@ def refuse_tolerance(tolerance: Any) -> None:
         raise errors.UsageError(
             "the tolerance must be a fraction",
             argument="tolerance",
-            expected="a part, from 0 on: 0.1 for a tenth",
+            expected="a fraction of at least 0: 0.1 for a tenth",
             got=shown(tolerance),
             hint="call `benchmark.against(earlier, tolerance=0.1)`",
         )

@@ -219,7 +219,7 @@ def _private(build: Build, parts: Mapping[str, str], reason: str) -> Path:
         seal(scratch, parts)
     except OSError as error:
         raise errors.CacheError(
-            "a kernel cannot be built, as nothing can be written",
+            "a kernel cannot be built, because no file can be written",
             expected="room in the cache, or in the directory for temporary files",
             got=f"in the cache: {reason}; for temporary files: {error}",
             hint=f"make room, or set {CACHE} to a directory that can be written",
@@ -353,10 +353,10 @@ def own_directory(directory: Path, variable: str) -> Path:
     at, fault = next(((path, fault) for path, fault in faults if fault is not None), (resolved, None))
     if fault is not None:
         raise errors.CacheError(
-            "the cache of built kernels is in a directory that is not this user's alone",
+            "other users can write into the directory of the cache of built kernels",
             expected="a directory that this user owns, and that nobody else can write into",
             got=f"{at}: {fault}",
-            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory of your own",
+            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory that you own",
         )
     return resolved
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opsmith.build.toolchain import Toolchain
 
 LINKER_FOLDERS = ("/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
-"""Folders in which linkers search libraries, besides those of the compiler."""
+"""Folders in which linkers search libraries, in addition to the compiler's folders."""
 
 KEEPING, AS_BEFORE = "-Wl,--push-state,--no-as-needed", "-Wl,--pop-state"
 """Flags around libraries that must be linked although the kernel uses no symbol of them."""
@@ -78,7 +78,7 @@ class CompilerOptions:
 
     @property
     def portable_flags(self) -> list[str]:
-        """Flags, except those that name folders of this machine."""
+        """Flags, except flags that name folders of this machine."""
         return [
             word
             for group in _grouped(self.flags)
@@ -170,9 +170,9 @@ class CompilerOptions:
                 raise errors.CompileError(
                     f"a {kind} of the C++ kernel does not exist",
                     argument=argument,
-                    expected="an absolute path, or one beside the file that declares the kernel",
+                    expected="an absolute path, or a path relative to the file that declares the kernel",
                     got=missing,
-                    hint="install what it belongs to, or correct the path",
+                    hint="install the library that has it, or correct the path",
                 )
 
     def _library_folders(self) -> list[str]:
@@ -297,9 +297,7 @@ def _flags(given: list[str], declared: str | None) -> tuple[str, ...]:
             if refusal is not None:
                 raise _refused(each, refusal.reason, refusal.hint)
         if not flag.startswith("-"):
-            raise _refused(
-                flag, "a flag begins with `-`", "write sources and libraries into their own arguments"
-            )
+            raise _refused(flag, "a flag begins with `-`", "sources and libraries have separate arguments")
         if flag.startswith("-L"):
             found.append(f"-L{file_of(values[0] if values else flag[2:], declared)}")
         else:
@@ -328,7 +326,7 @@ def _library(given: str | PathLike[str], declared: str | None) -> str:
         raise errors.UsageError(
             "a library of a C++ kernel is named without `-l`",
             argument="libraries",
-            expected="a name as `openblas`, or the path of a file",
+            expected="a name such as `openblas`, or the path of a file",
             got=repr(text),
             hint=f"write `libraries=[{text.removeprefix('-l')!r}]`",
         )

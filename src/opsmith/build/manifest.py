@@ -108,7 +108,7 @@ class BuiltFile:
     def misfit(self) -> str | None:
         """Return the reason why this processor cannot run it; None if it can."""
         if self.machine and self.machine != machine():
-            return f"`{self.file}` is for {self.machine}, and this is {machine()}"
+            return f"`{self.file}` is for {self.machine}, but this is {machine()}"
         missing = [each for each in self.features if each not in cpu_features()]
         return f"{self.target} needs {', '.join(missing)}, which this processor lacks" if missing else None
 
@@ -125,7 +125,7 @@ class BuiltFile:
                 except (OSError, ValueError):
                     return f"the {kind} {path} is missing"
                 if found != digest:
-                    return f"the {kind} {path} is not that of the build"
+                    return f"the {kind} {path} has changed since the build"
         return None
 
 
@@ -160,7 +160,7 @@ class KernelFolder:
             raise UnusableError(path, str(error)) from None
         if hashlib.sha256(content).hexdigest() != built.sha256:
             size = f"it has {len(content)} of {built.bytes} bytes"
-            changed = "its content is not that of the build"
+            changed = "its content has changed since the build"
             raise UnusableError(path, changed if len(content) == built.bytes else size)
         return content
 
@@ -200,11 +200,11 @@ def kernel_folder(directory: Path, beside: Path) -> KernelFolder | None:
         except KeyError as error:
             raise UnusableError(manifest, f"it is damaged: it lacks {error}") from None
         except (TypeError, AttributeError, RecursionError):
-            raise UnusableError(manifest, "it is damaged: it has not the form of a manifest") from None
+            raise UnusableError(manifest, "it is damaged: it is not a manifest") from None
         except (OSError, ValueError) as error:
             raise UnusableError(manifest, f"it is damaged: {error}") from None
         if version != VERSION:
-            raise UnusableError(manifest, f"it has version {version}, and this opsmith reads {VERSION}")
+            raise UnusableError(manifest, f"it has version {version}, but this opsmith reads {VERSION}")
         _folders[key] = KernelFolder(directory, files, builder, trusted)
     return _folders[key]
 
@@ -229,7 +229,7 @@ def refuse_open(path: Path, beside: os.stat_result) -> None:
     if os.name == "nt":  # it has no permission bits
         return
     if state.st_uid not in (os.geteuid(), 0, root, beside.st_uid):
-        raise UnusableError(path, f"it belongs to user {state.st_uid}, and the package to {beside.st_uid}")
+        raise UnusableError(path, f"it belongs to user {state.st_uid}, but the package to {beside.st_uid}")
     shared = stat.S_IWGRP if state.st_gid == beside.st_gid else 0  # the group bits of a umask of 002
     if state.st_mode & OTHERS & ~(beside.st_mode & shared):
         mode = stat.S_IMODE(state.st_mode)

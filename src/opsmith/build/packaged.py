@@ -166,14 +166,14 @@ def search(
     same = [each for each in sound if each.digest == wanted]
     if not same:
         reason = (
-            "the source or its declaration (dtypes, flags, shapes or signature) is not that of the kernels"
+            "the source or its declaration (dtypes, flags, shapes or signature) has changed since the build"
         )
         return Found(folder, misfits=f"{reason} in {directory}")
     fresh = [each for each in same if each.abi == abi]
     if not fresh:
-        reason = f"built for version {same[0].abi} of opsmith's kernels, and this opsmith has {abi}"
+        reason = f"built for version {same[0].abi} of opsmith's kernels, but this opsmith has {abi}"
         warn_unusable(directory / same[0].file, reason)
-        return Found(folder, misfits=f"what {directory} has is {reason}")
+        return Found(folder, misfits=f"the files in {directory} are {reason}")
     misfits = [misfit(each) for each in fresh]
     fitting = [each for each, reason in zip(fresh, misfits, strict=True) if reason is None]
     reasons = "; ".join(dict.fromkeys(each for each in misfits if each is not None))
@@ -201,6 +201,6 @@ def warn_unusable(path: Path, reason: str) -> None:
         is_kernel = path.suffix in (".so", ".images")
         named = f"the built kernel {path} is" if is_kernel else f"the built kernels of {path} are"
         warn_caller(
-            f"{named} not used: {reason}; install the package again, or build it again by `opsmith build`"
+            f"{named} not used: {reason}; install the package again, or build it again with `opsmith build`"
         )
         _warned.add(path)  # this is last, because a filter may turn the warning into an exception

@@ -36,8 +36,8 @@ _POLICIES = (
 Older systems are left out: wheels of torch need glibc 2.28.
 """
 _SHIP_IT = (
-    "link it statically, or put it into the package, where `.gitignore` does not name it, and name the file "
-    "in `libraries=`. `auditwheel repair` would change built kernels, which are then not used"
+    "link it statically. Or put it into the package, where `.gitignore` must not exclude it, and name the "
+    "file in `libraries=`. Do not use `auditwheel repair`: opsmith does not use changed kernels"
 )
 """Advice on a library that a kernel links."""
 _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
@@ -85,7 +85,7 @@ def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = N
             waiting += inside.values()
     machines = {each.machine for each in needs.values()}
     if len(machines) != 1 or not machines <= {*_MACHINES.values()}:
-        raise ValueError(f"libraries of one machine are needed, and these are of: {sorted(machines)}")
+        raise ValueError(f"all libraries must be for the same machine, but these are for: {sorted(machines)}")
     machine = machines.pop()
     for path, each in needs.items():
         foreign = sorted(each.libraries - SYSTEM - OF_TORCH)
@@ -103,7 +103,7 @@ def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = N
     return PlatformTag(
         f"linux_{machine}",
         f"they need {', '.join(symbols)}, newer than any known system",
-        "build on an older system, as in a container of manylinux",
+        "build on an older system, such as a manylinux container",
     )
 
 

@@ -23,13 +23,13 @@ class RefusedFlags:
 REFUSED = (
     RefusedFlags(
         r"-o.*|-c|-S|-E|-M.*|-x.*|-fsyntax-only|-save-temps.*|-###",
-        "opsmith says what is compiled and which file is written",
+        "opsmith decides what is compiled and which file is written",
     ),
     RefusedFlags(
         r"-shared|-static(-pie)?|-r|-(no-)?pie|-nostdlib|-nodefaultlibs|-nostartfiles",
         "a kernel is linked as a shared library",
     ),
-    RefusedFlags(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE", "the code of a library may lie at any address"),
+    RefusedFlags(r"-fno-(pic|PIC|pie|PIE)|-fpie|-fPIE", "the code of a library may be loaded at any address"),
     RefusedFlags(
         r"--?std=(?!(c|gnu)\+\+(17|1z|2\w|3\w)$).*|-ansi",
         "opsmith.h is C++17",
@@ -45,7 +45,7 @@ REFUSED = (
         "a process loads sanitizers before everything else",
         "leave it out, and run `opsmith check --sanitize`",
     ),
-    RefusedFlags(r"-flto.*", "a kernel is one file, which the compiler sees whole"),
+    RefusedFlags(r"-flto.*", "a kernel is a single file, so there is nothing to optimise across files"),
     RefusedFlags(
         r"-(cxx-)?(I|iquote|isystem|idirafter|iprefix|iwithprefix|isysroot).*|--include-directory.*",
         "folders of headers have an argument",
@@ -57,7 +57,9 @@ REFUSED = (
         'write `#include "..."` into the source',
     ),
     RefusedFlags(r"-l.*", "libraries have an argument", 'write `libraries=["openblas"]` for -lopenblas'),
-    RefusedFlags(r"@.*", "the content of a file is no part of the key of a kernel", "write its flags out"),
+    RefusedFlags(
+        r"@.*", "the key of a kernel does not contain the content of this file", "write its flags out"
+    ),
     RefusedFlags(
         r"(?s:-(?![DUW]).*\s-.*)",
         "it is more than one flag",

@@ -170,9 +170,9 @@ def _text_of(
             raise errors.KernelSourceError(
                 f"the text of a {language.name} kernel is not a str",
                 argument=language.argument,
-                expected="a str, which holds the source",
+                expected="a str with the source",
                 got=repr(text),
-                hint=f"write `{language.argument}_file=` where it is the path of a file",
+                hint=f"for the path of a file write `{language.argument}_file=`",
             )
         _refuse_surrogates(language, text)
         return text, *_location_of(text, declared, f"<{language.argument} of {operator}>")
@@ -183,8 +183,8 @@ def _text_of(
         raise errors.KernelSourceError(
             f"the file of a {language.name} kernel cannot be read",
             argument=f"{language.argument}_file",
-            expected=f"a file of {language.name} in UTF-8; a relative path is beside the file that "
-            "declares it",
+            expected=f"a file of {language.name} in UTF-8; a relative path is relative to the file that "
+            f"declares it",
             got=f"{path}: {error}",
             hint=f"give the path of the file, or its text as `{language.argument}=`",
         ) from error
@@ -209,7 +209,7 @@ def file_of(file: str | PathLike[str], declared: str | None) -> Path:
     archive = next(filter(Path.is_file, Path(declared).parents), None)
     if archive is not None:
         raise errors.KernelSourceError(
-            "a kernel's file lies in an archive, where no compiler reads it",
+            "a kernel's file is in an archive, where a compiler cannot read it",
             expected="a package that is installed in a folder",
             got=f"{os.fspath(file)}, in {archive}",
             hint="unpack the archive, or install it with pip",
@@ -231,7 +231,7 @@ def _refuse_surrogates(language: SourceLanguage, text: str) -> None:
             argument=language.argument,
             expected="a str that can be written in UTF-8",
             got=f"{found[0]!r} at {found.start()}",
-            hint="read the text with the encoding that it is in",
+            hint="read the text with its encoding",
         )
 
 

@@ -99,7 +99,7 @@ class Toolchain:
                 "the C++ compiler does not run",
                 expected=f"a compiler that ends within {LIMIT_S} s",
                 got=f"{shlex.join(self.command)}: {error}",
-                hint=f"see that `{shlex.join(self.command)} --version` works, or name another one in CXX",
+                hint=f"make `{shlex.join(self.command)} --version` work, or name a different compiler in CXX",
             ) from error
         status = process.returncode or self._status_by_file(arguments, directory, printed)
         for number, text in _DISK_FAULTS.items() if status else ():
@@ -146,7 +146,7 @@ class Toolchain:
                 expected=expected,
                 got=done.printed.strip()[-2000:]
                 or f"it printed nothing, and ended with the exit status {done.status}",
-                hint=f"name another compiler in CXX{hint}",
+                hint=f"name a different compiler in CXX{hint}",
             )
         self.refuse_incomplete(directory / arguments[arguments.index("-o") + 1])
 
@@ -174,10 +174,10 @@ class Toolchain:
         fault = fault_of(path)
         if fault is not None:
             raise errors.ToolchainError(
-                "the C++ compiler reports success, and wrote no complete file",
+                "the C++ compiler reports success, but wrote no complete file",
                 expected=f"{path.name}, an ELF file",
                 got=fault,
-                hint=f"see what `{shlex.join(self.command)}` is, or name another compiler in CXX",
+                hint=f"check what `{shlex.join(self.command)}` is, or name a different compiler in CXX",
             )
 
     def _command(self, arguments: list[str]) -> list[str]:
@@ -199,7 +199,7 @@ class Toolchain:
                     problem,
                     expected="a compiler that ends by itself",
                     got=found[0],
-                    hint=f"{hint}; or name another compiler in CXX",
+                    hint=f"{hint}; or name a different compiler in CXX",
                 )
 
 
@@ -218,7 +218,7 @@ _DISK_FAULTS = {
 }
 _DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
 """Texts that compilers print if the disk is full."""
-_MEMORY = "see that there is memory enough, since the system kills what takes too much"
+_MEMORY = "make more memory available: the system kills programs that need too much"
 _FAILURES = {
     ("the C++ compiler died of a signal", _MEMORY): re.compile(
         r"\b\w[\w ]* signal terminated program [\w+.-]+"
@@ -228,7 +228,7 @@ _FAILURES = {
     ),
     (
         "the C++ compiler cannot run one of its programs",
-        "install it whole, on Debian or Ubuntu by `apt-get install g++`",
+        "install it completely, on Debian or Ubuntu with `apt-get install g++`",
     ): re.compile(r"(?<=fatal error: )cannot (?:execute|find) .+"),
 }
 """Failures of compilers themselves: problem and hint, by a pattern of the output."""
@@ -282,7 +282,7 @@ def _toolchain(named: str, path: str) -> Toolchain:
         candidates = [shlex.split(named)] if named else [[name] for name in NAMES]
     except ValueError as error:
         raise errors.ToolchainError(
-            "CXX is no command",
+            "CXX is not a command",
             expected="a program, and options after it, with closed quotation marks",
             got=f"{named!r}: {error}",
             hint="set CXX to the command that runs your compiler, or unset it",

@@ -1,4 +1,4 @@
-"""Command line: one module for each command, as `opsmith check`."""
+"""Command line: one module for each command, such as `opsmith check`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _list_missing() -> None:
-    """Print everything that is missing here, as `opsmith doctor` does in its table."""
+    """Print a line for each missing package, as in the table of `opsmith doctor`."""
     from opsmith.cli.inventory import inventory
 
     for each in inventory():

@@ -17,21 +17,21 @@ from opsmith.cli.guard import complain, waiting
 from opsmith.kernels.common.memory_access import KernelAccess, LineAccess
 from opsmith.kernels.common.sample_values import sample_values
 
-MODEL = "a model of a GPU, from runs on the CPU: no caches, no time"
+MODEL = "a model of a GPU, from runs on the CPU: without caches and times"
 DOUBTFUL = 1.5
-"""Ratio from which on it is red."""
+"""Ratio from which on a line is shown in red."""
 REJECTING = (errors.KernelFaultError, errors.KernelSignatureError, errors.LaunchError)
-"""Errors that are the kernel's own: it was compiled, or run."""
+"""Errors of the kernel itself, when it is compiled or run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessAnswer:
-    """Answer of the access model for some kernels.
+    """Result of the access model for some kernels.
 
     Attributes:
         found: Accesses of each kernel and dtype.
         refused: Kernels whose requests cannot be counted.
-        faulty: True if one of these was run, and is at fault.
+        faulty: True if one of the refused kernels was run, and has a fault.
     """
 
     found: tuple[KernelAccess, ...]
@@ -39,7 +39,7 @@ class AccessAnswer:
     faulty: bool
 
     def show(self, console: Console) -> None:
-        """Print each kernel and dtype by line, those lines first whose ratio is highest."""
+        """Print each kernel and dtype by line, the lines with the highest ratios first."""
         for each in self.found:
             name = ", ".join(filter(None, [each.operator, each.dtype]))
             calls = f"{each.calls} call{'' if each.calls == 1 else 's'}"
@@ -60,7 +60,7 @@ class AccessAnswer:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as JSON has it."""
+        """Return the result in JSON's types."""
         kernels = []
         for each in self.found:
             kernel = asdict(each)
@@ -75,7 +75,7 @@ class AccessAnswer:
 
 
 def _figures(found: LineAccess) -> Text:
-    """Return the line of output for one use of memory in a line of the source."""
+    """Return the line of output for one kind of memory access in a line of the source."""
     ratio = Text(f"{f'×{found.ratio:.1f}':<7}", style="red" if found.ratio >= DOUBTFUL else "")
     each = f"{found.taken / found.requests:.1f} {found.unit} each"
     lanes = f"{found.lanes / found.requests:.1f}"
@@ -85,7 +85,7 @@ def _figures(found: LineAccess) -> Text:
 
 
 def access_of(kernels: Sequence[GpuKernel]) -> AccessAnswer:
-    """Run kernels on the CPU on their operators' samples, and count the requests of warps.
+    """Run kernels on the CPU, with the samples of their operators, and count the requests of warps.
 
     Raises:
         ToolchainError: If there is no compiler of C++.

@@ -1,4 +1,4 @@
-"""`opsmith adopt`: sort the Functions of a file into those that work, need a declaration, or are wrong."""
+"""`opsmith adopt`: sort the Functions of a file: they work, need a declaration, or are wrong."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def adopt(
     seed: Seed = 0,
     traceback: Traceback = False,
 ) -> None:
-    """Sort `autograd.Function` classes: those that work as operators, need a declaration, or are wrong.
+    """Sort `autograd.Function` classes: they work as operators, need a declaration, or are wrong.
 
     The file is imported and not changed. The forward and backward of each class run on guessed arguments,
     and are checked as by `opsmith check`. Every declaration in the report was tried.
@@ -71,7 +71,7 @@ def adopt(
 
     - `opsmith adopt functions.py` every Function that the file defines
 
-    - `opsmith adopt functions.py:Swish` this one alone; `functions.py:Outer.Inner` for a nested one
+    - `opsmith adopt functions.py:Swish` only this class; `functions.py:Outer.Inner` for a nested class
 
     - `opsmith adopt mypackage.functions --json > report.json`
 
@@ -110,7 +110,7 @@ def _show(console: Console, finding: Finding, *, verbose: bool) -> None:
     console.print(rows)
     if finding.line is not None:
         code = "\n".join(f"      {line}" for line in finding.line.splitlines())
-        console.print(Text(f"\n{code}", style="cyan"), soft_wrap=True)  # it is copied without line breaks
+        console.print(Text(f"\n{code}", style="cyan"), soft_wrap=True)  # unbroken, to be copied
     if verbose and finding.report is not None:
         console.print()
         console.print(rendered(finding.report))

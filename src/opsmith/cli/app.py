@@ -28,7 +28,7 @@ COMMANDS = {
     "rule": "opsmith.cli.rule",
     "tour": "opsmith.cli.tour",
 }
-"""Module of each command; its function has the command's name, and its `EPILOG`, if any, ends the help."""
+"""Module of each command: its function has the command's name; its `EPILOG`, if any, ends the help."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -41,7 +41,7 @@ class Commands(TyperGroup):
         return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of this name; None if there is none."""
+        """Return the command with this name; None if there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(rich_markup_mode="markdown", add_completion=False, context_settings=HELP)

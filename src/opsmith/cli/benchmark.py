@@ -1,4 +1,4 @@
-"""`opsmith benchmark`: time operators beside their references, and compare with an earlier benchmark."""
+"""`opsmith benchmark`: time operators and their references, and compare with an earlier benchmark."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def benchmark(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Time operators beside their references, the compiled references and baselines, in turns, in one run.
+    """Time operators, their references, the compiled references and baselines, in turns, in one run.
 
-    Each operator is checked first; one that fails is not benchmarked. A contender that computes other
-    results than the reference is reported, and not timed.
+    Each operator is checked first, and not benchmarked if it fails. If the results of a contender differ from
+    the reference, it is reported, but not timed.
 
     **Examples**
 
-    - `opsmith benchmark operators.py` every operator that the file declares, in sizes grown from its samples
+    - `opsmith benchmark operators.py` all operators of the file, in sizes grown from their samples
 
     - `opsmith benchmark operators.py:linear --size B=64 --size 'M N=256,512,1024'`
 
@@ -177,9 +177,7 @@ def benchmark(
             verdict = made.against(before[each.name], tolerance=tolerance) if each.name in before else None
             done.append(made)
             if before and verdict is None:
-                typer.echo(
-                    f"opsmith: `{against}` has no `{each.name}`: it is compared with nothing", err=True
-                )
+                typer.echo(f"opsmith: `{against}` has no `{each.name}`, so it is not compared", err=True)
             if verdict is not None:
                 verdicts.append(verdict)
                 status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)
@@ -199,7 +197,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
-    """Parse sizes, as `'H W=14,28'`, into the form of `sizes=`."""
+    """Parse sizes such as `'H W=14,28'` into the form of `sizes=`."""
     if not given:
         return None
     found: dict[str, list[int]] = {}
@@ -211,7 +209,7 @@ def _sizes(given: list[str] | None) -> dict[str, list[int]] | None:
             raise errors.UsageError(
                 f"`{text}` names {'a size that was given before' if fits else 'no sizes'}",
                 argument="--size",
-                expected="NAMES=NUMBERS, each name once",
+                expected="NAMES=NUMBERS, with different names",
                 got=text,
                 hint="write `--size B=8` or `--size 'H W=14,28,56'`",
             )
@@ -235,12 +233,12 @@ def _dtype(name: str) -> torch.dtype:
 def _samples_and_baselines(
     target: Target, found: list[Operator[..., Any]], samples: str | None, baselines: list[str] | None
 ) -> dict[str, Any]:
-    """Return the samples and baselines that were named; they are for one operator."""
+    """Return the samples and baselines that options name; these options allow only one operator."""
     given = [f"--samples {samples}"] * (samples is not None)
     given += [f"--baseline {each}" for each in baselines or []]
     if given and len(found) != 1:
         raise errors.UsageError(
-            f"`{given[0].split()[0]}` is for one operator, and `{target.source}` has {len(found)}",
+            f"`{given[0].split()[0]}` is for one operator, but `{target.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
             hint=f"name it: `opsmith benchmark {target.source}:{found[0].name} {' '.join(given)}`",
         )
@@ -257,12 +255,12 @@ def _samples_and_baselines(
 
 
 def _value(target: Target, text: str, expected: str) -> Any:
-    hint = "define `{name}` there, or name what holds it: `FILE_OR_MODULE:NAME`"
+    hint = "define `{name}` there, or name the variable that has it: `FILE_OR_MODULE:NAME`"
     return value_named(text, target, what="nothing", expected=expected, hint=hint)
 
 
 def _measured(each: Operator[..., Any], options: dict[str, Any]) -> Any:
-    from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only once it is needed
+    from opsmith.benchmarking import benchmark as measure  # torch's compiler is loaded only when it is needed
 
     with named_as_options(benchmark), progress_bar(each.name, "check", threaded=False) as progress:
         return measure(each, **options, progress=progress)

@@ -46,7 +46,7 @@ def build(
             "--output",
             "-o",
             metavar="DIR",
-            help="Folder of the built kernels; by default `_kernels` in the package, where they are found.",
+            help="Folder of the built kernels; by default `_kernels` in the package, where opsmith searches.",
         ),
     ] = None,
     cpu: Annotated[
@@ -79,7 +79,7 @@ def build(
         bool,
         typer.Option(
             "--verify",
-            help="First compare what this machine can run with the references.",
+            help="First compare the kernels that this machine can run with the references.",
         ),
     ] = False,
     calls: Annotated[
@@ -96,11 +96,12 @@ def build(
     """Compile the kernels of a package, so that its users need no compiler.
 
     Kernels in C++ are compiled for levels of processors, kernels in CUDA C++ for architectures of GPUs and
-    for the operator's samples; neither needs a GPU. Kernels in Triton ship as source. The result lies in the
-    package, with a manifest, and is used where the source is the same and the machine fits.
+    for the operator's samples; neither needs a GPU. Kernels in Triton ship as source. The result is stored in
+    the package, with a manifest. It is used if the source is unchanged and the machine can run it.
 
-    `--verify` runs each library that this machine can run on the samples of its operator, beside the
-    reference, and the kernels in CUDA C++ on the CPU. If one differs, nothing is written.
+    `--verify` runs each library that this machine can run, and the kernels in CUDA C++ on the CPU. The
+    results on the operator's samples are compared with the reference. If a result differs, nothing is
+    written.
 
     **Examples**
 
@@ -132,7 +133,7 @@ def build(
                 }
                 for option, value in others.items():
                     if value:
-                        raise _unfit(option, "calls in C++", "no other option than `--json`")
+                        raise _unfit(option, "calls in C++", "no option except `--json`")
             with waiting("compiling calls in C++"):
                 entry = compile_calls()
             if as_json:
@@ -169,13 +170,13 @@ def build(
 
 
 def _only(packages: list[str]) -> str | None:
-    """Return the only package; None for that of the project in this directory."""
+    """Return the only package; None for the package of the project in this directory."""
     if len(packages) > 1:
         raise errors.UsageError(
             "one package is built at a time",
             expected="one package, or its folder",
             got=", ".join(packages),
-            hint="build one after the other; `--torch-library` takes several",
+            hint="build the packages one after the other; only `--torch-library` takes several",
         )
     return packages[0] if packages else None
 
@@ -196,7 +197,7 @@ def _serve(targets: list[str], path: Path, cpu: str | None, cuda: str | None) ->
     """Build the library of all operators that the targets name."""
     if not targets:
         raise errors.UsageError(
-            "a library for torch is made of operators that are named",
+            "name the operators for a library for torch",
             expected="`FILE_OR_MODULE[:NAME]`, one or several",
             got="none",
             hint="write `opsmith build mypackage.ops --torch-library libmine.so`",
@@ -243,7 +244,7 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
         console.print(f"{file.operator} links {linked}, which its users must have", soft_wrap=True)
     cubins = sorted({each.target for each in made.rows if each.target.startswith("sm_")})
     if cubins and not any(each.target.startswith("compute_") for each in made.rows):
-        only = f"no PTX is built, since code for {', '.join(cubins)} uses what later GPUs need not have"
+        only = f"no PTX is built, because code for {', '.join(cubins)} uses features that later GPUs may lack"
         console.print(f"{only}; name an architecture without a letter, too, as `sm_90`", soft_wrap=True)
     for text in made.left_out:
         console.print(Text(f"left out: {text}", style="yellow"), soft_wrap=True)
@@ -261,7 +262,7 @@ def _show(console: Console, made: PackageBuild, verification: Verification | Non
     console.print(f"{count} in {made.output}", soft_wrap=True)
     if made.kept:
         others = f"{len(made.kept)} file{'' if len(made.kept) == 1 else 's'}"
-        console.print(f"kept there: {others} of other modules of the package", soft_wrap=True)
+        console.print(f"kept there: {others} of different modules of the package", soft_wrap=True)
 
 
 def _to_dict(made: PackageBuild, verification: Verification | None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def cache(
     """Show the kernels that were built from source on this machine, or remove them.
 
     The directory is `opsmith` in your cache directory, or `OPSMITH_CACHE`. A removed kernel is built again
-    when it is needed; programs that have loaded it go on running.
+    when it is needed. Programs that have loaded it can continue to run.
 
     **Examples**
 

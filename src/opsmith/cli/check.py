@@ -1,4 +1,4 @@
-"""`opsmith check`: every property of every operator of a file or module; its results and its exit status."""
+"""`opsmith check`: check all properties of the operators in files or modules; results and exit status."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def check(
             metavar="FILE_OR_MODULE[:NAME]",
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
             "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
-            "Functions and custom ops. A folder (`kernels/`) stands for every file below it that has some.",
+            "Functions and custom ops. A folder (`kernels/`) means all files in it that declare some.",
         ),
     ],
     pass_if_none: Annotated[
         bool,
         typer.Option(
             "--pass-if-none",
-            help="Let a file pass that declares nothing, as for a hook that names each changed file.",
+            help="Allow files that declare nothing, for example in a hook that names each changed file.",
         ),
     ] = False,
     quick: Quick = False,
@@ -60,11 +60,13 @@ def check(
     seed: Seed = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY,...", help="Check these properties alone; may be given again."),
+        typer.Option(metavar="PROPERTY,...", help="Check only these properties; may be repeated."),
     ] = None,
     skip: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROPERTY,...", help="Leave these properties out, as `--only` names them."),
+        typer.Option(
+            metavar="PROPERTY,...", help="Leave out these properties; the names are as for `--only`."
+        ),
     ] = None,
     samples: Annotated[
         str | None,
@@ -75,7 +77,7 @@ def check(
     ] = None,
     isolate: Annotated[
         bool,
-        typer.Option("--isolate", help="Run each property in a child process: a crash is a finding then."),
+        typer.Option("--isolate", help="Run each property in a child process, so that a crash is a finding."),
     ] = False,
     limit: Annotated[
         float | None,
@@ -92,13 +94,16 @@ def check(
         ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Let warnings and unrun kernels fail, as errors do.")
+        bool,
+        typer.Option(
+            "--strict", help="Let the check fail for warnings and for kernels that did not run, too."
+        ),
     ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="An earlier output of `--json`: what it has does not count, only what is new.",
+            help="An earlier output of `--json`: failures in it do not count, only new failures count.",
         ),
     ] = None,
     jobs: Annotated[
@@ -107,7 +112,7 @@ def check(
             "-j",
             "--jobs",
             metavar="N",
-            help="Check so many operators at once, each in a process.",
+            help="Number of operators to check at once, each in a process.",
             show_default=False,
         ),
     ] = 1,
@@ -129,14 +134,14 @@ def check(
 ) -> None:
     """Check operators: results, gradients, second order, side effects and more, against their references.
 
-    A plain `autograd.Function` can be checked as it is, and a `torch.library.custom_op`; without `--samples`
-    the arguments of a Function are guessed, and a custom op cannot be checked.
+    A plain `autograd.Function` or a `torch.library.custom_op` can be checked without changes. Without
+    `--samples` the arguments of a Function are guessed, but a custom op cannot be checked.
 
     **Examples**
 
     - `opsmith check operators.py` every operator that the file declares
 
-    - `opsmith check operators.py:linear --quick` the one that the variable `linear` holds
+    - `opsmith check operators.py:linear --quick` only the operator in the variable `linear`
 
     - `opsmith check mypackage --skip integration --html report.html` a package with all its modules
 
@@ -144,7 +149,7 @@ def check(
 
     - `opsmith check mypackage.ops:mylib::linear --json > report.json`
 
-    - `opsmith check first.py second.py kernels/` all operators of both, and of the files in the folder
+    - `opsmith check first.py second.py kernels/` all operators of both files, and of the files in the folder
 
     - `opsmith check mypackage --format text --format github --format sarif=check.sarif`
 
@@ -152,8 +157,8 @@ def check(
 
     Exit status: 0 no error in what was asked for (`--strict`: no warning, and every kernel ran), 1 otherwise,
     2 something could not be checked or written, 130 interrupted. A crash ends the command with the status of
-    its signal, after a traceback of the line on stderr; with `--isolate` it is a finding, and with `-j` the
-    operator could not be checked.
+    its signal, after a traceback on stderr. With `--isolate` it is a finding. With `-j` the operator counts
+    as not checked.
     """
     run = CheckRun()
     shown = [*(formats or []), *(["json"] if as_json else [])]
@@ -205,12 +210,12 @@ def check(
 def _subjects(
     targets: list[str], samples: str | None, run: CheckRun, *, optional: bool
 ) -> tuple[list[CheckSubject], list[tuple[errors.OpsmithError, str]]]:
-    """Return what the targets name, each thing once, and the errors of files that cannot be imported.
+    """Return the subjects that the targets name, each once, and the errors of files that cannot be imported.
 
     Args:
         targets: The targets.
         samples: Value of `--samples`.
-        run: Takes the name of the only file or module, if it cannot be imported.
+        run: Object that gets the name of the file or module if it is the only one, and cannot be imported.
         optional: True if they may declare nothing.
 
     Raises:
@@ -220,7 +225,7 @@ def _subjects(
     if samples is not None and (len(parsed) != 1 or parsed[0][1].optional):
         first = parsed[0][1].source if parsed else "FILE"
         raise errors.UsageError(
-            f"`--samples` is for one operator, and {len(parsed)} files or modules are named",
+            f"`--samples` is for one operator, but {len(parsed)} files or modules are named",
             hint=f"name it: `opsmith check {first}:NAME --samples {samples}`",
         )
     found: list[CheckSubject] = []
@@ -245,7 +250,7 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
     if limit is not None and not isolate:
         raise errors.UsageError(
             "`--limit` is for a check in child processes",
-            expected="`--isolate` beside it",
+            expected="`--isolate` with it",
             hint=f"write `--isolate --limit {limit:g}`",
         )
     if limit is not None and not 0 < limit < float("inf"):
@@ -260,7 +265,7 @@ def _isolation(*, isolate: bool, limit: float | None) -> bool | float:
 
 
 def _unchecked_remarks(target: Target, others: dict[str, Any]) -> Iterator[str]:
-    """Yield a line on the Functions, and one on the custom ops, of a file whose operators were checked."""
+    """Yield a line about Functions, and a line about custom ops, in a file whose operators were checked."""
     functions = [name for name, value in others.items() if is_function_class(value)]
     custom = [name for name in others if name not in functions]
     for names, kind, options in ((functions, "Function", ""), (custom, "custom op", " --samples SAMPLES")):

@@ -36,8 +36,8 @@ class Format:
     Args:
         kind: The noun for the results in this format, for messages.
         example: Name of a file in this format, for hints.
-        render: Writes the results; None for the text, which is printed report by report.
-        whole: True if it is one document, so that nothing else may stand on stdout.
+        render: Function that writes the results; None for the text, which is printed report by report. whole:
+            True if it is a single document, so that nothing else may be written to stdout.
     """
 
     kind: str
@@ -57,12 +57,12 @@ FORMATS = {
     "junit": Format("JUnit XML", "check.xml", lambda run: junit(run.reports, run.unchecked())),
     "html": Format("page", "page.html", _html),
 }
-"""Formats by the word of `--format`."""
+"""Formats by their names for `--format`."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A format, and where the results are written in it.
+    """A format, and the destination of the results in this format.
 
     Args:
         word: The format, as `--format` names it.
@@ -78,7 +78,7 @@ class Destination:
         return FORMATS[self.word]
 
     def excludes(self, other: Destination) -> bool:
-        """Return True if the results cannot be written to both; lists and the text share stdout."""
+        """Return True if two destinations conflict; lists and the text can share stdout."""
         if self.file is None or other.file is None:
             alone = self.format.whole or other.format.whole or self.word == other.word
             return self.file is other.file and alone
@@ -94,7 +94,8 @@ def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> l
         html: Value of `--html`, which is `--format html=FILE`.
 
     Raises:
-        UsageError: If there is no such format, a file cannot be written, or a place would take two documents.
+        UsageError: If there is no such format, a file cannot be written, or two documents have the same
+            destination.
     """
     found = [_destination(text) for text in given]
     found += [Destination("json")] if as_json else []
@@ -108,7 +109,8 @@ def destinations(given: Iterable[str], *, as_json: bool, html: Path | None) -> l
             raise errors.UsageError(
                 f"`{one.word}` and `{other.word}` are both to be written to {one.file or 'stdout'}",
                 argument="--format",
-                expected="one format for each file; `text`, `lines` and `github` together on stdout",
+                expected="one format for each file; only `text`, `lines` and `github` can be together on "
+                "stdout",
                 hint=f"leave one out{file if moved.format.render else ''}",
             )
     return found
@@ -119,7 +121,7 @@ def _destination(text: str) -> Destination:
     known = FORMATS.get(word)
     if known is None or (known.render is None and equals):
         raise errors.UsageError(
-            f"there is no format `{word}`" if known is None else "the text is for stdout alone",
+            f"there is no format `{word}`" if known is None else "the text can only be written to stdout",
             argument="--format",
             expected=" or ".join([", ".join([*FORMATS][:-1]), [*FORMATS][-1]]),
             got=text,
@@ -137,7 +139,7 @@ def write_results(run: CheckRun, wanted: Iterable[Destination], output: Output) 
     remarks = []
     for each in sorted(wanted, key=lambda one: one.file is not None):
         if each.format.render is None or (run.refusal is not None and each.word == "html"):
-            continue  # a page of nothing would replace that of an earlier check
+            continue  # an empty page would replace the page of an earlier check
         text = each.format.render(run)
         if each.file is None:
             output.write(text)

@@ -1,4 +1,4 @@
-"""Runs of `opsmith check`: subjects one after the other or several at once, their results and exit status."""
+"""Runs of `opsmith check`: check subjects one after the other or several at once; collect results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class CheckRun:
     """Results of the subjects so far.
 
     Args:
-        reports: Reports of those that were checked.
-        refused: Errors of those that could not be checked, each with its file or module.
-        interrupted: Those that Ctrl-C left unchecked.
+        reports: Reports of the checked subjects. refused: Errors of the subjects that could not be checked,
+            each with its file or module. interrupted: Subjects that were not checked because of Ctrl-C.
         refusal: The error that ended the command before anything was checked; None if there was none.
-        refused_in: The file or module that it is about; empty if it is about the whole command.
+        refused_in: The file or module of `refusal`; empty if it concerns the whole command.
     """
 
     reports: list[Report] = field(default_factory=list)
@@ -77,12 +76,12 @@ INTERRUPTION = "interrupted by Ctrl-C before it was checked"
 
 @dataclass(frozen=True)
 class Checking:
-    """Subjects, how to check them, and their results.
+    """Subjects, the options of their checks, and their results.
 
     Args:
         subjects: The subjects.
-        run: Takes the results.
-        output: Where each report is printed at once; None for nowhere.
+        run: Object that collects the results. output: Output to which each report is printed at once; None to
+            print none.
         options: Options of `check`.
         known: Reports of the baseline by operator.
     """
@@ -94,7 +93,7 @@ class Checking:
     known: Mapping[str, Report]
 
     def finish(self, report: Report) -> None:
-        """Take a report, and print it."""
+        """Add a report, and print it."""
         if report.operator in self.known:
             report = with_baseline(report, self.known[report.operator])
         self.run.reports.append(report)
@@ -102,7 +101,7 @@ class Checking:
             self.output.show(rendered(report))
 
     def refuse(self, error: errors.OpsmithError, file: str) -> None:
-        """Take the reason why a subject of a file or module was not checked, and print it."""
+        """Add the reason why a subject of a file or module was not checked, and print it."""
         self.run.refused.append((error, file))
         complain(error)
 
@@ -110,7 +109,7 @@ class Checking:
 def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
     """Check subjects one after the other, and print each report at once.
 
-    A subject that cannot be checked is reported, and the others are checked; Ctrl-C ends the loop.
+    A subject that cannot be checked is reported, and the check continues; Ctrl-C ends the loop.
 
     Args:
         checked: The subjects.
@@ -132,7 +131,7 @@ def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
 
 
 def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> None:
-    """Check subjects in several processes, with the same results in the same order as one after the other.
+    """Check subjects in several processes; results and their order are the same as with one process.
 
     Args:
         checked: The subjects.
@@ -167,7 +166,7 @@ def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> 
 def _await(
     at: int, events: Iterator[Progressed | Answered | None], answers: dict[int, Answered], progress: Advance
 ) -> None:
-    """Keep answers until there is that of a subject, whose progress is shown."""
+    """Collect answers until the answer of a given subject is there; show the progress of this subject."""
     while at not in answers:
         event = next(events)
         raise_interruption()

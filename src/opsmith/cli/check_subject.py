@@ -1,4 +1,4 @@
-"""Subjects of `opsmith check`: what a target names, with its samples."""
+"""Subjects of `opsmith check`: the operators that a target names, with their samples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from opsmith.core.operator import Operator
 from opsmith.surveying.trials import GuessedSamples, guessed_samples
 from opsmith.targets import Target
 
-GUESSED = "its arguments were guessed: {words}. If it is not meant to take these, give it others: {how}"
+GUESSED = "its arguments were guessed: {words}. If they are not valid, give samples: {how}"
 
 
 @dataclass(frozen=True)
 class CheckSubject:
-    """One thing to check.
+    """An operator or class to check.
 
     Args:
         name: Its name in messages.
         value: An operator, an `autograd.Function` class or an operator of torch.library.
         target: The target that names it.
-        samples: Samples to check it on; None for its own.
-        imported: Settings that the import of the target has changed; None where another subject has them.
+        samples: Samples for the check; None for its own samples. imported: Settings that the import of the
+            target has changed; None if a different subject of the target has them.
     """
 
     name: str
@@ -41,20 +41,20 @@ class CheckSubject:
 
     @property
     def reported_name(self) -> str:
-        """Its name in reports: of a class the qualified name."""
+        """The name in reports: for a class the qualified name."""
         if isinstance(self.value, Operator):
             return self.value.name
         return self.value.__qualname__ if is_function_class(self.value) else name_of(self.value)
 
     def guess(self, seed: int, limit_s: float) -> GuessedSamples | None:
-        """Guess the arguments of a Function that has no samples; return None for all else.
+        """Guess the arguments of a Function without samples; return None for every other subject.
 
         Args:
             seed: Seed of the numbers.
-            limit_s: Seconds of a child process that tries them first; 0 for none.
+            limit_s: Time limit of a child process that tries the guesses first; 0 for no child process.
 
         Raises:
-            MissingSamplesError: If no guess runs, or a guess kills the process.
+            MissingSamplesError: If no guess runs, or a guess crashes the process.
         """
         if self.samples is not None or not is_function_class(self.value):
             return None
@@ -76,7 +76,7 @@ class CheckSubject:
         return guessed_samples(self.value, name=self.name, hint=hint, seed=seed)
 
     def check(self, options: dict[str, Any]) -> Report:
-        """Check it on its own samples, or on those that were given.
+        """Check the subject on its own samples, or on the given samples.
 
         Raises:
             MissingSamplesError: If there are none; the hint shows how to give them.
@@ -111,13 +111,13 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
 
     Raises:
         UsageError: If there are samples for more than one operator.
-        OperatorNotFoundError: If there is nothing to check, or the samples are not there.
+        OperatorNotFoundError: If there is nothing to check, or the samples do not exist.
     """
     before = settings()
     found = target.checkable()
     if samples is not None and len(found) != 1:
         raise errors.UsageError(
-            f"`--samples` is for one operator, and `{target.source}` has {len(found)}",
+            f"`--samples` is for one operator, but `{target.source}` has {len(found)}",
             expected=f"one of {', '.join(f'`{name}`' for name in found)}",
             hint=f"name it: `opsmith check {target.source}:{next(iter(found))} --samples {samples}`",
         )
@@ -129,7 +129,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
             target,
             what="no samples",
             expected="a list of tuples of arguments, or a function without arguments that returns one",
-            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name what holds them",
+            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name the variable that has them",
         )
     )
     imported = ImportChanges.since(before, target.source)
@@ -140,7 +140,7 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
 
 
 def report_of(subject: CheckSubject, options: dict[str, Any]) -> Report:
-    """Check a subject, on guessed arguments where it has no samples.
+    """Check a subject, on guessed arguments if it has no samples.
 
     Args:
         subject: The subject.

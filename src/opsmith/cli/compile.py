@@ -78,9 +78,9 @@ def compile(
     compiled for the operator's samples. Limits that its author states, `max_spills=` and `max_registers=`,
     are enforced for CUDA C++.
 
-    `--access` is a model of a GPU's memory: of each line, the requests of warps, and the sectors of global
-    memory or wavefronts of shared memory that they take, in units of the fewest possible: ×1.0 is the best,
-    and the worst lines come first. It needs a compiler of C++, and no NVRTC.
+    `--access` is a model of a GPU's memory. For each line it shows the requests of warps, and the sectors of
+    global memory or wavefronts of shared memory that they need. The ratio compares this with the minimum:
+    ×1.0 is best, and the worst lines come first. It needs a C++ compiler, but no NVRTC.
 
     **Examples**
 
@@ -92,8 +92,9 @@ def compile(
 
     - `opsmith compile operators.py:transpose --access`
 
-    Exit status: 0 all compile and keep to their limits, 1 one does not, 2 nothing could be compiled; with
-    `--access` 0 all were run, 1 one cannot be run or is at fault, 2 none could be run.
+    Exit status: 0 all kernels compile and meet their limits, 1 a kernel does not, 2 nothing could be
+    compiled. With `--access`: 0 all kernels ran, 1 a kernel cannot be run or has a fault, 2 none could be
+    run.
     """
     with answering(as_json=as_json, traceback=traceback) as printer:
         if access:
@@ -123,7 +124,7 @@ def compile(
         else:
             _show(printer.console(), used, refused)
     if not used and not judged:
-        raise typer.Exit(UNUSABLE)  # samples are missing: nothing was compiled
+        raise typer.Exit(UNUSABLE)  # samples are missing, so nothing was compiled
     raise typer.Exit(FAILED if refused or any(each.faults for each in used) else 0)
 
 
@@ -133,7 +134,7 @@ def _model_access(
     """Show the access model of kernels in CUDA C++, and end the command."""
     if architectures:
         raise errors.UsageError(
-            "`--access` runs kernels on the CPU, for no architecture",
+            "`--access` runs kernels on the CPU, so it takes no `--arch`",
             argument="--arch",
             expected="`--access` or `--arch`",
             got="both",
@@ -190,7 +191,7 @@ def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKerne
     if used:
         console.print(rows)
         console.print(
-            Text("spills and shared in bytes; occupancy is an estimate, from the samples' blocks", "dim")
+            Text("spills and shared in bytes; occupancy is an estimate for the blocks of the samples", "dim")
         )
     for each in used:
         for fault in each.faults:

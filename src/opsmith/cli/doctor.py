@@ -46,11 +46,11 @@ def doctor(
 
     - `opsmith doctor --json`
 
-    Exit status: 0 opsmith works here, though packages of some features may be missing; 1 it does not.
+    Exit status: 0 opsmith works here (packages for some features may be missing), 1 it does not work.
     """
     with answering(as_json=as_json) as printer:
         with waiting("looking at this machine"), warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", category=RuntimeWarning)  # as of a damaged library
+            warnings.filterwarnings("always", category=RuntimeWarning)  # such as a damaged library
             entries, capabilities = inventory(), capability_statuses()
             origins = None if package is None else kernel_origins(package)
         warned = list(dict.fromkeys(str(each.message) for each in caught))
@@ -86,7 +86,7 @@ def _show_origins(console: Console, origins: PackageOrigins) -> None:
     else:
         console.print(f"{origins.package}: no kernel from a source is declared, and none is built")
     for text in origins.broken:
-        console.print(Text(f"not looked at: {text}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"not inspected: {text}", style="yellow"), soft_wrap=True)
 
 
 def _show(
@@ -103,7 +103,7 @@ def _show(
     elif missing or not all(each.on for each in capabilities):
         console.print(
             f"\nopsmith {__version__} works here. "
-            "What is missing, or off, is only needed for what stands beside it."
+            "A missing package, or a capability that is off, is only needed for the features next to it."
         )
     else:
         console.print(f"\nopsmith {__version__} works here, and nothing is missing.")
@@ -135,7 +135,7 @@ def _capabilities(listed: list[CapabilityStatus]) -> Table:
     for each in listed:
         style = "bold red" if each.fatal else "yellow"
         status = Text("on", style="green") if each.on else Text(f"off: {each.why}", style=style)
-        instead = "" if each.on else each.capability.instead or "nothing: opsmith cannot do without it"
+        instead = "" if each.on else each.capability.instead or "nothing: opsmith needs it"
         rows.add_row(
             Text(each.capability.name), status, Text(each.capability.purpose, style="dim"), Text(instead)
         )

@@ -54,11 +54,9 @@ def draw(
             help="Number of levels of modules to unfold; by default as many as fit.",
         ),
     ] = None,
-    show_attrs: Annotated[
-        bool, typer.Option("--show-attrs", help="Write the attributes of nodes on them.")
-    ] = False,
+    show_attrs: Annotated[bool, typer.Option("--show-attrs", help="Show the attributes of nodes.")] = False,
     show_saved: Annotated[
-        bool, typer.Option("--show-saved", help="Draw also the tensors that torch's own nodes save.")
+        bool, typer.Option("--show-saved", help="Also draw the tensors that torch's own nodes save.")
     ] = False,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Record the tensors that are saved for the backward.")
@@ -66,7 +64,7 @@ def draw(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Draw a graph: that of autograd, the calls of a model, or the parts of an operator.
+    """Draw a graph: the graph of autograd, the calls of a model, or the parts of an operator.
 
     An operator is drawn on its first sample. A model comes from a function such as
     `def model(): return network, (torch.zeros(1, 3, 32, 32),)`; a third value may be a dict of arguments by

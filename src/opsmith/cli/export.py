@@ -89,7 +89,7 @@ def export(
             named_as_options(export),
             warnings.catch_warnings(),
         ):
-            warnings.filterwarnings("ignore", "`.*` is not verified: ")  # as the report and the status say
+            warnings.filterwarnings("ignore", "`.*` is not verified: ")  # reported below
             made = export_onnx(
                 model,
                 args,
@@ -130,7 +130,7 @@ def _model_and_arguments(text: str) -> tuple[Any, Any, Any]:
 
 
 def _axes(given: list[str]) -> dict[str, dict[int, str]]:
-    """Parse axes, as `x:0=batch`, into the form of `dynamic=`."""
+    """Parse axes such as `x:0=batch` into the form of `dynamic=`."""
     axes: dict[str, dict[int, str]] = {}
     for text in given:
         position, _, title = text.partition("=")

@@ -1,4 +1,4 @@
-"""Ends of a command: one message and an exit status for each error, Ctrl-C, `sys.exit` and fatal signals."""
+"""Ends of a command: a message and an exit status for errors, Ctrl-C, `sys.exit` and fatal signals."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 @contextmanager
 def guarded(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Iterator[None]:
-    """Print errors of the region as messages on stderr.
+    """Context manager that prints errors as messages on stderr.
 
     Args:
         traceback: Print the traceback of an error, too.
         failures: Names of the errors that concern the subject of the command, and not the way it was called.
 
     Raises:
-        Exit: With status 1 for one of `failures`, 2 for another error of opsmith or a `sys.exit` of the code
-            that runs, 130 for Ctrl-C. Other exceptions are bugs of opsmith, and pass.
+        Exit: With status 1 for one of `failures`, 2 for any other error of opsmith or a `sys.exit` of the
+            code that runs, 130 for Ctrl-C. Any other exception is a bug of opsmith, and is not caught.
     """
     try:
         with _interruptible():
@@ -69,7 +69,7 @@ def raise_interruption() -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt in the region, and remember it."""
+    """Let Ctrl-C raise KeyboardInterrupt in the region, and record that it did."""
     global _interrupted
     _interrupted = False
     handler = signal.getsignal(signal.SIGINT)
@@ -93,12 +93,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def fatal_ends_reported(checked: str = "what was checked") -> Iterator[None]:
-    """Report on stderr the end of the process in the region: a fatal signal, or `os._exit`.
+    """Report on stderr if the process ends in the region, by a fatal signal or `os._exit`.
 
     Python's fault handler prints the lines at which a fatal signal arrived.
 
     Args:
-        checked: What is checked in the region, for the message.
+        checked: Name of the subject in the region, for the message.
     """
     stderr = descriptor_of(sys.stderr)
     enabled = faulthandler.is_enabled()
@@ -119,8 +119,8 @@ def exit_reported(checked: str, watcher: subprocess.Popen[bytes] | None = None) 
     """Report `os._exit` of this process on stderr; its status 0 becomes 2, since there is no report yet.
 
     Args:
-        checked: What is checked in the region, for the message.
-        watcher: The process that reports all other ends.
+        checked: Name of the subject in the region, for the message.
+        watcher: The process that reports ends of all other kinds.
     """
     leave, own = os._exit, os.getpid()
 
@@ -139,7 +139,7 @@ def exit_reported(checked: str, watcher: subprocess.Popen[bytes] | None = None) 
 
 
 def _watcher(message: str, stderr: int | None) -> subprocess.Popen[bytes] | None:
-    """Start a process that prints a message when this process has ended: a killed process prints nothing."""
+    """Start a process that prints a message when this process ends, since a killed process cannot."""
     if stderr is None:
         return None
     program = "import sys; sys.stdin.read(); print(sys.argv[1], file=sys.stderr)"
@@ -155,7 +155,7 @@ def _dismiss(watcher: subprocess.Popen[bytes] | None) -> None:
 
 _ENDED = (
     "the process ended while {checked} ran, and nothing more is reported; if a kernel in C++ writes out of "
-    "bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the rest is checked"
+    "bounds, `--sanitize` names the line; with `--isolate` this is a finding, and the rest is checked"
 )
 
 _OS_EXIT = (
@@ -165,7 +165,7 @@ _OS_EXIT = (
 
 
 def descriptor_of(stream: TextIO) -> int | None:
-    """Return the file descriptor of a standard stream; None if it has none, as in a test, or is closed."""
+    """Return the file descriptor of a standard stream; None if it is closed or has none, as in a test."""
     try:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):

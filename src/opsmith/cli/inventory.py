@@ -1,4 +1,4 @@
-"""Packages and programs that opsmith uses, and how to install them; it needs no package but torch."""
+"""Packages and programs that opsmith uses, and how to install them. This module needs only torch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class InventoryItem:
         name: Its name.
         found: Version or location; None if it is missing.
         serves: Features that need it.
-        hint: Command or page by which to install it.
-        required: Nothing works without it.
+        hint: Command or page to install it. required: True if nothing works without it.
     """
 
     name: str
@@ -131,7 +130,7 @@ def _cuda() -> InventoryItem:
 
 
 def _of_languages() -> Iterator[InventoryItem]:
-    """Yield the packages that languages of kernels need, also those that other packages bring."""
+    """Yield the packages that kernel languages need, including languages from plug-in packages."""
     for key in installed_keys():
         try:
             found = language(key)
@@ -172,7 +171,7 @@ def _package(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        # Some builds, as packages of a system, have no metadata.
+        # Some builds, such as packages of a distribution, have no metadata.
         module = name.replace("-", "_")
         return "installed" if importlib.util.find_spec(module) is not None else None
 

@@ -1,4 +1,4 @@
-"""Kernels of a package, and where each comes from on this machine."""
+"""Kernels of a package, and the origin of each on this machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class KernelOrigin:
     Attributes:
         operator: Name of the operator.
         language: Language of the kernel.
-        where: `file:line` of it.
-        origin: Words for where it comes from, or for the reason why the reference runs.
-        missing: True if the reference runs in its place.
+        where: `file:line` of the kernel. origin: Description of the origin, or the reason why the reference
+            runs. missing: True if the reference runs instead of the kernel.
     """
 
     operator: str
@@ -37,7 +36,7 @@ class PackageOrigins:
 
     Attributes:
         package: Name of the package.
-        kernels: Origin of each kernel from a source.
+        kernels: Origin of each kernel that has a source.
         broken: Modules that cannot be imported, whose kernels are not known, with the reason.
     """
 
@@ -47,7 +46,7 @@ class PackageOrigins:
 
 
 def kernel_origins(package: str) -> PackageOrigins:
-    """Return where each kernel of a package comes from; those in C++ are loaded, or built, now.
+    """Return the origin of each kernel of a package; kernels in C++ are loaded or built now.
 
     Args:
         package: Name of the package, or its folder.

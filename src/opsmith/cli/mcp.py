@@ -10,9 +10,9 @@ from opsmith.extras import install
 def mcp() -> None:
     """Serve tools for agents by the Model Context Protocol, on stdin and stdout.
 
-    `check` finds what is wrong with operators, and where; `explain` says what computes a call; `emulate` runs
-    a CUDA kernel on the CPU; `rule` explains an error or a cause. Code runs in child processes alone, as by
-    `opsmith check --isolate`, with a time limit.
+    `check` finds faults of operators and their lines; `explain` names the implementation of a call; `emulate`
+    runs a CUDA kernel on the CPU; `rule` explains an error or a cause. Code runs only in child processes with
+    a time limit, as with `opsmith check --isolate`.
 
     **Examples**
 

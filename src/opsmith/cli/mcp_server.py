@@ -1,4 +1,4 @@
-"""Tools for agents; each runs code in a child process, and answers a fault of the code as a finding."""
+"""Tools for agents; each runs code in a child process, and returns a fault of the code as a finding."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Order = Annotated[str, Field(pattern=r"^(forward|backward|alternating|random(\(\d+\))?)$")]
 
 GRACE_S = 10.0
-"""Time between Ctrl-C, after which a check ends its own child processes, and the kill."""
+"""Time between Ctrl-C and the kill; in this time a check ends its child processes."""
 
 LAST_LINES = 5
-"""Number of lines of stderr in the message on a process that died."""
+"""Number of lines of stderr in the message about a process that died."""
 
 INSTRUCTIONS = (
     "opsmith checks custom PyTorch operators. After each change of an operator, an `autograd.Function` or a "
@@ -62,13 +62,13 @@ async def check(
     Args:
         target: `FILE.py`, `FILE.py:NAME`, a module or a folder (`kernels/`).
         effort: `quick`, `default` or `thorough`.
-        only: Names of the properties to check, as `forward` and `gradient`; all by default.
+        only: Names of the properties to check, such as `forward` and `gradient`; all by default.
         samples: Name of a list of tuples of arguments in the file, for a target with one NAME.
         limit_s: Time limit in seconds.
 
     Returns:
-        `passed`, a verdict for each operator, and findings: file, line, severity, cause (null for what could
-        not be checked), message, and a script that shows the failure again.
+        `passed`, a verdict for each operator, and findings: file, line, severity, cause (null if the operator
+        could not be checked), message, and a script that reproduces the failure.
     """
     options = [] if effort == "default" else [f"--{effort}"]
     options += ["--only", ",".join(only)] if only else []
@@ -90,11 +90,11 @@ async def check(
 
 
 async def explain(target: str, sample: int = 0, limit_s: Seconds = LIMIT_S) -> dict[str, Any]:
-    """Say what computes a call of an operator: the kernel, why others do not, the formulas, what is saved.
+    """Explain a call of an operator: its kernel, why other kernels are not used, formulas, saved tensors.
 
     Args:
         target: `FILE.py:NAME` of an operator of opsmith that has samples.
-        sample: Position of the sample whose arguments are the call's.
+        sample: Position of the sample with the arguments of the call.
         limit_s: Time limit in seconds.
     """
     return await _in_worker(limit_s, "explain", target, str(sample))
@@ -103,16 +103,16 @@ async def explain(target: str, sample: int = 0, limit_s: Seconds = LIMIT_S) -> d
 async def emulate(
     target: str, sample: int = 0, order: Order = "forward", limit_s: Seconds = LIMIT_S
 ) -> dict[str, Any]:
-    """Run an operator's kernel in CUDA C++ on the CPU, with every access to memory and every barrier checked.
+    """Run an operator's CUDA C++ kernel on the CPU, and check every memory access and every barrier.
 
     Args:
         target: `FILE.py:NAME` of an operator that has a kernel in CUDA C++ and samples.
-        sample: Position of the sample that it runs on.
+        sample: Position of the sample on which it runs.
         order: Order of the threads: `forward`, `backward`, `alternating`, `random` or `random(7)`.
         limit_s: Time limit in seconds.
 
     Returns:
-        `results` and those of the reference; or `error`: the race, overrun or barrier, with its line.
+        `results`, and the results of the reference; or `error`: the race, overrun or barrier, with its line.
     """
     return await _in_worker(limit_s, "emulate", target, str(sample), order)
 
@@ -121,7 +121,7 @@ def rule(name: str) -> dict[str, Any]:
     """Explain an error, a cause or a property of opsmith: why it matters, an example, how to correct it.
 
     Args:
-        name: The name, as a message has it: `missing-term`, `CapturedTensorError`.
+        name: The name as in messages: `missing-term`, `CapturedTensorError`.
     """
     try:
         found = rules.rule(name)
@@ -135,19 +135,19 @@ async def _in_worker(limit_s: float, *words: str) -> dict[str, Any]:
 
 
 async def in_child(arguments: list[str], limit_s: float) -> dict[str, Any]:
-    """Run Python in a process of its own, and return the JSON object that it prints.
+    """Run Python in a child process, and return the JSON object that it prints.
 
     Args:
         arguments: Arguments of Python.
         limit_s: Time limit in seconds.
 
     Returns:
-        The object; `error` has a sentence if there is none.
+        The object; if the process prints none, an object whose `error` is a sentence.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as words:
         process = await anyio.open_process(
             [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,  # that of this process has the messages of the client
+            stdin=subprocess.DEVNULL,  # stdin of this process has the messages of the client
             stdout=out,
             stderr=words,
             start_new_session=True,
@@ -172,7 +172,7 @@ async def in_child(arguments: list[str], limit_s: float) -> dict[str, Any]:
 
 
 async def stop(process: Process) -> None:
-    """End a process and those that it has started: by Ctrl-C, and if it ignores that by a kill."""
+    """End a process and its child processes with Ctrl-C; if it ignores this, with a kill."""
     with anyio.CancelScope(shield=True):
         if process.returncode is None:
             process.send_signal(signal.SIGINT)

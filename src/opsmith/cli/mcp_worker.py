@@ -1,4 +1,4 @@
-"""Child process of a tool for agents: it checks, or explains or emulates one call, and prints JSON."""
+"""Child process of a tool for agents: it runs a check, or explains or emulates a call, and prints JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from opsmith.targets import Target
 
 
 def main() -> None:
-    """Run a task, the arguments of the process: `check ...`, `explain TARGET SAMPLE`, `emulate ... ORDER`."""
+    """Run the task that the arguments name: `check ...`, `explain TARGET SAMPLE`, `emulate ... ORDER`."""
     if sys.argv[1] == "check":
-        app(prog_name="opsmith")  # it ends the process
+        app(prog_name="opsmith")  # a check may end the process
     task, text, at, *more = sys.argv[1:]
     with answering(as_json=True) as output:
         try:
@@ -74,7 +74,7 @@ def _sample(operator: Operator[..., Any], task: str, at: int) -> CallArguments:
     found = sample_calls(operator.specification, _DONE[task])
     if at not in range(len(found)):
         raise errors.UsageError(
-            f"`{operator.name}` has {len(found)} samples, and not number {at}",
+            f"`{operator.name}` has {len(found)} samples, but no sample {at}",
             expected=f"0 to {len(found) - 1}",
             hint="the first sample is number 0",
         )

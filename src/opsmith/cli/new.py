@@ -36,9 +36,9 @@ def new(
         ),
     ] = LICENCES[0],
 ) -> None:
-    """Write a package that is right from the first minute: an operator, kernels in files, tests, settings.
+    """Write a package that works at once: an operator, kernels in files, tests, settings.
 
-    It passes `pytest`, `opsmith check`, `ruff` and `mypy` as it stands. Nothing is overwritten.
+    It passes `pytest`, `opsmith check`, `ruff` and `mypy` without changes. Nothing is overwritten.
 
     **Examples**
 
@@ -60,7 +60,7 @@ def _summary(package: NewPackage, *, ci: bool) -> str:
         if package.source.reference:
             lines.append(f"  pyproject.toml takes it from {package.source.reference}")
         else:
-            lines.append("  the package needs it in the environment already, as it is in this one")
+            lines.append("  the package needs opsmith in its environment, as it is in this one")
         if ci and not package.source.reachable:
             lines.append("  .github/workflows/test.yml cannot reach it: name a source there")
     folder = shlex.quote(str(package.folder))

@@ -1,4 +1,4 @@
-"""Options of several commands, the objects and the files that they name, and arguments named as options."""
+"""Options that commands share, the objects and files that they name, and option names in messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opsmith.targets import Target
 
 T = TypeVar("T")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also for an error.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Check less: about 2 seconds for each operator.")]
 Thorough = Annotated[bool, typer.Option("--thorough", help="Check more: more inputs, more repeats; minutes.")]
@@ -42,7 +42,7 @@ def effort_of(*, quick: bool, thorough: bool) -> str:
     """
     if quick and thorough:
         raise errors.UsageError(
-            "`--quick` and `--thorough` are opposites",
+            "`--quick` and `--thorough` contradict each other",
             expected="one of them, or none",
             got="both",
             hint="leave one of them out",
@@ -55,8 +55,8 @@ def value_named(text: str, target: Target, *, what: str, expected: str, hint: st
 
     Args:
         text: Value of the option; the name may have dots.
-        target: The target whose module is searched if the value names none.
-        what: Start of the message `{what} named ...`, as `no samples`.
+        target: The target whose module is searched if the value names no module. what: Start of the message
+            `{what} named ...`, such as `no samples`.
         expected: The expected kind of object, for the message.
         hint: Hint of the message; `{name}` stands for the name.
 
@@ -108,9 +108,9 @@ def subject_named(text: str, purpose: str) -> tuple[Any, Any, Any]:
     except TypeError as error:
         raise errors.UsageError(
             f"`{text}` cannot be called without arguments: {error}",
-            expected=f"a function without arguments that returns what to {purpose}",
+            expected=f"a function without arguments that returns the object to {purpose}",
             got=f"it takes `{inspect.signature(value)}`",
-            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name that",
+            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name that function",
         ) from error
     except ValueError:  # a function in C without a signature
         pass
@@ -127,7 +127,7 @@ def _without_arguments(problem: str, model: str, purpose: str) -> errors.UsageEr
 
     Args:
         problem: Start of the message.
-        model: Code that gives the model.
+        model: Code of the model.
         purpose: The purpose of the command.
     """
     return errors.UsageError(
@@ -143,8 +143,8 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
     Args:
         file: The file.
         option: The option that names it, for messages: `--against`.
-        command: The command, up to the name of the file.
-        read: Reads its content; the file is for messages.
+        command: The command, up to the name of the file. read: Function that reads the content; its second
+            argument is the file, for messages.
 
     Raises:
         UsageError: If it cannot be read.
@@ -155,7 +155,7 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
         raise errors.UsageError(
             f"`{file}` cannot be read",
             argument=option,
-            expected=f"what `{command} FILE` writes",
+            expected=f"a file that `{command} FILE` writes",
             got=error.strerror or str(error),
             hint=f"make it first: `{command} {file}`",
         ) from error
@@ -165,7 +165,7 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
 def refuse_unrelated(
     file: Path, option: str, results: Mapping[str, T], names: Sequence[str], kind: str
 ) -> None:
-    """Refuse a file that has results of none of these operators.
+    """Raise an error for a file that has no results of these operators.
 
     Args:
         file: The file.
@@ -175,7 +175,7 @@ def refuse_unrelated(
         kind: Kind of the content, for the message: `report`.
 
     Raises:
-        UsageError: If it has none.
+        UsageError: If it has no results of them.
     """
     if not results.keys() & {*names}:
         raise errors.UsageError(
@@ -183,13 +183,13 @@ def refuse_unrelated(
             argument=option,
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
             got=", ".join(f"`{name}`" for name in results) or f"no {kind} at all",
-            hint="name the file that has it, or leave it out",
+            hint="name a file that has it, or leave the option out",
         )
 
 
 @contextmanager
 def named_as_options(command: Callable[..., None]) -> Iterator[None]:
-    """Context in which errors name the arguments of a function as the options of a command.
+    """Context manager in which errors name options of a command instead of arguments of a function.
 
     Args:
         command: The function of the command.
@@ -214,7 +214,8 @@ def in_options(text: str, command: Callable[..., None]) -> str:
 
     Args:
         text: The text; code is between backticks.
-        command: The function of the command. Code that calls a function of its name is replaced as well.
+        command: The function of the command. Code that calls a function with the command's name is replaced
+            as well.
 
     Example:
         >>> def tidy(samples: Annotated[str, typer.Option("--samples", metavar="NAME")]) -> None: ...

@@ -29,10 +29,10 @@ from opsmith.cli.guard import descriptor_of, guarded, raise_interruption
 
 
 class Output:
-    """Stdout, with stderr as its fallback.
+    """Stdout; stderr is its fallback.
 
     Args:
-        stream: Stdout, as it was before any code of the user ran.
+        stream: The stdout from before any code of the user ran.
 
     Attributes:
         begun: True if something was written.
@@ -47,7 +47,7 @@ class Output:
                 "there is no stdout to print the report on",
                 expected="a terminal, a file or a pipe",
                 got="it is closed",
-                hint="leave `>&-` out, or write `>/dev/null` where a file is all you want",
+                hint="leave `>&-` out, or write `>/dev/null` if you only want a file",
             )
         self._stream = stream
         self._error: OSError | None = None
@@ -59,7 +59,7 @@ class Output:
         return PrintableConsole(file=stream, highlight=highlight)
 
     def show(self, renderable: Any) -> None:
-        """Print a renderable of rich, whose numbers and names are in colour."""
+        """Print a renderable of rich, with numbers and names in colour."""
         self.console(highlight=True).print(renderable)
 
     def write(self, text: str) -> None:
@@ -82,16 +82,16 @@ class Output:
         self.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """Raise if something could not be written; a reader who closed the pipe has read enough.
+        """Raise an error if something could not be written, except if the reader has closed the pipe.
 
         Raises:
-            UsageError: If the system refused it.
+            UsageError: If the system refused to write.
         """
-        if self._error is not None and not isinstance(self._error, BrokenPipeError):  # as by `| head`
+        if self._error is not None and not isinstance(self._error, BrokenPipeError):  # as with `| head`
             raise errors.UsageError(
                 "the report cannot be written to stdout",
                 got=self._error.strerror or str(self._error),
-                hint="send it elsewhere, `opsmith ... > FILE`; what stdout did not take stands above",
+                hint="write it to a file, `opsmith ... > FILE`; the part that stdout did not take is above",
             )
 
 
@@ -99,7 +99,7 @@ class Output:
 def answering(
     *, as_json: bool = False, traceback: bool = False, failures: tuple[str, ...] = ()
 ) -> Iterator[Output]:
-    """Frame of a command: stdout takes the answer alone, and errors become messages on stderr.
+    """Context of a command: stdout gets only the result, and errors become messages on stderr.
 
     Args:
         as_json: Write an error as a JSON object to stdout, too, if nothing was written there.
@@ -123,7 +123,7 @@ def answering(
 
 @contextmanager
 def _opened_stderr() -> Iterator[None]:
-    """Give the process a stderr that takes everything, if its own is closed, as by `2>&-`."""
+    """Replace a closed stderr, as with `2>&-`, by a stream that discards everything."""
     if sys.stderr is not None:
         yield
         return
@@ -133,10 +133,10 @@ def _opened_stderr() -> Iterator[None]:
 
 @contextmanager
 def _reserved(stdout: TextIO | None) -> Iterator[TextIO | None]:
-    """Yield a stream to the file of stdout, whose descriptor leads to stderr meanwhile: kernels print there.
+    """Yield a stream to the real stdout; meanwhile descriptor 1 leads to stderr, so kernels print there.
 
     Args:
-        stdout: Stdout; it is yielded itself unless it is that of the process.
+        stdout: Stdout; it is yielded unchanged unless it is the stdout of the process.
     """
     if stdout is None or descriptor_of(stdout) != 1:
         yield stdout
@@ -158,7 +158,7 @@ def columns(*headings: str, right: Collection[str] = (), whole: bool = False) ->
     Args:
         headings: Headings of the columns.
         right: Headings of the columns of numbers.
-        whole: Keep headings in one line.
+        whole: True to keep headings on one line.
     """
     rows = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for heading in headings:
@@ -193,7 +193,7 @@ def _encodable(stream: TextIO, text: str) -> str:
 
 
 def _discard(stream: TextIO) -> None:
-    """Discard the buffer of a stream: Python would try to write it again at its end, and fail."""
+    """Discard the buffer of a stream, which Python would otherwise try to write again at exit, and fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         stream.flush()
@@ -210,8 +210,8 @@ def progress_bar(subject: str = "", first: str = "", *, threaded: bool = True) -
     Args:
         subject: Name that is shown before each activity.
         first: The first activity.
-        threaded: Draw it in a thread of its own; otherwise it is drawn when it advances, so that nothing runs
-            beside a benchmark.
+        threaded: True to draw it in its own thread. Otherwise it is drawn when it advances, so that it does
+            not disturb a benchmark.
     """
     columns = (
         SpinnerColumn(),

@@ -65,7 +65,7 @@ def page(
     ] = None,
     traceback: Traceback = False,
 ) -> None:
-    """Write a page about an operator, or an index and a page each: files that need no network.
+    """Write a page about an operator, or an index and a page for each: files that need no network.
 
     A page has the signature and sources, the handwritten and derived parts, the check, the graph, the tensors
     saved for the backward, the kernels and their GPU resources, benchmarks and ONNX. A part that is missing
@@ -85,7 +85,7 @@ def page(
         effort = effort_of(quick=quick, thorough=thorough)
         if benchmark and benchmarked is not None:
             raise errors.UsageError(
-                "`--benchmark` measures, and `--benchmarked` takes what was measured",
+                "`--benchmark` measures, but `--benchmarked` reads earlier results",
                 expected="one of them, or none",
                 got="both",
                 hint="leave one of them out",

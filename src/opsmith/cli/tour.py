@@ -25,7 +25,7 @@ def tour(
 
     **Examples**
 
-    - `opsmith tour` results in `out/`: begin with `index.html`, which shows and links them all
+    - `opsmith tour` results in `out/`: begin with `index.html`, which shows or links all of them
 
     - `opsmith tour --linear-steps 5000` fits the plane until the error is below 0.02
 

@@ -26,9 +26,9 @@ class Verification:
     """Result of the comparison.
 
     Attributes:
-        verified: What agrees with its reference, as `demo::scale for x86-64-v3`.
-        unverified: What could not be run here, with the reason.
-        differences: What differs, with the finding.
+        verified: Kernels that agree with their references, such as `demo::scale for x86-64-v3`. unverified:
+            Kernels that could not be run here, with the reason. differences: Kernels that differ, with the
+            finding.
     """
 
     verified: list[str] = field(default_factory=list)
@@ -41,7 +41,8 @@ def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Ve
 
     Args:
         made: The build.
-        advance: Called with the current activity, the number of finished ones and their total.
+        advance: Function that is called with the current activity, the number of finished activities, and
+            their total.
     """
     result = Verification()
     levels = {file.target: file.misfit for file in made.files if file.features}
@@ -70,7 +71,7 @@ def verified(made: PackageBuild, advance: Callable[[str, int, int], None]) -> Ve
 
 @contextmanager
 def _in_place(made: PackageBuild) -> Iterator[Path]:
-    """Context manager with the built kernels beside the package's files, where libraries find those."""
+    """Context manager with the built kernels in a copy of the package, where libraries find its files."""
     root = made.package.root
     if made.directory.parent == root:
         yield made.directory
@@ -92,13 +93,13 @@ def _compare(
     level: str,
     asked: tuple[str, ...],
 ) -> None:
-    """Compare one operator with its reference, by the libraries for one level or on the CPU."""
+    """Compare one operator with its reference: its libraries for one level, or its kernels on the CPU."""
     try:
         with looking_in(made.package.root, folder, (level,)):
             operator.reload()
             report = check(operator, only=asked)
     except errors.MissingSamplesError as error:
-        result.differences.append(f"{name}: it has no samples to compare on; {error.hint}")
+        result.differences.append(f"{name}: it has no samples for the comparison; {error.hint}")
         return
     finally:
         origins = {each.origin_of(()) for each in kernels} if level else set()
@@ -114,7 +115,7 @@ def _compare(
         result.unverified.append(f"{name}: {skipped[0].reason}")
     elif origins - {wanted}:
         others = ", ".join(each or "none" for each in sorted(origins - {wanted}))
-        result.differences.append(f"{name}: the samples were not run by it; the kernel that ran is {others}")
+        result.differences.append(f"{name}: it did not run the samples; the kernel that ran is {others}")
     elif idle:
         unrun = result.differences if level else result.unverified
         unrun += [f"{name}: {each.message}" for each in idle]

@@ -67,14 +67,14 @@ def refuse_without_graph(tensor: Tensor, name: str) -> None:
     raise errors.NoGraphError(
         f"`{name}` has no graph: "
         + (
-            "it is a leaf, and not the result of a computation"
+            "it is a leaf, not the result of a computation"
             if leaf
-            else "nothing that it was computed from requires a gradient"
+            else "none of its inputs requires a gradient"
         ),
         argument=name,
         expected="a tensor with a `grad_fn`",
         got=f"{form_of(tensor)}, requires_grad={leaf}",
-        hint="draw what is computed from it"
+        hint="draw a result that is computed from it"
         if leaf
         else "call `requires_grad_()` on an input before the computation, and leave `torch.no_grad()` "
         "and `detach()` out",
@@ -111,7 +111,11 @@ class _AutogradGraphBuilder(GraphBuilder):
     def notes(self) -> list[str]:
         """Notes about saved tensors that were modified in place."""
         broken = dict.fromkeys(node.label for node in self.nodes if node.overwritten)
-        return [f"what {', '.join(broken)} saved was written to since: a backward raises"] if broken else []
+        return (
+            [f"tensors that {', '.join(broken)} saved were modified later: a backward raises"]
+            if broken
+            else []
+        )
 
     def own_leaves(self, order: Sequence[Any]) -> None:
         """Register the leaves as owners of their storages, before any node saves them."""
@@ -270,9 +274,9 @@ def _rules(record: RecordedOperator | None) -> tuple[tuple[str, str], ...]:
 
 def _freed(name: str) -> errors.FreedGraphError:
     return errors.FreedGraphError(
-        f"the graph was freed: what `{name}` kept for the backward is gone",
-        expected="a graph that no `backward()` has run through",
-        got="one whose saved tensors were freed",
+        f"the graph was freed: the tensors that `{name}` saved are gone",
+        expected="a graph before its `backward()`",
+        got="a graph whose saved tensors were freed",
         hint="draw before `backward()`, or call `backward(retain_graph=True)`; `memory=False` draws "
         "the nodes alone",
     )

@@ -21,7 +21,7 @@ class TensorNames:
         self._named: dict[int, tuple[Tensor, Owner]] = {}
 
     def add(self, name: str, tensor: Tensor, role: Role | None = None) -> None:
-        """Name a tensor; the default role is that of a parameter, an input or an intermediate result."""
+        """Name a tensor; the default role is parameter, input or intermediate result."""
         known = self._named.get(id(tensor))
         if known is None or (role is not None and known[1].role == "intermediate"):
             self._named[id(tensor)] = (tensor, Owner(role or _role(tensor), name))

@@ -45,7 +45,7 @@ def lines(node: Node, *, attributes: bool = False) -> Iterator[str]:
     elif node.own_bytes:
         yield f"keeps {format_bytes(node.own_bytes)}"
     if node.overwritten:
-        yield "saved, and written to since"
+        yield "saved, and modified later"
     if attributes or node.kind == "answer":
         for name, value in node.attributes if node.holds == 1 else ():
             yield f"{name}: {value}"

@@ -67,9 +67,9 @@ def _refuse_lazy(module: torch.nn.Module) -> None:
         raise errors.UsageError(
             f"`{lazy[0]}` of the module has no shape yet",
             argument="subject",
-            expected="a module whose parameters and buffers are there",
+            expected="a module whose parameters and buffers have shapes",
             got=f"{counted(len(lazy), 'uninitialized tensor')}",
-            hint="call it once on its inputs before it is drawn: that gives a lazy module its shapes",
+            hint="call it once before you draw it: the call gives a lazy module its shapes",
         )
 
 
@@ -111,8 +111,8 @@ def _left_out(found: CallRecord, left: int) -> str:
     if unseen:
         comes = "comes" if len(unseen) == 1 else "come"
         return (
-            f"{', '.join(unseen)} {comes} from no call that was seen: transforms of torch.func are not "
-            f"followed, and {counted(left, 'call')} {verb} not drawn"
+            f"{', '.join(unseen)} {comes} from no recorded call: transforms of torch.func are not recorded, "
+            f"and {counted(left, 'call')} {verb} not drawn"
         )
     return f"{counted(left, 'call')} that no output depends on {verb} left out"
 

@@ -183,7 +183,7 @@ class Graph:
         title: The title.
         subject: `autograd`: the nodes of a backward; `forward`: recorded calls; `operator`: the reference and
             the formulas of an operator.
-        nodes: The nodes, each after those that lead to it.
+        nodes: The nodes, each after the nodes that lead to it.
         edges: The edges.
         groups: The groups, each after its parent.
         notes: Remarks about the graph.

@@ -192,7 +192,7 @@ SECONDS = 30.0
 ATTEMPTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("", {}),
     (
-        "laid out in haste, with straight lines, since Graphviz took too long",
+        "laid out with less care and straight lines, because Graphviz took too long",
         {"splines": "line", "nslimit": "1", "nslimit1": "1", "mclimit": "0.05", "concentrate": "false"},
     ),
 )
@@ -248,11 +248,11 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> tuple[bytes, 
                 hint="draw an HTML page, which needs no Graphviz, and report it with the graph as `.dot`",
             )
         small = b"too large for cairo-renderer" in done.stderr
-        scaled = "made smaller, since it had too many points for a picture" if small else ""
+        scaled = "scaled down, because it had too many points for a picture" if small else ""
         return done.stdout, "; ".join(filter(None, (note, scaled)))
     raise errors.DrawingError(
         "Graphviz took too long to lay the graph out",
-        expected=f"a picture in {seconds:g} seconds, or in as many with less care",
+        expected=f"a picture in {seconds:g} seconds, or less careful in the same time",
         hint="fold it, `depth=1`, or draw an HTML page, in which modules unfold one by one",
     )
 
@@ -268,6 +268,6 @@ def pygraphviz_folder() -> str:
         raise errors.MissingExtraError(
             "a picture needs the package `pygraphviz`, which brings Graphviz",
             got="no module named 'pygraphviz'",
-            hint=f"{install('draw')}; or write `.html`, `.dot` or `.json`, which need nothing",
+            hint=f"{install('draw')}; or write `.html`, `.dot` or `.json`, which need no package",
         )
     return str(Path(found.origin).parent.parent)

@@ -70,7 +70,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
         return without_empty(replace(graph, memory=True))
 
     def _forward(self) -> None:
-        """Record the reference and add its results; an operator without a torch reference is a single node."""
+        """Record the reference and add its results; an operator without a torch reference is one node."""
         specification = self._specification
         others = tuple(
             (name, short_text(value))

@@ -50,19 +50,19 @@ def draw(
     depth: int | None = None,
     title: str | None = None,
 ) -> Graph:
-    """Draw the graph behind tensors, of a module or function, or of an operator.
+    """Draw the graph of tensors, of a module or function, or of an operator.
 
     Args:
         subject: Tensors (one, a tuple, a dict), a module or a function, or an operator of opsmith.
-        path: Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`. Without one nothing is
-            written: the graph shows itself in a notebook.
+        path: Path of the picture: `.svg`, `.png`, `.pdf`, `.html`, `.dot` or `.json`. Without a path nothing
+            is written; a notebook displays the returned graph.
         inputs: Arguments for a module or function: a tensor, a tuple, or a dict by name. An operator is
             called with its first sample by default.
         kwargs: Further keyword arguments.
         names: A module, or a dict of tensors and modules; otherwise the caller's variables name tensors.
         training: Draw the graph of the backward instead of the calls of a module or function.
         show_attrs: Write attributes on nodes.
-        show_saved: Draw also the tensors that torch's own nodes save.
+        show_saved: Also draw the tensors that torch's own nodes save.
         memory: Record saved tensors; False draws a graph that was freed.
         depth: Number of levels of modules to unfold; by default as many as fit.
         title: The title of the picture.
@@ -142,7 +142,7 @@ def check_depth(depth: Any) -> None:
             argument="depth",
             expected="0 or more, or None",
             got=repr(depth),
-            hint="leave it out, and as much is unfolded as can be looked at",
+            hint="leave it out: as many levels as fit are then unfolded",
         )
 
 

@@ -169,7 +169,7 @@ class Recording(TorchFunctionMode):
         if not made and not written and not reads:
             return
         if reads:
-            attributes = (*attributes, ("hands to Python", "numbers: what follows may depend on them"))
+            attributes = (*attributes, ("hands to Python", "numbers, on which later calls may depend"))
         self.see(tensor for _, tensor in passed)
         frame = inspect.currentframe()
         where, line = shown_line(user_line_of_frame(frame))

@@ -45,7 +45,7 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.title, str | None):
             raise errors.UsageError(
-                "the title of a graph is a text",
+                "the title of a graph must be a text",
                 argument="title",
                 expected="str or None",
                 got=type(self.title).__name__,

@@ -42,7 +42,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
                 operator=subject.name,
                 argument="training",
                 expected="a module or a function",
-                hint="leave `training` out, or draw a function that calls it",
+                hint="leave `training` out, or draw a function that calls the operator",
             )
         graph = operator_graph(subject, operator_call(subject, options.inputs, options.kwargs))
         return graph if options.title is None else replace(graph, title=options.title)
@@ -57,11 +57,11 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
     }
     if any(given_options.values()):
         raise errors.UsageError(
-            "tensors have been computed, and are not called",
+            "tensors cannot be called",
             argument=next(name for name, given in given_options.items() if given),
             expected="a module, a function or an operator to call",
             got=type(subject).__name__,
-            hint="leave it out, or draw what computes them",
+            hint="leave it out, or draw the function that computes them",
         )
     names.add_values(variables(frame))
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}
@@ -76,7 +76,7 @@ def _of_call(subject: Any, options: Options, names: TensorNames) -> Graph:
         raise errors.UsageError(
             f"`{title}` returns no tensor",
             expected="a tensor, or tuples, lists and dicts of tensors",
-            hint="return what is to be drawn",
+            hint="return the tensors to draw",
         )
     if not options.training:
         return forward_graph(found, title, memory=options.memory)
@@ -94,11 +94,11 @@ def _outputs(subject: Any) -> dict[str, Tensor]:
             return found
     if isinstance(subject, tuple | list) and subject and all(isinstance(each, Tensor) for each in subject):
         return dict(named_tensors(subject, "output"))
-    hint = 'draw what a loss or an output hangs on: `opsmith.draw(loss, "graph.svg")`'
+    hint = 'draw the graph of a loss or an output: `opsmith.draw(loss, "graph.svg")`'
     if isinstance(subject, type) and issubclass(subject, torch.autograd.Function):
-        hint = "adopt it, `opsmith.adopt(...)`, or draw a tensor that it has computed"
+        hint = "adopt it with `opsmith.adopt(...)`, or draw a tensor that it has computed"
     if isinstance(subject, type) and issubclass(subject, torch.nn.Module):
-        hint = f"make one, and draw that: `opsmith.draw({subject.__name__}(...), path, inputs=...)`"
+        hint = f"draw an instance: `opsmith.draw({subject.__name__}(...), path, inputs=...)`"
     raise errors.UsageError(
         "this cannot be drawn",
         argument="subject",

@@ -140,7 +140,7 @@ class _PlanReader:
             raise _refusal(
                 f"the shape of `{name}` does not fit the operator's `shapes=`",
                 name,
-                "write as many dimensions, or leave the shapes to `shapes=`: give names alone",
+                "write the same number of dimensions, or only the names: the shapes are then from `shapes=`",
                 expected=f"`{dims.text}`",
                 got=f"{len(dimensions)} dimension{'s' * (len(dimensions) != 1)}",
             )
@@ -154,7 +154,7 @@ class _PlanReader:
             raise _refusal(
                 f"the operator's `shapes=` does not declare the shape of `{name}`",
                 name,
-                f'write it: `{{"{name}": ("features",)}}`',
+                f'write the shape: `{{"{name}": ("features",)}}`',
                 expected="a dimension for each of its sizes",
                 got="no `shapes=`" if pattern is None else f"`{dims.text if dims else pattern.text}`",
             )
@@ -208,22 +208,22 @@ class _PlanReader:
                 raise _refusal(
                     f"`{name}` is a size and an argument of the operator",
                     name,
-                    "give the size another name"
+                    "give the size a different name"
                     if name in owned
-                    else "leave it out of `sizes`: shapes may name whole numbers that the operator takes",
+                    else "leave it out of `sizes`: shapes may name whole numbers among the arguments",
                 )
         taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
         for name in (*self.names, *owned, *plain):
             if name in taken:
                 raise _refusal(
-                    f"`{name}` is what modules call something of their own",
+                    f"modules use the name `{name}` themselves",
                     name,
                     f'give it in each call, `forward=("{name}",)`, or rename the argument'
                     if name in plain
                     else "rename it",
                 )
         if any(each.name == "self" for each in self.specification.schema.arguments):
-            raise _refusal("`self` is what `forward` calls the module", "self", "rename the argument")
+            raise _refusal("`forward` uses the name `self` for the module", "self", "rename the argument")
 
 
 def read_dimension(dimension: Any) -> Expression | None:
@@ -315,10 +315,10 @@ def _sizes(specification: Specification, given: Any) -> tuple[tuple[str, ...], d
     for name in names:
         if not is_name(name) or names.count(name) > 1:
             raise _refusal(
-                "a size has a name of its own",
+                "each size must have a different name",
                 "sizes",
                 'write `sizes=("in_features", "out_features")`',
-                expected="identifiers, each of them once",
+                expected="identifiers, all different",
                 got=shown(name),
             )
     return tuple(names), letters
@@ -335,7 +335,7 @@ def _options(specification: Specification, forward: Any) -> tuple[Argument, ...]
                 f"`forward` names `{name}`, which is "
                 + ("a tensor" if name in schema.by_name else "not an argument of the operator"),
                 "forward",
-                "leave it out: tensors that are neither parameters nor buffers are given in each call"
+                "leave it out: tensors other than parameters and buffers are always arguments of `forward`"
                 if name in schema.by_name
                 else "name an argument of the reference",
                 expected=f"one of {listed(list(plain))}" if plain else "no name: all arguments are tensors",

@@ -279,7 +279,7 @@ def shape_of(module: OperatorModule[Any], owned: OwnedTensor) -> list[int]:
                 expected=f"{dimension.text}, zero or more",
                 got=", ".join(f"{name} = {value}" for name, value in values.items()) or dimension.text,
                 where=module.plan.where,
-                hint="give other sizes",
+                hint="give different sizes",
             )
         shape.append(size)
     return shape
@@ -306,7 +306,7 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
     if found is not kind:
         short = kind.__qualname__.rpartition(".")[2]
         raise errors.ModulePicklingError(
-            f"a pickle finds a class by its name, and `{kind.__module__}.{kind.__qualname__}` is "
+            f"a pickle finds a class by its name, but `{kind.__module__}.{kind.__qualname__}` is "
             + ("another one" if isinstance(found, type) else "not there"),
             operator=plan.operator.name,
             expected=f"`{short}` at the top of the module `{kind.__module__}`",
@@ -361,7 +361,7 @@ class InfersSizes(LazyModuleMixin, OperatorModule[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise errors.ModulePicklingError(
-            "its parameters have no shape yet, and a pickle of it would lose their dtype and device",
+            "its parameters have no shape yet, and a pickle would lose their dtype and device",
             operator=f"{self.plan.name} ({self.plan.operator.name})",
             where=self.plan.where,
             hint="call it once before it is pickled",

@@ -60,14 +60,14 @@ def adamw_(
     """
     for at, parameter in enumerate(parameters):
         if not parameter.is_floating_point():
-            raise ValueError(f"parameters[{at}] is {parameter.dtype}, and must be floating")
+            raise ValueError(f"parameters[{at}] must be floating, not {parameter.dtype}")
     for name, given in (("derivatives", derivatives), ("means", means), ("squares", squares)):
         if len(given) != len(parameters):
             raise ValueError(f"{name} has {len(given)} tensors for {len(parameters)} parameters")
         for at, (tensor, parameter) in enumerate(zip(given, parameters, strict=True)):
             if tensor.shape != parameter.shape:
                 expected = f"parameters[{at}] has {list(parameter.shape)}"
-                raise ValueError(f"{name}[{at}] has the shape {list(tensor.shape)}, and {expected}")
+                raise ValueError(f"{name}[{at}] has the shape {list(tensor.shape)}, but {expected}")
     if step.ndim or not step.is_floating_point():
         raise ValueError(f"step is {step.dtype} of shape {list(step.shape)}: a floating number is needed")
     step.add_(1)

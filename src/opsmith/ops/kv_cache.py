@@ -48,7 +48,7 @@ def write_kv_cache(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: T
     """
     if (key.dtype, value.dtype) != (key_cache.dtype, value_cache.dtype):
         raise ValueError(
-            f"keys and values are {key.dtype} and {value.dtype}, and the caches {key_cache.dtype} and "
+            f"keys and values are {key.dtype} and {value.dtype}, but the caches are {key_cache.dtype} and "
             f"{value_cache.dtype}"
         )
     written, size = slots >= 0, key_cache.shape[1]

@@ -111,12 +111,12 @@ class RedNet(nn.Module):
             "kernel_size": kernel_size,
             "channels_per_group": channels_per_group,
         }.items():
-            _expect(is_count(number), name, "a whole number from 1 on", number)
+            _expect(is_count(number), name, "a whole number of at least 1", number)
         step = math.lcm(8, 2 * channels_per_group)
         if width % step:
             raise ValueError(
                 f"expected the width of a RedNet to be a multiple of {step}, as channels_per_group is "
-                f"{channels_per_group}, got {width}; choose another one: `RedNet((1, 1), width={step})`"
+                f"{channels_per_group}, got {width}; choose a different width: `RedNet((1, 1), width={step})`"
             )
         self.stem = _stem(in_channels, width, channels_per_group, small)
         stages: list[nn.Module] = []
@@ -177,7 +177,7 @@ def _blocks(given: object) -> tuple[int, ...]:
     blocks = tuple(counts)
     holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
     got = blocks if isinstance(given, Iterator) else given  # its repr would be an address
-    _expect(holds, "blocks", "a whole number from 1 on for each stage, and a stage at least", got)
+    _expect(holds, "blocks", "a whole number of at least 1 for each stage, and at least one stage", got)
     return blocks
 
 

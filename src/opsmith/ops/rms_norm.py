@@ -36,7 +36,7 @@ def _normalised(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, T
 
 def _refuse_whole_numbers(x: Tensor) -> None:
     if not (x.is_floating_point() or x.is_complex()):
-        raise ValueError(f"x is {x.dtype}, and must be floating")
+        raise ValueError(f"x must be floating, not {x.dtype}")
 
 
 def _or_ones(weight: Tensor | None, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def rope_(x: Tensor, cos_sin: Tensor, positions: Tensor, interleaved: bool = Fal
                 [[-0.8415,  0.5403]]])
     """
     if not (x.is_floating_point() or x.is_complex()):
-        raise ValueError(f"x is {x.dtype}, and must be floating")
+        raise ValueError(f"x must be floating, not {x.dtype}")
     if cos_sin.shape[-1] % 2 or cos_sin.shape[-1] > x.shape[-1]:
         raise ValueError(
             f"cos_sin has {cos_sin.shape[-1]} columns: an even number is needed, of at most {x.shape[-1]}"

@@ -70,7 +70,7 @@ def _or_own(specification: Specification, part: Part, aspect: Aspect) -> Aspect:
 
 def _forward(specification: Specification) -> Iterator[Aspect]:
     what = "the function itself, which is opaque" if specification.opaque else "the reference"
-    aspect = Aspect("result", "handwritten", f"{what}: what is right", specification.where, "forward")
+    aspect = Aspect("result", "handwritten", f"{what}: the right result", specification.where, "forward")
     yield _or_own(specification, "forward", aspect)
     for kernel in kernel_entries(specification.kernels):
         dtypes = f", for {', '.join(kernel.dtypes)}" if kernel.dtypes else ""
@@ -124,7 +124,7 @@ def _tangents(specification: Specification) -> Iterator[Aspect]:
         return
     title = "forward mode" if not rules else "the other tangents"
     if any(isinstance(rule, Formula) for rule in specification.gradients.rules.values()):
-        how = "the gradient formulas, differentiated by grad_output"
+        how = "the derivative of the gradient formulas by grad_output"
         aspect = Aspect(title, "derived", how, "", checked_by)
     elif specification.opaque:
         aspect = Aspect(title, "missing", "the operator is opaque: write `op.tangents(...)`", "", checked_by)
@@ -139,7 +139,7 @@ def _vmap(specification: Specification) -> Aspect:
         return Aspect("vmap", "declared", how, "", "batching")
     how = "the reference, batched operation by operation"
     if specification.opaque:
-        how = "the function, called for one example after the other"
+        how = "the function, called for each example"
     return _or_own(specification, "vmap", Aspect("vmap", "derived", how, "", "vmap"))
 
 
@@ -157,9 +157,9 @@ def _fake(specification: Specification) -> Aspect:
 
 
 _AUTOCAST = {
-    "promote": "floating inputs but float64 are cast to the widest dtype among them",
-    "lower": "floating inputs but float64 are cast to autocast's dtype",
-    "float32": "floating inputs but float64 are cast to float32",
+    "promote": "floating inputs except float64 are cast to the widest dtype among them",
+    "lower": "floating inputs except float64 are cast to autocast's dtype",
+    "float32": "floating inputs except float64 are cast to float32",
 }
 
 
@@ -172,12 +172,12 @@ def _autocast(specification: Specification) -> Aspect:
 def _compiled(specification: Specification) -> Aspect:
     if specification.opaque or specification.origin.registered:
         return Aspect(
-            "torch.compile", "derived", "one call, which the compiler does not look into", "", "compile"
+            "torch.compile", "derived", "one call, which the compiler treats as opaque", "", "compile"
         )
     modes: dict[Any, tuple[Origin, str]] = {
-        None: ("derived", "the reference is seen where no kernel takes the call; else it is one call"),
+        None: ("derived", "the reference if no kernel takes the call; otherwise one opaque call"),
         True: ("declared", "the compiler always sees the reference"),
-        False: ("declared", "one call, which the compiler does not look into"),
+        False: ("declared", "one call, which the compiler treats as opaque"),
     }
     origin, how = modes[specification.inline]
     return Aspect("torch.compile", origin, how, "", "compile")
@@ -202,6 +202,6 @@ def _samples(specification: Specification) -> Aspect:
     if specification.samples is None and samples_for(specification) is not None:
         return Aspect("samples", "derived", "from `shapes=` and the types of the arguments")
     if specification.samples is None:
-        how = "nothing to check, draw, export or measure it with: write `@op.samples`"
+        how = "there are no arguments to check, draw, export or measure it: write `@op.samples`"
         return Aspect("samples", "missing", how)
     return Aspect("samples", "handwritten", "representative inputs", where(specification.samples))

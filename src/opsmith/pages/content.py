@@ -98,8 +98,8 @@ Step = Callable[[str], None]
 """A function of the current step."""
 
 UNMEASURED = AbsentSection(
-    "not benchmarked: `opsmith page ... --benchmark` measures it, and `--benchmarked FILE` takes what "
-    "`opsmith benchmark ... -o FILE` wrote; in Python `benchmarks=`"
+    "not benchmarked: `opsmith page ... --benchmark` measures it, and `--benchmarked FILE` reads the output "
+    "of `opsmith benchmark ... -o FILE`; in Python use `benchmarks=`"
 )
 NO_KERNEL = AbsentSection("it has no kernel: the reference computes every call")
 

@@ -118,9 +118,9 @@ def _refuse_others(given: Any, kind: type, argument: str, made_by: str) -> None:
             misfits.append(f"for `{name}` one of `{other}`")
     if not fits or misfits:
         raise errors.UsageError(
-            f"`{argument}` is not by the operators' names",
+            f"`{argument}` must be a mapping from the operators' names",
             argument=argument,
-            expected=f"what `opsmith.{made_by}` returned of each operator, by its name",
+            expected=f"the result of `opsmith.{made_by}` for each operator, by the operator's name",
             got=misfits[0] if misfits else shown(given),
             hint=f"write `{argument}={{found.operator: found}}`",
         )
@@ -135,7 +135,7 @@ def _operators(given: Any) -> list[Operator[..., Any]]:
             argument="operators",
             expected="an operator, or several",
             got=shown(misfits[0]) if misfits else "none",
-            hint='declare it, with `@opsmith.operator("mylib::name")`, or `opsmith.adopt` what there is',
+            hint='declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`',
         )
     names = [each.name for each in every]
     return [each for at, each in enumerate(every) if each.name not in names[:at]]
@@ -176,7 +176,7 @@ def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
     if target is None or (target.suffix.lower() in SUFFIXES and not target.is_dir()):
         if target is not None and len(names) != 1:
             raise errors.UsageError(
-                f"`{target}` is one file, and there are {len(names)} operators",
+                f"`{target}` is one file, but there are {len(names)} operators",
                 argument="path",
                 expected="a folder, for an index and a page for each",
                 got=", ".join(f"`{name}`" for name in names),

@@ -87,7 +87,7 @@ class Rule:
 
 
 def rules() -> tuple[Rule, ...]:
-    """All rules: error classes by name, causes in the order of precedence, properties in that of reports.
+    """All rules: error classes by name, causes in order of precedence, properties in the order of reports.
 
     A property of a kernel language from a plug-in package has no page here, and is not a rule.
     """
@@ -135,7 +135,7 @@ def rule(name: str) -> Rule:
 
 
 def pages() -> dict[str, str]:
-    """All pages in Markdown, by the name of its file; `index.md` links to all others."""
+    """All pages in Markdown, by file name; `index.md` links to all other pages."""
     return {"index.md": index(), **{each.file: each.text for each in rules()}}
 
 
@@ -171,7 +171,7 @@ def _of_kind(given: Rule) -> tuple[str, str, str]:
         return (
             f"Error class `opsmith.errors.{given.name}`, a subclass of `{builtin}`.",
             "Follow the hint of the message.",
-            "An error cannot be accepted. A program that has another way catches it:"
+            "An error cannot be accepted. A program that can continue without the call catches it:"
             f" `except opsmith.errors.{given.name}`, or `except {builtin}`.",
         )
     key = f'"PROPERTY", "{given.name}"' if given.kind == "cause" else f'"{given.name}", "CAUSE"'

@@ -88,7 +88,7 @@ def new_package(
             argument="--licence",
             expected=", ".join(LICENCES),
             got=licence,
-            hint=f"take `{same[0]}`" if same else "take `none`, and put a licence of your own there later",
+            hint=f"take `{same[0]}`" if same else "choose `none`, and add your own licence later",
         )
     target = _new_folder(Path(name) if folder is None else folder)
     source = opsmith_source()
@@ -143,8 +143,8 @@ def _module_name(name: str) -> str:
         raise errors.UsageError(
             f"`{name}` is not a valid package name",
             argument="NAME",
-            expected="small letters and digits, single `-` or `_` between them, a letter first; "
-            f"at most {LONGEST}",
+            expected="small letters and digits, with single `-` or `_` between them; a letter first; "
+            f"at most {LONGEST} characters",
             got=repr(name),
             hint=f"take `{likely}`" if _NAME.fullmatch(likely) else "take a name such as `fast-attention`",
         )
@@ -154,9 +154,9 @@ def _module_name(name: str) -> str:
         raise errors.UsageError(
             f"a package cannot be named `{name}`: {taken}",
             argument="NAME",
-            expected="a name that nothing else has",
+            expected="a name that is not in use",
             got=name,
-            hint=f"take another one, such as `{name}-kernels`",
+            hint=f"choose a different name, such as `{name}-kernels`",
         )
     return module
 
@@ -189,7 +189,7 @@ def _new_folder(folder: Path) -> Path:
     if os.path.lexists(folder):
         what = "a folder" if folder.is_dir() else "a file"
         raise _unwritable(
-            folder, f"{what} of this name is there", "name another folder: `opsmith new NAME DIR`"
+            folder, f"{what} of this name exists already", "name a different folder: `opsmith new NAME DIR`"
         )
     parent = folder.absolute().parent
     if not parent.is_dir():
@@ -201,7 +201,7 @@ def _unwritable(folder: Path, got: str, hint: str) -> errors.UsageError:
     return errors.UsageError(
         f"the package cannot be written to `{folder}`",
         argument="DIR",
-        expected="a folder that is not there yet, in one that can be written to",
+        expected="a folder that does not exist yet, inside a folder that can be written to",
         got=got,
         hint=hint,
     )
@@ -263,4 +263,4 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         finally:
             shutil.rmtree(draft, ignore_errors=True)  # after the renaming it does not exist
     except OSError as error:
-        raise _unwritable(folder, error.strerror or str(error), "name another folder") from error
+        raise _unwritable(folder, error.strerror or str(error), "name a different folder") from error

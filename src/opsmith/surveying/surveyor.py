@@ -59,19 +59,19 @@ def survey(
             return _survey(function_class, seed, seconds, known)
         # An exception for one class must not prevent the report on the remaining classes.
         except (Exception, SystemExit) as error:
-            reason = f"looking at it ended in {type(error).__name__}: {errors.message_of(error)}"
+            reason = f"the survey of this class raised {type(error).__name__}: {errors.message_of(error)}"
             return Finding(known, _where(function_class), "needs a declaration", (reason, UNFINISHED))
 
 
 def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: float, name: str) -> Finding:
     if not overrides(function_class, "forward"):
-        reason = "it has no `forward`, so there is nothing to adopt; if others derive from it, adopt those"
+        reason = "it has no `forward`, so there is nothing to adopt; if classes derive from it, adopt those"
         return Finding(name, _where(function_class), "needs a declaration", (reason,))
     source = ClassSource.of(function_class, name)
     if keeps_state_in_init(function_class):
         reason = (
-            "it has an `__init__`, whose state torch's `apply` has not passed on since 1.3: let forward "
-            "take as arguments what it is made with"
+            "it has an `__init__`, but torch's `apply` makes no instance: let forward take the arguments of "
+            "`__init__`"
         )
         return Finding(source.name, where(function_class.forward), "wrong", (reason,))
     unknown = unguessable(source)
@@ -152,9 +152,9 @@ def _samples_needed(source: ClassSource, unknown: list[str]) -> Finding:
             if len(called) == 1
             else "are called by its code, so they are functions"
         )
-        reasons.append(f"{_listed(called)} {are}, and which one cannot be guessed")
+        reasons.append(f"{_listed(called)} {are}, and a function cannot be guessed")
     if other:
-        reasons.append(f"what {_listed(other)} takes cannot be guessed")
+        reasons.append(f"the values of {_listed(other)} cannot be guessed")
     capitals = [name.upper() for name in unknown]
     reasons.append(
         f"give `samples=`: in the line below, replace {' and '.join(capitals)} by real arguments; "
@@ -183,29 +183,30 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
     at = stop.where(file) or where(method)
     if stop.is_left_out:
         reason = (
-            f"its backward raises {stop.text} ({at}): if it is a base of other classes, adopt those; if "
-            "it has no gradient, leave the backward out"
+            f"its backward raises {stop.text} ({at}): if it is a base class, adopt its subclasses; if it "
+            f"has no gradient, remove the backward"
         )
         return Finding(name, location, "needs a declaration", (reason,), words)
     if trials.mistake is not None:
-        reason = f"its {stop.method} {stop.fault}, whatever it is given ({at})"
+        reason = f"its {stop.method} {stop.fault}, for all arguments ({at})"
         return Finding(name, location, "wrong", (reason,), words)
     reason = (
         f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
         f"stopped in its {stop.method}: {stop.text} ({at})"
     )
     if stop.method == "backward":
-        reason += "; either its backward is wrong, or its forward takes what it is not meant to"
+        reason += "; either its backward is wrong, or its forward accepts arguments that it should refuse"
     return _with_samples(source, (reason, SAMPLES), [p.name for p in source.parameters])
 
 
-SAMPLES = "give `samples=`: replace the capitals in the line below by real arguments"
+SAMPLES = "give `samples=`: in the line below, replace the names in capitals by real arguments"
 
 
 def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
     reasons = (
-        f"it is wrong for {wrong.tried}, which it takes: {wrong.reasons[0]}",
-        f"it is right for {right.tried}: if only such arguments are meant, let forward refuse the others",
+        f"it is wrong for {wrong.tried}: {wrong.reasons[0]}",
+        f"it is right for {right.tried}: if only such arguments are valid, let forward raise an error for "
+        f"the rest",
         *right.reasons,
     )
     return replace(right, verdict="needs a declaration", reasons=reasons, report=wrong.report)
@@ -227,8 +228,8 @@ def _written(operator: Operator[..., object]) -> list[str]:
     if not written:
         return []
     return [
-        f"its forward writes into {_listed(written)}; the operator works on a copy and leaves "
-        f"{_listed(written)} as it was: where callers relied on the change, let them use the result"
+        f"its forward writes into {_listed(written)}; the operator works on a copy, and does not change "
+        f"{_listed(written)}: callers that need the change must use the result"
     ]
 
 
@@ -249,11 +250,11 @@ def _missing_abilities(operator: Operator[..., object], report: Report) -> list[
 
 
 CUT = (
-    "its backward cannot be differentiated, as its code leaves torch: mark the backward with "
-    "`once_differentiable`, so that a second order is refused clearly, or give `reference=`"
+    "its backward cannot be differentiated, because its code leaves torch: mark the backward with "
+    "`once_differentiable`, so that second derivatives raise a clear error, or give `reference=`"
 )
 
-UNFINISHED = "adopt it with `samples=` that show what it takes, and run `opsmith.check` on the operator"
+UNFINISHED = "adopt it with `samples=` of valid arguments, and run `opsmith.check` on the operator"
 
 DERIVED = "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
 

@@ -269,13 +269,13 @@ def guessed_samples(
     """
     if not overrides(function_class, "forward"):
         problem = "it has no `forward`, so there is nothing to check"
-        raise _missing(name, None, problem, "check what derives from it")
+        raise _missing(name, None, problem, "check a class that derives from it")
     location = where(function_class.forward)
     source = ClassSource.of(function_class, name)
     unknown = unguessable(source)
     if unknown:
         listed = " and ".join(f"`{each}`" for each in unknown)
-        problem = f"there are no samples to check it on, and what {listed} takes cannot be guessed"
+        problem = f"there are no samples to check it on, and the values of {listed} cannot be guessed"
         raise _missing(name, location, problem, hint)
     with thread_count(1):
         trials = run_guesses(source, seed, SECONDS)

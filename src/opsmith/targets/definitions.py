@@ -44,7 +44,7 @@ def classes_of(module: ModuleType, name: str | None = None, *, inside: bool = Fa
     if not found:
         raise errors.OperatorNotFoundError(
             f"`{_location(module)}` defines no `autograd.Function`",
-            hint="name the file that defines some: what a file imports, or makes inside of functions, does "
+            hint="name the file that defines some: imported classes, and classes made inside functions, do "
             "not count",
         )
     return found
@@ -94,7 +94,7 @@ def _named(module: ModuleType, name: str) -> Class:
         if value is None
         else f"`{name}` of `{_location(module)}` is not an `autograd.Function`",
         expected=f"one of {available}" if available else "an `autograd.Function`; it has none",
-        hint="name the class as the file does, one inside of another with a dot: `Outer.Inner`",
+        hint="name the class as the file does; write a nested class as `Outer.Inner`",
     )
 
 

@@ -44,7 +44,7 @@ def targets_of(text: str, *, optional: bool = False) -> list[Target]:
     path, colon, name = text.rpartition(":")
     if colon and is_folder(path):
         raise errors.UsageError(
-            f"`{path}` is a folder, and `{name}` is looked for in a file or module",
+            f"`{path}` is a folder, but `{name}` must be in a file or module",
             expected="FILE_OR_MODULE:NAME",
             hint=f"name the file: `{Path(path) / 'operators.py'}:{name}`",
         )
@@ -81,7 +81,7 @@ def _refuse(error: OSError) -> NoReturn:
     raise errors.UsageError(
         f"the folder `{error.filename}` cannot be read",
         got=error.strerror,
-        hint="let it be readable, or name the files and folders to check",
+        hint="make it readable, or name the files and folders to check",
     ) from error
 
 

@@ -53,7 +53,7 @@ def import_module(name: str, broken: list[errors.ModuleImportError] | None = Non
         raise errors.OperatorNotFoundError(
             f"there is no module `{name}`{hint}",
             expected="the path of a `.py` file, or a module that can be imported from here",
-            hint="look at the spelling, and whether it is installed in this environment",
+            hint="check the spelling, and that it is installed in this environment",
         )
     module = _guarded(name, partial(importlib.import_module, name))
     for inner in _submodules(module):
@@ -111,7 +111,7 @@ def import_file(path: Path) -> ModuleType:
     """Import a file under the name that it has in its package, so that nothing is declared twice."""
     if not os.path.isfile(path):
         raise errors.OperatorNotFoundError(
-            f"there is no file `{path}`", hint="look at the spelling, and at the current directory"
+            f"there is no file `{path}`", hint="check the spelling, and the current directory"
         )
     path = path.resolve()
     root, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
@@ -174,7 +174,7 @@ def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
     return errors.ModuleImportError(
         f"`{what}` cannot be imported: {type(error).__name__}",
         got=f"\n    {shown}",
-        hint=f"install what has the module `{missing}`, or correct the import"
+        hint=f"install the package with the module `{missing}`, or correct the import"
         if missing
         else "fix the file so that `python` imports it",
     )
@@ -308,7 +308,7 @@ class Target:
         also = f", but the {what} {listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
             f"`{self.source}` declares no operator{also}",
-            hint="adopt one, `opsmith.adopt(...)`: `opsmith adopt` writes the line for each"
+            hint="adopt one with `opsmith.adopt(...)`; `opsmith adopt` writes the line for each"
             if classes
             else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
         )
@@ -323,10 +323,10 @@ class Target:
             f"`{self.name}` of `{self.source}` is {'an autograd.Function' if function else 'a custom op'}, "
             "and is not adopted",
             expected="an operator of opsmith",
-            hint=f"adopt it first, `opsmith adopt {self.source}:{self.name}` writes the line; then name the "
-            "operator"
+            hint=f"adopt it first: `opsmith adopt {self.source}:{self.name}` writes the line. Then name the "
+            f"operator"
             if function
-            else "adopt it first, `opsmith.adopt(...)`; then name the operator",
+            else "adopt it first with `opsmith.adopt(...)`, then name the operator",
         )
 
     def _unknown(
@@ -336,7 +336,7 @@ class Target:
         return errors.OperatorNotFoundError(
             f"`{self.source}` has no operator `{self.name}`",
             expected=f"one of {listed(available)}" if available else "an operator; it has none",
-            hint="name the operator, or the variable that holds it",
+            hint="name the operator, or its variable",
         )
 
 

@@ -59,9 +59,7 @@ def emulated_cuda(*, order: str = "forward", in_process: bool = False) -> Iterat
     with _attached(), recorded_calls(wanted, in_process=in_process) as calls:
         yield calls
     if not calls.calls:
-        warnings.warn(
-            f"no kernel in CUDA C++ has run inside of `emulated_cuda`: {calls}", UserWarning, stacklevel=3
-        )
+        warnings.warn(f"no CUDA C++ kernel ran in `emulated_cuda`: {calls}", UserWarning, stacklevel=3)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Stage: a small language model writes text, and keeps keys and values in a paged cache, in place.
 
-`decoder.pt`, beside this module, has its weights in float16. `examples/decoder` trained it on the
-documentation of Python; the entry `about` of the file has the command and the loss.
+`decoder.pt` in this folder has its weights in float16. `examples/decoder` trained it on the documentation of
+Python; the entry `about` of the file has the command and the loss.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_decoder(path: Path = WEIGHTS) -> tuple[Decoder, dict[str, Any]]:
 
 
 def difference_of_decode(network: Decoder, texts: tuple[str, ...], seed: int) -> float:
-    """Compare the logits of a prefill with those of decode steps over the last bytes, in shuffled blocks.
+    """Compare the logits of a prefill with the logits of decode steps for the last bytes, in shuffled blocks.
 
     Returns: The largest difference, as a fraction of the largest logit.
     """

@@ -68,7 +68,7 @@ def optimum() -> Tensor:
 
 @thread_count(1)
 def run(context: TourContext) -> StageResult:
-    """Train, print the parameters beside the target, and write `linear.json` and `linear.pt`."""
+    """Train, print the parameters and the target, and write `linear.json` and `linear.pt`."""
     steps = context.linear_steps
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)

@@ -43,7 +43,7 @@ def build_emulated_kernels() -> None:
 
 
 def run(context: TourContext) -> StageResult:
-    """Write the page of the checks, time involution beside its reference, and write the pages."""
+    """Write the page of the checks, time involution and its reference, and write the pages."""
     from opsmith.benchmarking.plotting import save
     from opsmith.checking.output.html import page
 

@@ -134,7 +134,7 @@ def build_decoder_kernels() -> None:
 
 
 def build_kernels() -> None:
-    """Build the kernels of the decoder, and those of involution for all their dtypes, two at a time."""
+    """Build the kernels of the decoder, and all kernels of involution for all dtypes, two at a time."""
     build_decoder_kernels()
 
     def call(dtype: torch.dtype) -> None:

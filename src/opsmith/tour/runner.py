@@ -213,7 +213,7 @@ def _table(finished: Sequence[FinishedStage]) -> Table:
 PICTURES = {
     "example-graph.svg": "b + sum(w x): what autograd recorded of two small operators",
     "curves.svg": "Learning curves",
-    "involution-roofline.svg": "Involution beside its reference, below what this machine can do",
+    "involution-roofline.svg": "Involution and its reference, and the ceilings of this machine",
     "digits-graph.svg": "The network for digits: what its backward runs through",
 }
 """Pictures of the index page with their captions, in this order; missing pictures are left out."""
@@ -261,7 +261,7 @@ def write_index(out: Path, summary: Mapping[str, Any]) -> Path:
 
 
 def _data_uri(picture: Path) -> str:
-    """Encode a picture as a data URI, so that the page needs no other file."""
+    """Encode a picture as a data URI, so that the page needs no further file."""
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.read_bytes()).decode()}"
 
 

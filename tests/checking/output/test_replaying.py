@@ -100,7 +100,7 @@ def test_a_class_is_checked_again_on_the_samples_that_were_given(sizes: Any) -> 
     failure = opsmith.check(Remembers, samples=samples, only=["state"], effort="quick").failures[0]
     assert failure.replay is not None
     if sizes == (20, 20):
-        assert "samples = ...  # put in the samples that were given" in failure.replay
+        assert "samples = ...  # insert the samples of the check" in failure.replay
         failure_again = failure.replay.replace("samples = ...", "samples = given")
     else:
         failure_again = failure.replay

@@ -61,8 +61,8 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "sum of the rows that are not marked “compiles” 1.75 s",
         "sum of the rows marked “compiles”, and the loading of torch's compiler: much of it is shared by all "
         "operators of one run 12.00 s",
-        "Under a dtype: ✓ it ran in this dtype, and nothing was wrong; ✗ an error; ? not decided for this "
-        "dtype: a failure names float64, or no dtype; empty it did not run in this dtype property",
+        "Under a dtype: ✓ it ran in this dtype without a failure; ✗ an error; ? unknown for this dtype: "
+        "there are failures, but for float64 or without a dtype; empty it did not run in this dtype property",
         "The inputs that it was run on: 2, and 1 that it rejects",
         "sample 1 (x [0])",
         "sample 0 with x at 0: ValueError: no",
@@ -103,7 +103,7 @@ def test_the_legend_holds_the_signs_that_are_there_and_no_others() -> None:
     assert "Under a dtype" not in Reader(page([GOOD])).text
     fine = replace(GOOD, outcomes=tuple(replace(each, dtypes=DTYPES) for each in GOOD.outcomes))
     text = Reader(page([fine])).text
-    assert "Under a dtype: ✓ it ran in this dtype, and nothing was wrong property result" in text
+    assert "Under a dtype: ✓ it ran in this dtype without a failure property result" in text
 
 
 def test_every_link_leads_somewhere_and_no_id_is_given_twice() -> None:

@@ -140,10 +140,10 @@ def test_headers_of_a_folder_are_in_the_key(tmp_path: Path) -> None:
     assert caught.value.message().splitlines() == [
         "options::value: a folder of headers of the C++ kernel does not exist",
         "  argument: include_dirs",
-        "  expected: an absolute path, or one beside the file that declares the kernel",
+        "  expected: an absolute path, or a path relative to the file that declares the kernel",
         f"  got: {folder}",
         f"  where: {included.specification.kernels[0].where}",
-        "  hint: install what it belongs to, or correct the path",
+        "  hint: install the library that has it, or correct the path",
     ]
 
 
@@ -246,15 +246,15 @@ def test_an_unknown_flag_is_an_error_of_the_compiler() -> None:
 
 
 REFUSED = {
-    "-o": "opsmith says what is compiled",
-    "-okernel.so": "opsmith says what is compiled",
-    "-c": "opsmith says what is compiled",
-    "-E": "opsmith says what is compiled",
-    "-MMD": "opsmith says what is compiled",
+    "-o": "opsmith decides what is compiled",
+    "-okernel.so": "opsmith decides what is compiled",
+    "-c": "opsmith decides what is compiled",
+    "-E": "opsmith decides what is compiled",
+    "-MMD": "opsmith decides what is compiled",
     "-shared": "linked as a shared library",
     "-static": "linked as a shared library",
-    "-fno-pic": "the code of a library may lie at any address",
-    "-fPIE": "the code of a library may lie at any address",
+    "-fno-pic": "the code of a library may be loaded at any address",
+    "-fPIE": "the code of a library may be loaded at any address",
     "-std=c++14": "opsmith.h is C++17",
     "-std=gnu++0x": "opsmith.h is C++17",
     "-std=c11": "opsmith.h is C++17",
@@ -263,7 +263,7 @@ REFUSED = {
     "-fshort-enums": "as the compiler lays it out by default",
     "-fno-exceptions": "OPSMITH_CHECK throws",
     "-fsanitize=address": "a process loads sanitizers before everything else",
-    "-flto": "a kernel is one file",
+    "-flto": "a kernel is a single file",
     "-I/usr/include": "folders of headers have an argument",
     "-iquote": "folders of headers have an argument",
     "-isystem/usr/include": "folders of headers have an argument",
@@ -274,7 +274,7 @@ REFUSED = {
     "-imacros": "the text of a kernel names the headers",
     "-Wp,-DA,-include,before.h": "the text of a kernel names the headers",
     "-lopenblas": "libraries have an argument",
-    "@flags.txt": "the content of a file is no part of the key",
+    "@flags.txt": "the key of a kernel does not contain the content",
     "-O2 -ffast-math": "it is more than one flag",
     "kernel.o": "a flag begins with `-`",
 }

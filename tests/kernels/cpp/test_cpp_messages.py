@@ -320,7 +320,7 @@ def test_one_source(words: dict[str, Any], got: str) -> None:
 
 
 def test_a_path_is_no_text() -> None:
-    with pytest.raises(errors.KernelSourceError, match="write `cpp_file=` where it is the path of a file"):
+    with pytest.raises(errors.KernelSourceError, match="for the path of a file write `cpp_file=`"):
         declared("path").kernel("cpu", cpp=HERE.parent / "beside.cpp")
 
 

@@ -74,7 +74,7 @@ def test_a_package_in_an_archive_takes_no_file_of_the_current_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(archive)
     operator = declared("archived", cpp=times("2"))
-    with pytest.raises(errors.KernelSourceError, match="a kernel's file lies in an archive") as caught:
+    with pytest.raises(errors.KernelSourceError, match="a kernel's file is in an archive") as caught:
         importlib.import_module("archived_kernel").declare(operator)
     assert (caught.value.got, caught.value.hint) == (
         f"kernel.cpp, in {archive}",
@@ -105,7 +105,7 @@ def test_a_text_that_no_encoding_has_is_refused() -> None:
     ) as caught:
         declared("surrogate", cpp=f"// \ud800\n{times('2')}")
     assert (caught.value.argument, caught.value.got) == ("cpp", r"'\ud800' at 3")
-    assert caught.value.hint == "read the text with the encoding that it is in"
+    assert caught.value.hint == "read the text with its encoding"
 
 
 @pytest.mark.slow

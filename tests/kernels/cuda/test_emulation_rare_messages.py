@@ -84,4 +84,4 @@ def test_a_compiler_that_does_not_compile_the_emulation(monkeypatch: pytest.Monk
         opsmith.emulate(OPERATOR, torch.arange(8.0)[::2], 0)
     assert caught.value.problem == "the C++ compiler does not compile the emulation of CUDA C++"
     assert "no-such-header.h" in (caught.value.got or "")
-    assert caught.value.hint == "name another compiler in CXX"
+    assert caught.value.hint == "name a different compiler in CXX"

@@ -72,14 +72,14 @@ SIGNS = {
     "skipped": "–",
     "unclear": "?",
 }
-"""Signs beside each status, so that it does not depend on colour."""
+"""Sign of each status, so that a status is not shown by colour alone."""
 
 MEANINGS = {
-    "passed": "it ran in this dtype, and nothing was wrong",
+    "passed": "it ran in this dtype without a failure",
     "failed": "an error",
     "warning": "a warning",
     "limit": "a limit",
-    "unclear": "not decided for this dtype: a failure names float64, or no dtype",
+    "unclear": "unknown for this dtype: there are failures, but for float64 or without a dtype",
     "": "it did not run in this dtype",
 }
 """Meaning of each sign in the column of a dtype, in the order of the legend."""

@@ -55,7 +55,7 @@ class ReplayTarget:
         found: Lines that import or find it.
         callee: Expression that is called.
         checked: Expression that `opsmith.check` takes.
-        reference: Expression of the reference; None where there is none.
+        reference: Expression of the reference; None if there is none.
         by_position: Pass arguments by position.
         bound: Values of names that these lines may be unable to find.
     """
@@ -187,7 +187,7 @@ def replay(
         flat: Its arguments, with the values that they had when it failed.
         lines: Lines that fail; they contain the call as `Target.call` writes it, and each argument is a
             variable.
-        more: Other values that the lines name.
+        more: Further values that the lines name.
         property: Name of the property, which is run again if the lines do not fail.
         fresh: True if the lines fail for other numbers, too, so that numbers may be rounded or drawn.
         shows: True if an exception of the lines shows the failure.
@@ -275,7 +275,7 @@ def _given(subject: Subject) -> list[str]:
             call = f"opsmith.Make().call({', '.join(words)})" if named else f"({', '.join(words)}{sole})"
             lines.append(f"    {call},")
     if not all(map(writable, values)) or sum(each.numel() for each in tensors_in(values)) > MOST_GIVEN:
-        return ["samples = ...  # put in the samples that were given: they are too long to write here"]
+        return ["samples = ...  # insert the samples of the check, which are too long to write here"]
     return [*imports(values), "samples = [", *lines, "]"]
 
 

@@ -106,7 +106,7 @@ class PagedCache:
                 positions, or too few blocks are free. No block is assigned then.
         """
         if len(tokens) != self.sequences:
-            raise ValueError(f"the cache has {self.sequences} sequences, and {len(tokens)} numbers are given")
+            raise ValueError(f"the cache has {self.sequences} sequences, but {len(tokens)} numbers are given")
         if max(tokens, default=0) > self.sizes.positions:
             raise ValueError(
                 f"{max(tokens)} tokens are more than the decoder's {self.sizes.positions} positions"
@@ -116,9 +116,7 @@ class PagedCache:
             for count, used in zip(tokens, self._used, strict=True)
         ]
         if sum(wanted) > len(self._free):
-            raise ValueError(
-                f"the cache has {len(self._free)} free blocks, and {sum(wanted)} more are needed"
-            )
+            raise ValueError(f"the cache has {len(self._free)} free blocks, but {sum(wanted)} are needed")
         for sequence, count in enumerate(wanted):
             used = self._used[sequence]
             for _ in range(count):

@@ -78,8 +78,8 @@ def generate(
         raise ValueError("a prompt is empty: give at least one token of each sequence")
     if longest + count > network.sizes.positions:
         raise ValueError(
-            f"a prompt of {longest} tokens and {count} more are beyond the decoder's "
-            f"{network.sizes.positions} positions: give a shorter prompt, or generate fewer"
+            f"a prompt of {longest} tokens and {count} more exceed the decoder's {network.sizes.positions} "
+            f"positions: give a shorter prompt, or generate fewer tokens"
         )
     for sequence in range(cache.sequences):
         cache.release(sequence)

@@ -37,14 +37,14 @@ class DecoderSizes:
         for name, size in given.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"DecoderSizes expects of `{name}` a whole number from 1 on, got {size!r}; "
-                    "choose other sizes: `DecoderSizes(width=96, layers=3, heads=3)`"
+                    f"DecoderSizes expects of `{name}` a whole number of at least 1, got {size!r}; "
+                    "choose different sizes: `DecoderSizes(width=96, layers=3, heads=3)`"
                 )
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"DecoderSizes expects the width to be a multiple of {2 * self.heads}, twice the heads, "
-                f"got {self.width}; choose another one: "
-                f"`DecoderSizes(width={32 * self.heads}, heads={self.heads})`"
+                f"got {self.width}; choose a different width: `DecoderSizes(width={32 * self.heads}, "
+                f"heads={self.heads})`"
             )
 
     @property

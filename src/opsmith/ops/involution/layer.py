@@ -56,7 +56,7 @@ class Involution2d(nn.Module):
         numbers: dict[str, Any] = {"channels": channels, "stride": stride, "reduction": reduction}
         numbers["kernel_size"] = kernel_size
         for name, number in numbers.items():
-            _expect(is_count(number), name, "a whole number from 1 on", repr(number))
+            _expect(is_count(number), name, "a whole number of at least 1", repr(number))
         _expect(
             kernel_size % 2 == 1, "kernel_size", "an odd number, so that a kernel has a middle", kernel_size
         )

@@ -260,14 +260,14 @@ def _output_size(
         raise ValueError(
             f"{operator}: expected stride and dilation of at least 1 and padding of at least 0, "
             f"got stride {stride}, dilation {dilation}, padding {padding}; "
-            "give numbers from there on, or pairs of them"
+            "give valid numbers or pairs of numbers"
         )
     height, width = (
         (size[i] + 2 * padding[i] - (dilation[i] * (kernel[i] - 1) + 1)) // stride[i] + 1 for i in (0, 1)
     )
     if any(side < 1 for side in (*size, *kernel, height, width)):  # `min` would fix dynamic sizes
         raise ValueError(
-            f"{operator}: expected an image, with its padding, no smaller than the kernel, got "
+            f"{operator}: expected an image that with its padding is at least as large as the kernel, got "
             f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}; "
             "use a larger padding, or a smaller kernel or dilation"
         )
@@ -277,7 +277,7 @@ def _output_size(
 def _expect_alike(operator: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if (tensor.dtype, tensor.device) != (other.dtype, other.device):
         raise ValueError(
-            f"{operator}: expected `{name}` and `{other_name}` of one dtype on one device, "
+            f"{operator}: expected `{name}` and `{other_name}` of the same dtype on the same device, "
             f"got {tensor.dtype} on {tensor.device} and {other.dtype} on {other.device}; "
             f"convert one of them: `{other_name}.to({name})`"
         )
@@ -287,7 +287,7 @@ def _expect_groups(operator: str, channels: int, groups: int) -> None:
     if groups < 1 or channels < 1 or channels % groups:
         raise ValueError(
             f"{operator}: expected G to divide C, got G = {groups} and C = {channels}; "
-            "choose another number of groups or of channels"
+            "choose a different number of groups or of channels"
         )
 
 
@@ -295,5 +295,5 @@ def _expect_shape(operator: str, layout: str, tensor: Tensor, shape: Sequence[in
     if tensor.shape != tuple(shape):
         raise ValueError(
             f"{operator}: expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
-            "this shape follows from the other arguments: change one or the other"
+            "this shape follows from the other arguments: change it or these arguments"
         )

@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of items in a group of an image; a thread computes an item: a number, or channels of a pixel."""
+        """Number of items in a group of an image; a thread's item is a number, or channels of a pixel."""
         rows, columns = self.size if self.kind == "input_gradient" else self.result
         if self.kind == "weight_gradient":
             return self.kernel[0] * self.kernel[1] * rows * columns

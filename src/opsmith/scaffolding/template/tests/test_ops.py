@@ -20,7 +20,7 @@ def test_torch_gradcheck_agrees() -> None:
     assert torch.autograd.gradcheck(swish, (x, beta))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="kernels in C++ are built on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels in C++ are only built on Linux")
 def test_the_kernel_in_cpp_computes_and_not_the_reference() -> None:
     assert swish.explain(torch.ones(2, 3), torch.ones(3)).kernel is not None
 
