@@ -315,6 +315,17 @@ def test_a_kernel_for_each_dtype_is_compiled_when_its_dtype_is_met(monkeypatch: 
     ]
 
 
+def test_a_template_is_refused_for_the_instance_whose_dtypes_fit() -> None:
+    twice: Any = opsmith.operator("cpp_kernels::twice_of_two_dtypes")(doubled)
+    source = (TWICE % 2).replace("T> ", "T, 1> ")
+    twice.kernel("cpu", cpp=source, dtypes=[torch.float32, torch.float64], entry="twice")
+    for dtype in (torch.float32, torch.float64):
+        (reason,) = twice.explain(torch.ones(2, 2, dtype=dtype)).rejected
+        assert reason.endswith(": `x` has 2 dimensions, and it takes 1")
+    (reason,) = twice.explain(torch.ones(2, dtype=torch.float16)).rejected
+    assert reason.endswith(": `x` is float16, and it takes float32 or float64")
+
+
 def test_a_kernel_given_again_replaces_what_it_has_a_dtype_in_common_with() -> None:
     thrice: Any = opsmith.operator("cpp_kernels::thrice_again")(tripled)
 

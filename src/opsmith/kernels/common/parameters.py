@@ -341,23 +341,23 @@ def choose_candidate(
         if mismatch is None:
             return number
         mismatches.append(mismatch)
-    _, found, _ = max(mismatches)  # from the instance that takes most of the arguments
-    taken = " or ".join(takes for _, value, takes in mismatches if value == found)
+    *_, found, _ = max(mismatches)  # from the instance that takes most of the arguments
+    taken = " or ".join(dict.fromkeys(takes for *_, value, takes in mismatches if value == found))
     return f"{found}, and it takes {taken}"
 
 
 def _mismatch(
     names: Sequence[str], values: Sequence[Any], parameters: Sequence[Parameter], copies_back: bool
-) -> tuple[int, str, str] | None:
-    """Return the first mismatch of a candidate: argument index, found value, accepted value."""
+) -> tuple[int, bool, str, str] | None:
+    """Return the first mismatch of a candidate: argument index, True if the dtype fits, found, accepted."""
     for index, (name, value, parameter) in enumerate(zip(names, values, parameters, strict=False)):
         for tensor in tensors_in([value]):
             if tensor.dtype != parameter.dtype:
-                return index, f"`{name}` is {dtype_name(tensor.dtype)}", dtype_name(parameter.dtype)
+                return index, False, f"`{name}` is {dtype_name(tensor.dtype)}", dtype_name(parameter.dtype)
             if parameter.dim is not None and tensor.dim() != parameter.dim:
-                return index, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
+                return index, True, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
             if parameter.written and not (copies_back or has_layout(tensor, parameter.layout)):
-                return index, *layout_refusal(name, parameter.layout)
+                return index, True, *layout_refusal(name, parameter.layout)
     return None
 
 
