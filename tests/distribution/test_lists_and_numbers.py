@@ -293,7 +293,7 @@ def test_a_write_that_looks_at_numbers(place: Any) -> None:
     sharded = place(Shard(0))
     with pytest.raises(errors.PlacementError) as caught:
         normalise_(sharded)
-    assert "numbers::normalise_: nothing shows that `x` can be written" in str(caught.value)
+    assert "numbers::normalise_: it is not proved that `x` can be written" in str(caught.value)
     assert "placed as [Shard(dim=0)]" in str(caught.value)
     assert_close(sharded.full_tensor(), X)
     assert caught.value.hint == "call it with `x.redistribute(placements=[Replicate()] * mesh.ndim)`"
