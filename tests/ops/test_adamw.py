@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     for call in (adamw_, adamw_.reference):
         with pytest.raises(error, match="derivatives has 1 tensors for 2 parameters"):
             call(two, gradients[:1], means, squares, step)
-        shapes = r"squares\[1\] has (the shape \[2\], and parameters\[1\] has \[3\]|another shape)"
+        shapes = r"squares\[1\] has (the shape \[2\], but parameters\[1\] has \[3\]|another shape)"
         with pytest.raises(error, match=shapes):
             call(two, gradients, means, [torch.ones(2), torch.ones(2)], step)
     with pytest.raises(ValueError, match=r"parameters\[0\] must be floating, not torch.int64"):

@@ -122,7 +122,7 @@ def test_sample() -> None:
         ([[1], []], 2, "a prompt is empty"),
         ([], 2, "a prompt is empty"),
         ([[1] * 20, [1]], 13, "a prompt of 20 tokens and 13 more exceed the decoder's 32 positions"),
-        ([[1], [1], [1]], 2, "the cache has 2 sequences, and 3 numbers are given"),
+        ([[1], [1], [1]], 2, "the cache has 2 sequences, but 3 numbers are given"),
     ],
 )
 def test_prompts_that_do_not_fit(network: Decoder, prompts: Any, count: int, message: str) -> None:
@@ -135,7 +135,7 @@ def test_a_cache_gives_out_blocks_and_takes_them_back() -> None:
     cache.reserve([5, 1])
     assert cache.block_table[:, :2].tolist() == [[2, 0], [1, -1]]
     before = cache.block_table.clone()
-    with pytest.raises(ValueError, match="the cache has 0 free blocks, and 1 more are needed"):
+    with pytest.raises(ValueError, match="the cache has 0 free blocks, but needs 1"):
         cache.reserve([5, 5])
     with pytest.raises(ValueError, match="33 tokens are more than the decoder's 32 positions"):
         cache.reserve([33, 1])

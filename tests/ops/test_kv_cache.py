@@ -86,7 +86,7 @@ def test_a_slot_beyond_the_cache(dtype: torch.dtype) -> None:
 def test_dtypes_that_differ() -> None:
     caches, rows = [torch.zeros(BLOCKS, SIZE, HEADS, DIM) for _ in range(2)], torch.ones(2, HEADS, DIM)
     with pytest.raises(
-        ValueError, match=r"keys and values are torch.float32 and torch.float64, and the caches"
+        ValueError, match=r"keys and values are torch.float32 and torch.float64, but the caches"
     ):
         write_kv_cache(*caches, rows, rows.double(), torch.tensor([0, 1]))
     with pytest.raises(IndexError):

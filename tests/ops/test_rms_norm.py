@@ -155,7 +155,7 @@ def test_shapes() -> None:
     with pytest.raises(ValueError, match=r"x must be floating, not torch.int16"):
         rms_norm(torch.ones(2, 3, dtype=torch.int16))
     numbers = torch.ones(2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"x is torch.int64, and must be floating"):
+    with pytest.raises(ValueError, match=r"x must be floating, not torch.int64"):
         add_rms_norm_(numbers.clone(), numbers)
     assert torch.equal(numbers, torch.ones_like(numbers))
     x = torch.ones(2, 3)

@@ -274,10 +274,14 @@ def places(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
         "a folder of this name exists already",
         "name a different folder: `opsmith new NAME DIR`",
     )
-    yield tmp_path / "file", "a file of this name is there", "name a different folder: `opsmith new NAME DIR`"
+    yield (
+        tmp_path / "file",
+        "a file of this name exists already",
+        "name a different folder: `opsmith new NAME DIR`",
+    )
     yield (
         tmp_path / "broken",
-        "a file of this name is there",
+        "a file of this name exists already",
         "name a different folder: `opsmith new NAME DIR`",
     )
     yield tmp_path / "no" / "a", f"there is no folder `{tmp_path / 'no'}`", "make that folder first"

@@ -154,7 +154,7 @@ def test_a_part_that_was_edited_or_lost_is_named(kind: str, name: str, package: 
         reasons.append(kernel.given.built_in_package().reason)
     finally:
         away.replace(part)
-    faults = ("is missing", "is not that of the build")
+    faults = ("is missing", "has changed since the build")
     assert reasons == [
         f"the {kind} parts/{name} {fault}, for the kernels in {package / '_kernels'}" for fault in faults
     ]

@@ -1,6 +1,6 @@
 #include "rows.h"
 
-// True if the elements of a tensor fill one piece of memory, in whatever order.
+// True if the elements of a tensor fill a piece of memory without gaps, in any order.
 template <class T>
 bool dense(const View<T>& x) {
   std::vector<std::pair<int64_t, int64_t>> dims;
@@ -31,7 +31,7 @@ template <class A>
 struct Step {
   A decay, beta1, beta2, step_size, correction, eps;
 
-  // Updates n elements; each tensor has a stride of its own.
+  // Updates n elements; each tensor has its own stride.
   template <class T>
   void operator()(T* p, const T* g, T* m, T* v, int64_t n, const std::array<int64_t, 4>& by) const {
     const Step step = *this;
@@ -72,11 +72,11 @@ void adamw_(List<View<T>> parameters, List<View<const T>> derivatives, List<View
                        A(learning_rate / (1 - std::pow(beta1, count))), A(correction), A(eps)};
   step() = A(count);
 
-  // Threads share pieces of about this many elements, of all tensors: models have many small ones.
+  // Threads share pieces of about this many elements of all tensors, since models have many small tensors.
   constexpr int64_t PIECE = 16384;
   struct Piece {
     int64_t tensor, begin, end;
-    bool rows;  // begin and end count rows, where memory is not alike
+    bool rows;  // begin and end count rows if the layouts differ
   };
   std::vector<Piece> pieces;
   int64_t total = 0;

@@ -1,5 +1,5 @@
-// A step of AdamW. A first launch counts it, and computes what is the same for all elements; in the second one
-// each row of the grid updates one tensor.
+// A step of AdamW. The first launch counts the step, and computes the factors that all elements share. In the
+// second launch each row of the grid updates one tensor.
 #include "rows.cuh"
 
 template <class A>
@@ -15,7 +15,7 @@ struct Step {
   }
 };
 
-// N elements of each of the four tensors, from element i * N on, where they lie one after the other.
+// N elements of each of the four tensors, from element i * N on; they are contiguous.
 template <int N, class T, class A>
 __device__ void update_together(const Step<A>& update, int64_t i, const Row<T>& parameter,
                                 const Row<const T>& derivative, const Row<T>& mean, const Row<T>& square) {
@@ -31,7 +31,7 @@ __device__ void update_together(const Step<A>& update, int64_t i, const Row<T>& 
   square.store(i, v);
 }
 
-// True if the elements of both tensors lie alike, and fill one piece of memory.
+// True if both tensors have the same dense layout.
 template <class T, class U>
 __device__ bool alike(const View<T>& x, const View<U>& y) {
   int64_t last = 0;
@@ -42,10 +42,10 @@ __device__ bool alike(const View<T>& x, const View<U>& y) {
   return last + 1 == x.numel();
 }
 
-// Tensors of a list at most: the parameters of a launch are up to 32764 bytes, and a view is 152.
+// Maximum number of tensors of a list: the parameters of a launch are at most 32764 bytes, a view has 152.
 constexpr int TENSORS = 50;
 
-// Powers are taken in double, which is slow: by one thread alone.
+// Powers are computed in double, which is slow, so only one thread does it.
 template <class T>
 __global__ void count(View<Wide<T>, 0> step, double learning_rate, double beta1, double beta2, double eps,
                       double weight_decay, Contiguous<Wide<T>, 1> same) {
@@ -66,7 +66,7 @@ adamw_(List<View<T>, TENSORS> parameters, List<View<const T>, TENSORS> derivativ
        List<View<T>, TENSORS> squares, Contiguous<const Wide<T>, 1> same) {
   const View<T>& parameter = parameters[blockIdx.y];
   const int64_t n = parameter.numel(), begin = int64_t(blockIdx.x) * blockDim.x, first = begin + threadIdx.x;
-  if (begin >= n) return;  // the grid is as wide as the largest tensor
+  if (begin >= n) return;  // the grid is as wide as the largest tensor needs
   const Step<Wide<T>> update(same);
   const View<T>&mean = means[blockIdx.y], &square = squares[blockIdx.y];
   const View<const T>& derivative = derivatives[blockIdx.y];

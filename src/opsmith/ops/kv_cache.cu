@@ -1,7 +1,8 @@
-// Copies keys and values into their slots: a block for each token, whose threads lie across a head and the heads.
+// Copies keys and values into their slots. A block copies a token; its threads cover a head (x) and the heads
+// (y).
 #include "rows.cuh"
 
-// Copies a token's heads, N numbers of a head at once.
+// Copies the heads of a token, N numbers of a head at a time.
 template <int N, class T>
 __device__ void copy(const View<const T, 3>& rows, int64_t token, const View<T, 4>& cache, T* to) {
   const T* from = rows.data + token * rows.stride(0);

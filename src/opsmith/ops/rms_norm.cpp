@@ -45,7 +45,7 @@ template <class T>
 void rms_norm_backward(View<const T> grad, View<const T> x, View<const T, 1> weight, View<const Wide<T>> rstd,
                        View<T> grad_x, View<T, 1> grad_weight) {
   using A = Wide<T>;
-  constexpr int64_t BLOCK = 64;  // rows that are summed before they are added to the sum of all: rounding
+  constexpr int64_t BLOCK = 64;  // rows that are summed before they are added to the total, for accuracy
   const int64_t n = x.size(-1), count = rstd.numel();
   const Rows<const T> grads(grad), from(x);
   const Rows<const A> scales(rstd);

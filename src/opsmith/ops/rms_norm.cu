@@ -2,7 +2,7 @@
 // twice, from memory and then from the cache.
 #include "rows.cuh"
 
-// A weight of ones, where there is none.
+// A weight of ones, if there is no weight.
 template <class T>
 struct Weight : Row<const T> {
   __device__ explicit Weight(const View<const T, 1>& given) : Row<const T>{given.data, given.stride(0)} {}
@@ -22,7 +22,7 @@ __device__ A root_of_mean(A squares, int64_t n, double eps) {
   return rsqrt(squares / A(n) + A(eps));
 }
 
-// Writes x scale weight into y. A thread reads no element of x that another one has written.
+// Writes x scale weight into y. A thread reads no element of x that a different thread has written.
 template <int N, class X, class T, class A>
 __device__ void write_scaled(const Row<X>& x, const Weight<T>& weight, int64_t n, A scale, const Row<T>& y) {
   for (int64_t i = threadIdx.x; i < n / N; i += blockDim.x) {
@@ -76,7 +76,7 @@ __device__ void add_and_normalise(const Row<T>& x, const Row<T>& residual, const
     residual.load(i, old);
 #pragma unroll
     for (int p = 0; p < N; p++) {
-      number[p] = A(T(number[p] + old[p]));  // what the residual holds, rounded
+      number[p] = A(T(number[p] + old[p]));  // the number in the residual, rounded
       squares += number[p] * number[p];
     }
     residual.store(i, number);
@@ -97,17 +97,17 @@ add_rms_norm_(View<T> x, View<T> residual, Optional<View<const T, 1>> weight, do
     add_and_normalise<1>(to, sums, by, n, eps);
 }
 
-// Rows that the threads of a row read together: so many requests to memory are under way at once.
+// Number of rows that the threads of a row read together, so that more memory requests run at once.
 constexpr int TOGETHER = 4;
 
-// Gradients of rows from row `first` on. With n = x rstd and g = grad weight, grad_x is rstd (g - n mean(g n)).
-// Their part of grad_weight begins `sums`, or is added to it.
+// Gradients of rows from row `first` on. With n = x rstd and g = grad weight, grad_x is
+// rstd (g - n mean(g n)). Their part of grad_weight initialises `sums`, or is added to it.
 template <int N, bool EVENLY, class T, class A>
 __device__ void rows_backward(const Rows<const T>& grads, const Rows<const T>& x, const Weight<T>& weight,
                               const Rows<const A>& rstd, int64_t first, int64_t count, int64_t n,
                               const Rows<T>& grad_x, bool begins, const Row<A>& sums) {
   A along[TOGETHER] = {}, scale[TOGETHER];
-  // After the last row this one is read again, which is of no effect.
+  // After the last row this row is read again, without effect.
   const auto row = [=](int r) { return min(first + r, count - 1); };
   for (int64_t i = threadIdx.x; i < n / N; i += blockDim.x) {
     A by[N];
@@ -148,7 +148,7 @@ __device__ void rows_backward(const Rows<const T>& grads, const Rows<const T>& x
   }
 }
 
-// Threads that share rows take some of them in turn. Each has a row of `sums` for its part of grad_weight.
+// A group of threads computes several rows in turn. It has a row of `sums` for its part of grad_weight.
 template <class T>
 __global__ void __launch_bounds__(256, 2)
 rms_norm_backward(View<const T> grad, View<const T> x, View<const T, 1> weight, View<const Wide<T>> rstd,
@@ -174,7 +174,7 @@ rms_norm_backward(View<const T> grad, View<const T> x, View<const T, 1> weight, 
   }
 }
 
-// Columns of a block, which are 32 bytes: as much as a GPU reads at once.
+// Number of columns of a block: 32 bytes, as much as a GPU reads at once.
 template <class T> constexpr int STRIP = 32 / sizeof(T);
 
 // Sums columns, always in the same order.

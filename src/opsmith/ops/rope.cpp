@@ -1,6 +1,7 @@
 #include "rows.h"
 
-// Turns n pairs: the first numbers of all pairs lie at a, the second at b, `step` elements from pair to pair.
+// Rotates n pairs: the first numbers are at a, the second numbers at b, with `step` elements from pair to
+// pair.
 template <class T>
 void turn(T* a, T* b, int64_t step, int64_t n, const Wide<T>* cos, const Wide<T>* sin) {
   using A = Wide<T>;

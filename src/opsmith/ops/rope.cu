@@ -1,7 +1,8 @@
-// Turns pairs of numbers: a block for each token, whose threads lie across the pairs of a head and the heads.
+// Rotates pairs of numbers. A block rotates a token; its threads cover the pairs of a head (x) and the heads
+// (y).
 #include "rows.cuh"
 
-// Turns pairs i N to i N + N - 1 of a head, of numbers beside one another or half of the turned numbers apart.
+// Rotates pairs i N to i N + N - 1 of a head. The two numbers of a pair are adjacent, or R/2 apart.
 template <int N, bool INTERLEAVED, class T, class A>
 __device__ void turn_at(int64_t i, int64_t half, const Row<T>& row, const Row<const A>& cos, const Row<const A>& sin) {
   constexpr int OF_TABLE = N == 1 ? 1 : PACK<A>;

@@ -1,11 +1,11 @@
-// Rows of tensors, which lie along their last dimension, computed in float, or in double for double.
+// Rows of tensors, along the last dimension, computed in float, or in double for double.
 #pragma once
 
 template <class T> struct Widening { using type = float; };
 template <> struct Widening<double> { using type = double; };
 template <class T> using Wide = typename Widening<T>::type;
 
-// Elements that a thread reads or writes at once: 16 bytes, where they lie one after the other.
+// Elements that a thread reads or writes at once: 16 bytes if they are contiguous.
 template <class T> constexpr int PACK = 16 / sizeof(T);
 
 template <class T, int N>
@@ -46,7 +46,7 @@ struct Row {
   }
 };
 
-// True if each row of a tensor, along its last dimension, begins with a pack and lies one element after the other.
+// True if each row of a tensor, along its last dimension, is contiguous and begins at a multiple of a pack.
 template <class T, int N>
 __device__ bool each_row_in_packs(const View<T, N>& x) {
   bool found = Row<T>{x.data, x.stride(-1)}.in_packs();
@@ -58,7 +58,7 @@ __device__ bool each_row_in_packs(const View<T, N>& x) {
 template <class T>
 struct Rows {
   const View<T>& x;
-  bool evenly;  // from each to the next by the same step
+  bool evenly;  // all rows have the same distance
 
   __device__ explicit Rows(const View<T>& x) : x(x), evenly(true) {
     for (int at = 0; at + 2 < x.dim; at++) evenly &= x.strides[at] == x.strides[at + 1] * x.sizes[at + 1];
@@ -95,7 +95,7 @@ __device__ T& element(const View<T, N>& x, int64_t index) {
 // Number of the row of this thread: blockDim.x threads share a row, and blockDim.y rows a block.
 __device__ inline int64_t row_of_thread() { return int64_t(blockIdx.x) * blockDim.y + threadIdx.y; }
 
-// Sums numbers over the threads that share a row, a warp or a whole block; each of them gets the sums.
+// Sums numbers over the threads that share a row, a warp or a whole block; each thread gets the sums.
 template <class A, int N>
 __device__ void sum_over_row(A (&sums)[N]) {
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ void sum_over_row(A (&sums)[N]) {
     for (int by = 16; by > 0; by /= 2) sums[at] += __shfl_xor_sync(0xffffffff, sums[at], by);
   if (blockDim.x == 32) return;
   __shared__ A parts[N][32];
-  __syncthreads();  // all have read the parts of an earlier sum
+  __syncthreads();  // all threads have read the parts of an earlier sum
   if (threadIdx.x % 32 == 0)
     for (int at = 0; at < N; at++) parts[at][threadIdx.x / 32] = sums[at];
   __syncthreads();

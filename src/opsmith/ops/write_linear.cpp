@@ -1,10 +1,10 @@
 #include "rows.h"
 
-// Each row of the weight is read once, and multiplied with all rows of x, which are few.
+// Each row of the weight is read once, and multiplied with all rows of x. There are few rows of x.
 template <class T>
 void write_linear(View<T, 2> y, View<const T, 2> x, View<const T, 2> weight) {
   using A = Wide<T>;
-  constexpr int64_t TOGETHER = 4;  // rows of x that share one reading of a row of the weight
+  constexpr int64_t TOGETHER = 4;  // rows of x for which a row of the weight is read once
   const int64_t rows = x.size(0), inputs = x.size(1), outputs = weight.size(0);
   std::vector<A> wide;
   const A* from = nullptr;

@@ -116,7 +116,7 @@ class PagedCache:
             for count, used in zip(tokens, self._used, strict=True)
         ]
         if sum(wanted) > len(self._free):
-            raise ValueError(f"the cache has {len(self._free)} free blocks, but {sum(wanted)} are needed")
+            raise ValueError(f"the cache has {len(self._free)} free blocks, but needs {sum(wanted)}")
         for sequence, count in enumerate(wanted):
             used = self._used[sequence]
             for _ in range(count):

@@ -1,6 +1,6 @@
-// Forward for a group, or for what is left of one behind whole vectors of channels, with so few channels that
-// a vector of them would be mostly empty: here the lanes are pixels of a row that follow one another, and
-// each channel has a plane of its own.
+// Forward for a group, or for the rest of a group after whole vectors of channels, with so few channels that
+// a vector of them would be mostly empty. Here the lanes are consecutive pixels of a row, and each channel
+// has its own plane.
 #pragma once
 #include "involution.h"
 
@@ -9,20 +9,20 @@ namespace involution {
 template <class A>
 constexpr int few = count<A> / 4;  // channels
 
-// Planes of the image with zeros all around, and of sums, whose rows end with the vector that they end in.
+// Planes of the image, surrounded by zeros, and planes of sums, whose rows are padded to whole vectors.
 template <class A>
 struct FewLayout {
   Axis down, across;
   int64_t pixel_row, pixel_plane, sum_row, sum_plane;  // numbers from one to the next
 
-  // For so many rows of the result.
+  // For this number of rows of the result.
   FewLayout(const Axis& down, const Axis& across, int64_t rows) : down(down), across(across) {
     pixel_row = std::max(across.extent(across.result), across.size + across.padding);
     pixel_plane = down.extent(rows) * pixel_row;
     sum_row = (across.result + count<A> - 1) / count<A> * count<A>;
     sum_plane = rows * sum_row;
   }
-  // Whole vectors of numbers; loads of pixels may reach as far as one of them beyond the last.
+  // Whole vectors of numbers; loads of pixels may reach up to one vector beyond the last.
   int64_t scratch() const {
     return (few<A> * (pixel_plane + sum_plane) + 2 * count<A> - 1) / count<A> * count<A>;
   }
@@ -69,10 +69,10 @@ void add_to_few(const FewLayout<A>& layout, A* sums, const A* pixels, FewTaps<T>
   });
 }
 
-constexpr int64_t SOON = 1024;  // bytes of a tap between a weight and the one that is fetched meanwhile
+constexpr int64_t SOON = 1024;  // bytes of a tap between a weight and the weight that is prefetched
 
 // Rows of the result for `image`. Windows are one pixel apart in a row, and rows of weights and of the result
-// lie together.
+// are contiguous.
 template <class T, class A>
 void forward_of_few(const FewLayout<A>& layout, const Planes<const T>& image, const View<const T, 6>& weight,
                     const Share& share, A* scratch, const Planes<T>& result) {
@@ -105,8 +105,8 @@ void forward_of_few(const FewLayout<A>& layout, const Planes<const T>& image, co
   each<few<A>>([&](auto c) {
     constexpr int C = c + 1;
     if (image.channels != C) return;
-    // Row by row of taps, so that few streams of weights are read at a time. Behind the last row comes the
-    // first of the next row of taps.
+    // One row of taps after the other, so that few streams of weights are read at a time. After the last row
+    // comes the first row of the next row of taps.
     for (int64_t u = 0; u < down.kernel; u++)
       for (int64_t row = 0; row < rows; row++) {
         A* sum = sums + row * layout.sum_row;

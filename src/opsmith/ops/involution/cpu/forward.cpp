@@ -1,14 +1,14 @@
-// Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own
-// kernel. Where a processor multiplies pairs, a lane holds two rows of taps, or of the image.
+// Involution: each pixel of the result is the sum of the pixels around it, weighted by the kernel of that
+// pixel. If the processor multiplies pairs, a lane contains two rows of taps, or of the image.
 #include "few_channels.h"
 #include "pairs.h"
 
 using namespace involution;
 
-// Adds one row of taps to PB pixels that follow one another: K of them, S pixels from window to window. Each
-// pixel of the image is loaded once, all V vectors of its channels, and multiplied with the weights of the
-// windows that it is in. The zeros at the `Left` and at the `Right` side of the image are left out. Of the last
-// of an odd number of rows, pixels are `Alone`: without the row below.
+// Adds one row of K taps to PB consecutive pixels, whose windows are S pixels apart. Each pixel of the image
+// is loaded once, with all V vectors of its channels, and multiplied with the weights of all windows that
+// contain it. The zeros at the `Left` and at the `Right` side of the image are left out. In the last row of
+// an odd number of rows, pixels are `Alone`: without a row below.
 template <class T, int K, int S, int PB, int V, bool Left, bool Right, bool Alone, class A>
 [[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB * V], const A* pixels, const A* weights,
                                            int64_t pitch) {
@@ -24,7 +24,7 @@ template <class T, int K, int S, int PB, int V, bool Left, bool Right, bool Alon
     each<V>([&](auto k) __attribute__((always_inline)) {
       pixel[k] = lanes::load(pixels + (q * V + k) * count<A>);
     });
-    if constexpr (V > 1) lanes::loaded(pixel[0]);  // else it is loaded for each product, as the other is
+    if constexpr (V > 1) lanes::loaded(pixel[0]);  // otherwise it is loaded for each product
     if constexpr (Alone) pixel[0] = first_alone(pixel[0]);
     each<K>([&](auto v) __attribute__((always_inline)) {
       constexpr int p = (q - v) / S;
@@ -43,9 +43,9 @@ struct Block {
   int64_t row_step;  // numbers from a row of taps to the next, in the image
   const A* weights;  // of tap (0, 0), at the first pixel
   int64_t pitch;     // numbers from tap to tap
-  Span taps;         // the rows of taps, or pairs of them, that are in the image
-  bool odd = false;  // whether the last of these is no pair
-  const A* begin;    // what the sums begin with
+  Span taps;         // the rows of taps, or pairs of rows, that are inside the image
+  bool odd = false;  // true if the last of these is not a pair
+  const A* begin;    // initial values of the sums
   A* result;
   int64_t ahead;  // numbers to the weights that are used next
 };
@@ -91,8 +91,8 @@ template <int PB, int V, class A>
   });
 }
 
-// The blocks of one kernel and stride, for V vectors of channels at once. Without unrolled ones, those that
-// compute any kernel.
+// The blocks of one kernel and stride, for V vectors of channels at once. If there are no unrolled blocks,
+// the blocks for any kernel.
 template <class T, class A, int V>
 struct Blocks {
   using Run = void (*)(const Block<A>&);
@@ -100,7 +100,7 @@ struct Blocks {
 
   const Axis& across;
   Run wide = nullptr, narrow = nullptr, one = nullptr;
-  // Those at a side of the image, and those as wide as it, which leave out the zeros beyond it.
+  // Blocks at a side of the image, and blocks as wide as the image, which leave out the zeros beyond it.
   Run left = nullptr, right = nullptr, all_wide = nullptr, all_narrow = nullptr;
 
   explicit Blocks(const Axis& axis) : across(axis) {
@@ -121,10 +121,10 @@ struct Blocks {
     });
   }
 
-  // True if lanes hold two rows of taps, and of the image.
+  // True if lanes contain two rows of taps, and of the image.
   bool in_pairs() const { return paired<T> == 2 && wide; }
 
-  // Of the pixels of a row, how many the next block computes.
+  // Number of pixels of a row that the next block computes.
   int64_t width(int64_t left) const {
     if (across.result < NARROW) return 1;
     return wide && across.result >= WIDE && left > NARROW ? WIDE : NARROW;
@@ -142,8 +142,8 @@ struct Blocks {
   }
 };
 
-// Initial values of the sums of a row. Rows of taps above and below the image are left out; there the reference
-// multiplies weights with zeros, which is nan where one is not finite.
+// Initial values of the sums of a row. Rows of taps above and below the image are left out; there the
+// reference multiplies weights with zeros, which gives nan for weights that are not finite.
 template <class T, class A>
 void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside, A* sums) {
   constexpr int L = count<A>;
@@ -168,12 +168,11 @@ void begin_sums(const T* row, const View<const T, 6>& weight, const Span& inside
       }
     }
     const Vector<A> sum = lanes::infinite<A>(largest) ? all(std::numeric_limits<A>::quiet_NaN()) : all(A(0));
-    lanes::store(sums + j, sum);  // as whole vectors, for which there is room
+    lanes::store(sums + j, sum);  // as whole vectors: there is room for them
   }
 }
 
-// True if none of the weights of one group of one image is inf or nan; false also where they do not lie
-// together.
+// True if none of the weights of one group of one image is inf or nan; false also if they are not contiguous.
 template <class T>
 bool all_finite(const T* weights, const View<const T, 6>& weight) {
   using A = Computed<T>;
@@ -184,7 +183,7 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
     size *= weight.size(at);
   }
   Vector<lanes::Bits<A>> largest{};
-  // First those before a multiple of a vector's size: loads across two lines of memory take twice as long.
+  // First the weights before a multiple of a vector's size: loads across two cache lines take twice as long.
   int64_t at = std::min<int64_t>(size, -reinterpret_cast<uintptr_t>(weights) / sizeof(T) % L);
   largest = lanes::larger<A>(largest, lanes::load_some(weights, at));
   for (; at + L <= size; at += L) largest = lanes::larger<A>(largest, lanes::load(weights + at));
@@ -195,7 +194,7 @@ bool all_finite(const T* weights, const View<const T, 6>& weight) {
   return true;
 }
 
-// Sizes of the result; unknown for sizes that do not fit one another, which the reference then refuses.
+// Sizes of the result; unknown for sizes that do not fit together, for which the reference raises an error.
 template <class T>
 Shape sizes(View<const T, 4> input, View<const T, 6> weight, List<int64_t> stride, List<int64_t> padding,
             List<int64_t> dilation) {
@@ -216,9 +215,9 @@ struct Plan {
 
   Axis down, across;
   int64_t channels;  // of a group
-  bool direct;       // weights are read where they lie
-  bool streamed;     // results go past the caches
-  bool in_planes;    // channels that fill no vector have planes of their own, where they are few
+  bool direct;       // weights are read without a copy
+  bool streamed;     // results bypass the caches
+  bool in_planes;    // the rest of the channels have planes, if they are few
   static constexpr int V = vectors_at_once<A>;
   Blocks<T, A, V> blocks{across};
   Blocks<T, A, 1> last_blocks{across};  // of the last vector of channels
@@ -231,11 +230,11 @@ struct Plan {
   int64_t band = std::min(most, down.result);
   int64_t together = rows_together<T>(band, across.result);
   int64_t tap_pitch = tap_pitch_of<A>(together * across.result);
-  // Channels that fill vectors, or most of one; what is left of few has its planes.
+  // Channels that fill vectors, or most of a vector; the few remaining channels have planes.
   int64_t in_vectors = in_planes ? channels / L * L : channels;
   FewLayout<A> few_layout{down, across, band};
 
-  // Pixels of several vectors of channels, of one, and of few channels have memory of their own, each with its
+  // Pixels of several vectors of channels, of one vector, and of few channels have separate memory, each with
   // zeros.
   int64_t last = in_vectors % (V * L);
   int64_t for_several = V > 1 && in_vectors > L ? pixels_of(V) : 0;
@@ -260,33 +259,33 @@ struct Plan {
   int64_t pixels_of(int64_t vectors) const { return down.extent(band) * columns * vectors * L; }
 };
 
-// Rows of the result that are computed one after the other, and what of.
+// Rows of the result that are computed one after the other, and their data.
 template <class T, class A>
 struct Turn {
   Span rows;
   const T* weights;  // of the group
-  bool finite;       // whether all of these are known to be
+  bool finite;       // true if all of these are known to be finite
   int64_t ahead;     // numbers to the weights that are used next
   A* widened;        // those of these rows, where they are not read as they lie
-  A* begin;          // what their sums begin with
+  A* begin;          // initial values of their sums
 };
 
 // Values common to all rows of a share: its weights, and, if these are few, a flag that all are finite.
 template <class T, class A>
 void take_weights(const Plan<T>& plan, const View<const T, 6>& weight, const Share& share, Turn<T, A>& turn) {
   turn.weights = weight.data + share.batch * weight.stride(0) + share.group * weight.stride(1);
-  // In a small image taps look beyond it from nearly every row. One look at all its weights is less than one
-  // from each row, and reads them as memory is read fastest.
+  // In a small image nearly every row has taps beyond the image. One test of all weights is cheaper than a
+  // test for each row, and reads them in the fastest order.
   const int64_t numbers = plan.down.kernel * plan.across.kernel * plan.down.result * plan.across.result;
   const bool small = numbers * int64_t(sizeof(T)) <= SMALL && share.last - share.first == plan.down.result;
   turn.finite = small && all_finite(turn.weights, weight);
   if (turn.finite) std::fill(turn.begin, turn.begin + plan.together * plan.across.result, A(0));
-  // Then they are in a cache, and those of the next group are fetched meanwhile.
+  // Then they are in a cache, and the weights of the next group are prefetched.
   turn.ahead = turn.finite ? numbers : (plan.direct ? 1 : plan.together) * weight.stride(4);
 }
 
-// Makes ready what the sums of a turn begin with, and copies its weights or makes pairs of them, as its path
-// has them.
+// Prepares the initial values of the sums of a turn, and copies its weights or makes pairs of them, as its
+// path needs.
 template <class T, class A>
 void prepare(const Plan<T>& plan, const View<const T, 6>& weight, const Turn<T, A>& turn) {
   const Axis& down = plan.down;
@@ -352,7 +351,7 @@ void compute_channels(const Plan<T>& plan, const Blocks<T, A, V>& blocks, const 
                       Turn<T, A>& turn, A* scratch, A* results, const View<T, 4>& result) {
   constexpr int L = count<A>;
   const Pixels<A> pixels{scratch, plan.columns, V * L};
-  // Its rows of the image, and where these are in scratch: there also where they are none.
+  // Its rows of the image, and their place in scratch memory, which also has rows outside of the image.
   const Span window = plan.down.window({share.first, share.last});
   const Span image = Span{0, plan.down.size}.within(window);
   const Span inside{image.first - window.first, image.last - window.first};

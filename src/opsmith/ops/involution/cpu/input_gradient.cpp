@@ -1,12 +1,12 @@
-// The gradient of involution by its input: each pixel is the sum of what came for the windows that it is in,
-// weighed by their kernels.
+// The gradient of involution by its input: each pixel is the sum of the cotangents of the windows that
+// contain it, weighted by their kernels.
 //
-// If windows are S pixels apart, pixel x = S t + phase - padding is reached by taps v = phase, phase + S,
-// ... alone, from windows t, t - 1, ... So each phase is like a gradient with windows one pixel apart, and
-// every S-th tap.
+// If windows are S pixels apart, pixel x = S t + phase - padding is reached by taps v = phase, phase + S, ...
+// alone, from windows t, t - 1, ... So each phase is like a gradient for windows that are one pixel apart,
+// with every S-th tap.
 //
-// If a processor multiplies pairs and rows of windows are one pixel apart, a lane holds two rows of taps:
-// u in its second half and u + 1, which reaches the row above in the cotangent, in its first.
+// If the processor multiplies pairs and rows of windows are one pixel apart, a lane contains two rows of
+// taps: u in its second half and u + 1, which reaches the row above in the cotangent, in its first.
 #include "pairs.h"
 
 using namespace involution;
@@ -24,7 +24,7 @@ struct Block {
   int64_t ahead;       // numbers to the weights of the row below
 };
 
-// Adds what one row of taps brings to PB pixels that are S apart, for N taps and V vectors of channels.
+// Adds the products of one row of taps to PB pixels that are S apart, for N taps and V vectors of channels.
 template <class T, int N, int PB, int V, bool Inner, bool Alone, class A>
 [[gnu::always_inline]] inline void add_row(Vector<A> (&sums)[PB * V], const Block<A>& it, const A* pixels,
                                            const A* weights) {
@@ -82,7 +82,7 @@ void run(const Block<A>& it, int64_t width) {
 template <class A>
 using Run = void (*)(const Block<A>&, int64_t);
 
-// Function that computes a block with `taps` taps in a row; null if there is none for so many.
+// Function that computes a block with `taps` taps in a row; null if there is none for this number.
 template <class T, int V, class A = Computed<T>>
 Run<A> run_of(int64_t taps) {
   static constexpr Run<A> known[] = {nullptr,         run<T, 1, V, A>, run<T, 2, V, A>, run<T, 3, V, A>,
@@ -182,7 +182,7 @@ struct Plan {
 
   Axis down, across;
   bool direct;    // weights are read where they lie
-  bool streamed;  // the result goes past the caches
+  bool streamed;  // the result bypasses the caches
   bool phased = in_phases<T>(down, across);
   bool in_pairs = paired<T> == 2 && phased && down.stride == 1;  // lanes hold two rows of taps
 
@@ -298,7 +298,8 @@ void compute_row(const Plan<T>& plan, const View<const T, 6>& weight, const Turn
   }
 }
 
-// The size of the image, with all that the reference refuses: it is not asked about sizes that C++ gives.
+// The size of the image. All sizes that the reference refuses are refused here, too: it is not called for
+// sizes from C++.
 template <class T>
 Shape sizes(View<const T, 4> cotangent, View<const T, 6> weight, List<int64_t> size, List<int64_t> stride,
             List<int64_t> padding, List<int64_t> dilation) {

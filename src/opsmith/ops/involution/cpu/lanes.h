@@ -1,4 +1,4 @@
-// Vectors of as many lanes as this processor has, and what is done with them: loads that widen, stores that
+// Vectors with the number of lanes of this processor, and their operations: loads that widen, stores that
 // round, parts of a vector at the ends of rows, and the transposition of a square of lanes.
 #pragma once
 
@@ -28,7 +28,7 @@ constexpr int bytes = 16;
 template <class T>
 struct computed {
   using type = float;
-};  // numbers of 16 bits are computed with in float
+};  // 16-bit numbers are computed in float
 template <>
 struct computed<double> {
   using type = double;
@@ -54,15 +54,15 @@ template <int N, class Body>
   each_of(static_cast<Body&&>(body), std::make_integer_sequence<int, N>{});
 }
 
-// Has the compiler keep an address as it is: from several that it computes anew of one another come many
+// Makes the compiler keep an address: if it derives several addresses from each other, it needs many
 // registers.
 template <class T>
 [[gnu::always_inline]] inline void keep(T*& address) {
   asm("" : "+r"(address));
 }
 
-// Has the compiler load a vector once, in place of once for each operation that it is in: where it lies
-// across two lines of memory, each of those would take two loads.
+// Makes the compiler load a vector once instead of once for each operation: a vector across two cache lines
+// takes two loads each time.
 template <class V>
 [[gnu::always_inline]] inline void loaded(V& vector) {
 #if defined(__x86_64__)
@@ -82,7 +82,7 @@ template <class A>
 #define LANES_PAIRED 1  // bfloat16 is rounded to, and multiplied two by two, in one step
 #endif
 
-// As many elements as there are lanes, in memory of any alignment, and as they lie there.
+// As many elements as there are lanes, in memory of any alignment, unconverted.
 template <class T>
 struct held {
   typedef uint16_t type __attribute__((vector_size(bytes / 2)));
@@ -175,7 +175,7 @@ template <class A>
 }
 #endif
 
-// The first `some` elements alone; the other lanes are 0.
+// Only the first `some` elements; the remaining lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline Vector<Computed<T>> load_some(const T* from, int64_t some) {
 #if defined(__AVX__) && !defined(__AVX512F__)
@@ -201,14 +201,15 @@ template <class T>
 using Mask = uint16_t;
 constexpr Mask first(int64_t some) { return Mask((1u << some) - 1); }
 
-// Has the compiler hold a mask in a register.
+// Makes the compiler keep a mask in a register.
 [[gnu::always_inline]] inline void keep([[maybe_unused]] Mask& mask) {
 #if defined(LANES_MASKED)
   asm("" : "+k"(mask));
 #endif
 }
 
-// The elements in some lanes, where a processor is `masked`: the other lanes are 0, and their memory is not read.
+// The elements in some lanes, if the processor is `masked`: the other lanes are 0, and their memory is not
+// read.
 template <class A>
 Vector<A> load_lanes(const A* from, Mask lanes);
 #if defined(LANES_MASKED)
@@ -257,8 +258,8 @@ template <class T>
 #endif
 }
 
-// As `store`, and past the caches where it is a whole line of 64 bytes: its old content is not read for it.
-// `settle` comes after the last.
+// Like `store`, but a whole cache line of 64 bytes bypasses the caches, so that its old content is not read.
+// Call `settle` after the last one.
 template <class T>
 [[gnu::always_inline]] inline void stream_one(T* to, Vector<Computed<T>> value) {
 #if defined(__AVX512F__)
@@ -269,8 +270,8 @@ template <class T>
   store(to, value);
 }
 
-// Copies to memory whose old content is not to be read for it: lines of 64 bytes go there past the caches.
-// Elsewhere a plain copy. `settle` comes after the last.
+// Copies to memory without reading its old content: lines of 64 bytes bypass the caches. Without such stores
+// it is a plain copy. Call `settle` after the last one.
 template <class T>
 inline void stream(const T* from, T* to, int64_t size) {
 #if defined(__SSE2__)
@@ -299,8 +300,8 @@ inline void settle() {
 #endif
 }
 
-// The larger of how large two numbers are, lane by lane, as integers: their order is that of the numbers,
-// with inf and then nan behind all others.
+// The larger absolute value of two numbers, lane by lane, as integers, which have the same order: inf and
+// then nan are the largest.
 template <class A>
 using Bits = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
 template <class A>

@@ -1,6 +1,7 @@
-// Lanes that hold two numbers of bfloat16, where a processor multiplies both in one step and adds both
-// products. Numbers below 1.2e-38 count as zero there, as in PyTorch's own matrix products of bfloat16 on
-// such processors. Where one of two has no partner, both factors are zero: zero times inf would be nan.
+// Lanes that contain two numbers of bfloat16, for processors that multiply both in one step and add both
+// products. Such processors treat numbers below 1.2e-38 as zero, also in PyTorch's matrix products of
+// bfloat16. If a number has no partner, both factors of the missing product are zero: zero times inf would be
+// nan.
 #pragma once
 #include "involution.h"
 

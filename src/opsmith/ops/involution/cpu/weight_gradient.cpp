@@ -1,11 +1,11 @@
-// The gradient of involution by its weight: at each pixel, the products of what came for it with the pixels
-// of its window, summed over the channels of a group.
+// The gradient of involution by its weight: at each pixel, the products of its cotangent with the pixels of
+// its window, summed over the channels of a group.
 //
-// Vectors are pixels of a row. Where a processor reads single lanes of a vector, the image is read where it
-// lies, without the lanes beyond it; a vector holds as many narrow rows as it has room for. Elsewhere both
-// tensors are first laid out channel by channel with zeros around each row; where windows are S pixels apart,
-// every S-th pixel of the image stands together, so that all loads are of neighbours. Where a processor
-// multiplies pairs, a row holds two channels: half as many rows, and products.
+// Vectors are pixels of a row. If the processor can load single lanes of a vector, the image is read without
+// a copy, and lanes beyond it are left out; a vector contains as many narrow rows as fit. Otherwise both
+// tensors are first copied channel by channel, with zeros around each row. If windows are S pixels apart,
+// every S-th pixel of the image is grouped, so that all loads are contiguous. If the processor multiplies
+// pairs, a row contains two channels: this halves the rows and the products.
 #include <array>
 #include <vector>
 
@@ -138,7 +138,7 @@ template <int K, int S, int R, bool Direct, class A, class T>
 template <class A, class T>
 using Run = void (*)(const Block<A, T>&);
 
-// Vectors of rows of the cotangent at most that are computed at once.
+// Maximum number of vectors of rows of the cotangent that are computed at once.
 template <bool Direct>
 constexpr int most_at_once = lanes::registers == 16 ? 3 : Direct ? 6 : 4;
 
@@ -168,7 +168,7 @@ struct Path {
 
   const Run<A, T>* run = &one;       // for 1, 2, ... vectors of rows of the cotangent
   int64_t several = 1, at_once = 1;  // vectors of rows, and taps, that one call computes at most
-  bool direct = false;               // the image is read where it lies
+  bool direct = false;               // the image is read without a copy
   bool came_direct = false;          // and so is the cotangent
   int64_t fold = 1;                  // rows that a vector holds
 };
@@ -197,8 +197,8 @@ Path<T> path_of(const Axes& axes, const Planes<const T>& input, const Planes<con
 
 constexpr int GATHERED = 6;  // rows of a result at least, where they are gathered
 
-// Numbers in whole lines of memory, and those odd, so that channels do not all fall on the same places of the
-// cache.
+// Numbers in whole cache lines, an odd number of lines, so that the channels do not all use the same places
+// of the cache.
 template <class A>
 int64_t odd_lines(int64_t numbers) {
   const int64_t line = 64 / sizeof(A), lines = (numbers + line - 1) / line;
@@ -315,7 +315,7 @@ Rows<const A> lay_out_cotangent(const Plan<T>& plan, const Planes<const T>& cota
   return {came.data, came.row_step, came.layer_step};
 }
 
-// Makes ready the rows of a share. Those that can be read where they lie stay there.
+// Prepares the rows of a share. Rows that can be read without a copy are not copied.
 template <class T, class A>
 Band<A> make_ready(const Plan<T>& plan, const Planes<const T>& input, const Planes<const T>& cotangent,
                    const Share& share, A* scratch) {
@@ -384,7 +384,7 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
   for (int64_t at = 0; at < (tall - 1) * apart + down.kernel; at++) {
     while (low * apart + down.kernel <= at) low++;
     while (high + 1 < tall && (high + 1) * apart <= at) high++;
-    if (low > high) continue;  // windows further apart than they are high
+    if (low > high) continue;  // windows are further apart than their height
     const int64_t i = tile.first + low * fold, u = at - low * apart;
     const int64_t y = i * down.stride + u * down.dilation - down.padding;
     const bool beyond = y + fold <= 0 || y >= down.size;
@@ -413,7 +413,8 @@ void compute_tile(const Plan<T>& plan, const Band<A>& band, const Span& tile, T*
   }
 }
 
-// The size of the weight, with all that the reference refuses: it is not asked about sizes that C++ gives.
+// The size of the weight. All sizes that the reference refuses are refused here, too: it is not called for
+// sizes from C++.
 template <class T>
 Shape sizes(View<const T, 4> cotangent, View<const T, 4> input, int64_t groups, List<int64_t> kernel,
             List<int64_t> stride, List<int64_t> padding, List<int64_t> dilation) {

@@ -1,10 +1,10 @@
-// Involution: each pixel of the result is the sum of the pixels around it, weighed by that pixel's own
-// kernel.
+// Involution: each pixel of the result is the sum of the pixels around it, weighted by the kernel of that
+// pixel.
 //
-// A block computes a tile of one group of one image: `blockDim.y` strips across and `blockDim.z` rows, by
-// `blockDim.x` threads for each strip, which share its channels out. They stand next to one another, so that
-// one request reads a weight for all of them: it is read once for the whole group, or where that has more
-// than 16 channels, once for each piece of as many. tiles.py says how large tiles are.
+// A block computes a tile of one group of one image: `blockDim.y` strips across and `blockDim.z` rows, with
+// `blockDim.x` threads for each strip, which share its channels. These threads are neighbours, so that one
+// request reads a weight for all of them. A weight is read once for the whole group, or once for each 16
+// channels of a larger group. tiles.py chooses the size of tiles.
 #include "involution.cuh"
 
 using namespace tiled;
@@ -28,7 +28,7 @@ __device__ void any_forward(const View<const T, 4>& input, const View<const T, 6
         const int64_t x = j * stride[1] + v * dilation[1] - padding[1];
         const bool inside = y >= 0 && y < input.size(2) && x >= 0 && x < input.size(3);
 #pragma unroll
-        for (int c = 0; c < C; c++) {  // by zero outside, as in the reference: of a weight of inf that is nan
+        for (int c = 0; c < C; c++) {  // outside times zero, as in the reference: an inf weight gives nan
           const bool is_there = inside && first + c < channels;
           sums[c] += by * (is_there ? A(input(b, g * channels + first + c, y, x)) : A(0));
         }
@@ -39,7 +39,7 @@ __device__ void any_forward(const View<const T, 4>& input, const View<const T, 6
   }
 }
 
-// The vectors that a thread holds: weights, sums and a window.
+// Number of vectors in a thread's registers: weights, sums and a window.
 template <class A, int K, int S, int D, int SHIFT, int C>
 constexpr int held = K + C + S * window_vectors<K, S, D, SHIFT, A>;
 
@@ -62,7 +62,7 @@ involution(View<const T, 4> input, View<const T, 6> weight, List<int64_t, 2> str
     const int i = top + threadIdx.z, j = left + threadIdx.y * N;
     const T* const weights = weight.data + at.batch * weight.stride(0) + at.group * weight.stride(1);
 
-    // One thread for each tap of a row and each row of the tile lets its weights be on their way.
+    // One thread for each tap of a row and each row of the tile prefetches its weights.
     const int ahead = thread(), fetched_row = top + ahead % rows;
     const int fetched_last = min(strips * N, Q - left) - 1;
     const bool fetches = weight.stride(5) == 1 && ahead < K * rows && fetched_row < P;
@@ -79,7 +79,7 @@ involution(View<const T, 4> input, View<const T, 6> weight, List<int64_t, 2> str
     if (i >= P || j >= Q) return;
 
     A sums[C][N] = {};
-    const int mine = channels - first - lane;  // channels that are there, from this thread's first on
+    const int mine = channels - first - lane;  // number of existing channels, from this thread's first on
     const int64_t channel = at.group * int64_t(channels) + first + lane;
     T* to = result.data + at.batch * result.stride(0) + channel * result.stride(1) + i * result.stride(2) +
             j * result.stride(3);

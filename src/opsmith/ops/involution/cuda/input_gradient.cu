@@ -1,5 +1,6 @@
-// The gradient of involution by its input: each pixel of the image gathers what came back to the pixels whose
-// windows it is in, weighed by their kernels. Nothing is added to memory, so the same numbers come each time.
+// The gradient of involution by its input: each pixel of the image gathers the cotangent of all pixels whose
+// windows contain it, weighted by their kernels. There are no atomic additions, so the results are
+// deterministic.
 //
 // In columns counted with the padding, tap v of column j meets column j S + v D = t S + phase, with j = t -
 // floor(v D / S) and phase = v D mod S. A thread computes S strips of columns, all phases of a strip of t: so
@@ -9,11 +10,11 @@
 
 using namespace tiled;
 
-// Columns that the last tap looks back.
+// Number of columns that the last tap looks back.
 template <int K, int S, int D>
 constexpr int reach = K > 0 ? (K - 1) * D / S : 0;
 
-// The vectors that a thread holds: weights, sums and a window.
+// Number of vectors in a thread's registers: weights, sums and a window.
 template <class A, int K, int S, int D, int SHIFT, int C>
 constexpr int held_gathering = K + C * S + window_vectors<reach<K, S, D> + 1, 1, 1, SHIFT, A>;
 
@@ -85,7 +86,7 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
     };
     const int64_t next = apart * weight.stride(2) - back * weight.stride(4);
 
-    // One thread for each tap of a row and each row of the tile lets its weights be on their way.
+    // One thread for each tap of a row and each row of the tile prefetches its weights.
     const int ahead = thread(), fetched_row = top + ahead % rows, fetched_begin = left - ahead / rows * D / S;
     const int fetched_from = max(0, fetched_begin);
     const int fetched_last = min(Q, fetched_begin + strips * N) - fetched_from - 1;
@@ -111,7 +112,7 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
     if (y >= H || x >= W) return;
 
     A sums[C][N * S] = {};
-    const int mine = channels - first - lane;  // channels that are there, from this thread's first on
+    const int mine = channels - first - lane;  // number of existing channels, from this thread's first on
     const int64_t channel = at.group * int64_t(channels) + first + lane;
     T* to = result.data + at.batch * result.stride(0) + channel * result.stride(1) + y * result.stride(2) +
             x * result.stride(3);
@@ -129,7 +130,7 @@ involution_input_gradient(View<const T, 4> cotangent, View<const T, 6> weight, L
       if (weights_in_strips) {
 #pragma unroll
         for (int v = 0; v < K; v++, tap += weight.stride(3)) {
-          // The remainder of the column by a strip is known to the compiler, as v is.
+          // The compiler knows the column modulo a strip, because it knows v.
           const int past = v * D / S, remainder = (SHIFT + REACH + N - past % N) % N;
           if (remainder == 0) load_strip<0>(tap - past, t - past, Q, by[v]);
           else if (remainder % 2 == 0) load_strip<2>(tap - past, t - past, Q, by[v]);

@@ -1,8 +1,8 @@
 // Shared parts of the three kernels of involution: the steps of the window, and tiles of planes in shared memory.
 //
-// A thread computes a strip: as many pixels of one row as are 16 bytes of the numbers that it computes in. A
-// tile is read once by a block, zeros stand in it for what is outside the image, and a thread takes from it,
-// 16 bytes at a time, the window of a whole row of taps: strip + (K - 1) D pixels serve strip * K products.
+// A thread computes a strip: as many pixels of one row as fit into 16 bytes, in the type of the sums. A block
+// reads a tile once; outside of the image the tile has zeros. From it a thread reads, 16 bytes at a time, the
+// window of a whole row of taps: strip + (K - 1) D pixels for strip * K products.
 #pragma once
 
 namespace tiled {
@@ -20,7 +20,7 @@ struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
 
-// The steps of the window in one dimension. Where a tile is used all sizes are far below 2^31.
+// The steps of the window in one dimension. If tiles are used, all sizes are far below 2^31.
 struct Axis {
   int size, result, kernel, stride, padding, dilation;
 };
@@ -30,18 +30,18 @@ struct Axis {
 template <int K, int S, int D, int SHIFT, class A>
 constexpr int window_vectors = ((SHIFT + (K - 1) * D) / S + strip<A> - 1) / strip<A> + 1;
 
-// Blocks of 128 threads that have to fit on a multiprocessor, by the vectors that a thread holds, so that the
-// registers that are left to each suffice: 96 of them with 5 blocks, 168 with 3, 255 with 2. 5 only where
-// that has been tried: how many a compiler takes besides is hard to foretell.
+// Blocks of 128 threads that have to fit on a multiprocessor, by the vectors that a thread holds, so that
+// each thread has enough registers: 96 with 5 blocks, 168 with 3, 255 with 2. 5 blocks are used only where
+// this was tried, because the compiler's additional registers are hard to predict.
 template <class T, int VECTORS, bool TRIED>
 constexpr int at_once = sizeof(T) > 4 || VECTORS > 15 ? 2 : TRIED ? 5 : 3;
 
 __device__ inline int over(int number, int by) { return (number + by - 1) / by; }
 
-// Layout of a tile in shared memory, in vectors of 16 bytes. Its columns are parted by their phase, column %
-// S, as pixels S apart are what one tap meets: so they lie one after the other. `lanes` threads, which differ
-// in their channel, stand before the next strip; a row and a plane are as long as lets eight threads that
-// follow one another meet all 32 banks. The same arithmetic as in tiles.py.
+// Layout of a tile in shared memory, in vectors of 16 bytes. Its columns are grouped by their phase, column %
+// S: one tap uses pixels that are S apart, so these are contiguous here. `lanes` threads with different
+// channels come before the next strip. The lengths of a row and of a plane let eight consecutive threads use
+// all 32 banks. The same arithmetic as in tiles.py.
 struct Layout {
   int line, row, plane;
 };
@@ -98,17 +98,17 @@ struct Along {
   __device__ bool holds(int index) const { return unsigned(first + index * scale) < unsigned(limit); }
 };
 
-// Number by number, so that neither has to have an address.
+// Number by number, so that neither needs an address in memory.
 __device__ inline Along either(bool first, Along one, Along two) {
   return {first ? one.count : two.count, first ? one.from : two.from, first ? one.to : two.to,
           first ? one.first : two.first, first ? one.scale : two.scale, first ? one.limit : two.limit};
 }
 
 // Copies all indices of three dimensions, N elements at a time, and zeros where a place is outside the image.
-// Each thread keeps to one index of `low`, so that addresses go up by additions.
+// Each thread has a fixed index of `low`, so that addresses only need additions.
 template <int N, class T, class A, class Put>
 __device__ void copy(const T* data, Along low, Along middle, Along high, A* tile, Put put) {
-  constexpr int AHEAD = 4;  // as many reads are under way at once
+  constexpr int AHEAD = 4;  // number of reads that run at once
   const int wide = min(low.count, threads()), lines = threads() / wide, line = thread() / wide;
   if (line >= lines) return;
   const int middles = lines % middle.count, highs = lines / middle.count;
@@ -230,7 +230,7 @@ __device__ void load_numbers(const T* at, int column, int width, int64_t apart, 
     to[p] = unsigned(column + p) < unsigned(width) ? A(*at) : A(0);
 }
 
-// Writes COUNT numbers from column `column` on, but for columns below 0 and from `width` on.
+// Writes COUNT numbers from column `column` on, except columns below 0 and from `width` on.
 template <int COUNT, class T, class A>
 __device__ void store_strip(T* at, int column, int width, int64_t apart, bool in_strips, const A* numbers) {
   constexpr int N = strip<A>;
@@ -249,8 +249,8 @@ __device__ void store_strip(T* at, int column, int width, int64_t apart, bool in
   }
 }
 
-// Lets the two lines of L2 that hold the ends of a part of a row be on their way from memory: that takes no
-// register, and nothing waits. Most tiles are no wider than that.
+// Prefetches the two L2 lines with the ends of a part of a row. This needs no register, and nothing waits.
+// Most tiles are not wider than that.
 template <class T>
 __device__ void fetch_ahead(const T* at, int last) {
 #ifdef __CUDA_ARCH__

@@ -1,5 +1,5 @@
-// The gradient of involution by its weight: each tap of each pixel is the sum over the channels of its group
-// of what came back to the pixel, times what the tap meets.
+// The gradient of involution by its weight: for each tap of each pixel, the sum over the channels of its
+// group of the pixel's cotangent, times the pixel under the tap.
 //
 // A block computes a tile of one group of one image: `blockDim.x` strips across, `blockDim.y` rows, and
 // `blockDim.z` rows of taps at once. A thread holds the sums of a row of taps in registers while C channels
@@ -23,25 +23,25 @@ __device__ void any_weight_gradient(const View<const T, 4>& cotangent, const Vie
     const int64_t x = j * stride[1] + v * dilation[1] - padding[1];
     const bool inside = y >= 0 && y < input.size(2) && x >= 0 && x < input.size(3);
     A sum = 0;
-    for (int64_t c = g * channels; c < (g + 1) * channels; c++)  // by zero outside, as the reference has it
+    for (int64_t c = g * channels; c < (g + 1) * channels; c++)  // outside times zero, as in the reference
       sum += A(cotangent(b, c, i, j)) * (inside ? A(input(b, c, y, x)) : A(0));
     result(b, g, u, v, i, j) = T(sum);
   }
 }
 
 // Blocks of 256 threads that have to fit on a multiprocessor, as in involution.cuh: 80 registers with 3
-// blocks, 255 with 1. 3 only where that has been tried.
+// blocks, 255 with 1. 3 blocks are used only where this was tried.
 template <class T, int K, int S, int D, int C, int IN_PIECES>
 constexpr int blocks = K == 7 && S <= 2 && D == 1 && C == 16 && !IN_PIECES && sizeof(T) <= 4 ? 3 : 1;
 
-// True if tiles are copied to shared memory anew for each row of taps. Where all channels of a group are there at
-// once that is needless; but the form with 3 blocks would take 80 registers and not 72, and its tiles take all rows
-// of taps at once.
+// True if tiles are copied to shared memory again for each row of taps. If all channels of a group are there
+// at once, this is unnecessary; but without it the variant with 3 blocks would need 80 registers instead of
+// 72, and its tiles process all rows of taps at once.
 template <class T, int K, int S, int D, int C, int IN_PIECES>
 constexpr bool stages_again = IN_PIECES || blocks<T, K, S, D, C, IN_PIECES> > 1;
 
-// As in forward.cu, but C: channels that are in shared memory at once. IN_PIECES: whether a group has more of
-// them.
+// As in forward.cu, except C: number of channels in shared memory at once. IN_PIECES: true if a group has
+// more channels.
 template <class T, int K, int S, int D, int SHIFT, int C, int IN_PIECES>
 __global__ void __launch_bounds__(256, blocks<T, K, S, D, C, IN_PIECES>)
 involution_weight_gradient(View<const T, 4> cotangent, View<const T, 4> input, int64_t, List<int64_t, 2>,

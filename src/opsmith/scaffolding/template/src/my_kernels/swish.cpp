@@ -1,4 +1,5 @@
-// swish for the CPU. The parameters are those of the operator, and then its result; `opsmith.h` and <cmath> are included.
+// swish for the CPU. The parameters are the operator's arguments, and then its result; `opsmith.h` and
+// <cmath> are included.
 
 template <class T>
 void swish(Contiguous<const T> x, Contiguous<const T, 1> beta, Contiguous<T> y) {
