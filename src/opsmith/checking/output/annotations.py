@@ -15,13 +15,13 @@ from opsmith.errors import printable
 
 @dataclass(frozen=True)
 class Unchecked:
-    """Something that could not be checked.
+    """An operator, a file or a command that could not be checked.
 
     Args:
         operator: Its name; None for a file that could not be imported, or for the whole command.
-        file: The file or module that holds it; empty for the whole command.
-        message: The reason, and what to do about it.
-        where: `file:line` of its declaration, where it is known.
+        file: The file or module that contains it; empty for the whole command.
+        message: The reason, and a hint.
+        where: `file:line` of its declaration, if known.
     """
 
     operator: str | None
@@ -36,7 +36,7 @@ class Unchecked:
 
 
 NOT_CHECKED = "not-checked"
-"""Rule of an annotation for what could not be checked; those of failures are causes."""
+"""Rule of an annotation for an `Unchecked`; the rule of a failure is its cause."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Annotation:
         title: The property, the input and the cause.
         message: Description in sentences.
         line: File, as an absolute path, and number of the line; None if no line is known.
-        failure: The failure; None for what could not be checked.
+        failure: The failure; None for an `Unchecked`.
     """
 
     rule: str
@@ -67,9 +67,9 @@ class Annotation:
 
 
 def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iterator[Annotation]:
-    """Yield the failures that no other explains, and everything that could not be checked.
+    """Yield the failures that no other failure explains, and everything that could not be checked.
 
-    A failure without a line of its own stands at the declaration of its operator.
+    A failure without a line is placed at the declaration of its operator.
 
     Example:
         >>> from opsmith.checking.report import Outcome
@@ -100,7 +100,7 @@ def annotated(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> Iter
 
 
 def _line(where: str | None) -> SourceLine | None:
-    """Return the absolute path and the number of `file:line`; None if it names no file that is here."""
+    """Return the absolute path and the line number of `file:line`; None if the file does not exist here."""
     found = parsed(where)
     return (str(Path(found[0]).absolute()), found[1]) if found and os.path.isfile(found[0]) else None
 
@@ -121,11 +121,11 @@ WORDS: dict[Severity, tuple[str, str]] = {
     "warning": ("warning", "warning"),
     "limit": ("notice", "note"),
 }
-"""Workflow command of GitHub, and level in SARIF and in the lines of compilers, by severity."""
+"""GitHub's workflow command, and the level in SARIF and in compiler-style lines, by severity."""
 
 
 def workflow_commands(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
-    """Return the commands by which GitHub Actions shows each finding at its line in a pull request.
+    """Return the commands with which GitHub Actions shows each finding at its line in a pull request.
 
     Source: "Workflow commands for GitHub Actions". Paths are absolute, so that the folder in which the
     command runs does not matter.
@@ -148,7 +148,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
-    """Return a line for each finding, as of a compiler: `file:line: level: subject: title: message`.
+    """Return a line for each finding, like a compiler's: `file:line: level: subject: title: message`.
 
     Paths below the current folder are relative to it.
     """
@@ -162,7 +162,7 @@ def lines(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
 
 
 _BREAK = re.compile(r"[^\S ]\s*")
-"""White space that is no space, and what follows it; paths may have several spaces."""
+"""White space other than a space, with the white space after it; paths may have several spaces."""
 
 
 def _near(file: str) -> str:

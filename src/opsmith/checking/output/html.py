@@ -72,7 +72,7 @@ SIGNS = {
     "skipped": "–",
     "unclear": "?",
 }
-"""Signs beside each status, so that it does not depend on colour."""
+"""Sign of each status, so that it can be seen without colour."""
 
 MEANINGS = {
     "passed": "it ran in this dtype, and nothing was wrong",
@@ -86,7 +86,7 @@ MEANINGS = {
 
 
 def templates(*packages: str) -> Environment:
-    """The templates of a check, and those of other packages, which may use them.
+    """The templates of a check, and of other packages, which may use the check's.
 
     Args:
         packages: Packages with a folder `templates`.
@@ -122,7 +122,7 @@ def templates(*packages: str) -> Environment:
 
 
 def verdict(report: Report) -> str:
-    """A report's verdict without the operator's name, which stands above it."""
+    """A report's verdict without the operator's name, which is shown above it."""
     return report.verdict().removeprefix(f"{report.operator}: ")
 
 
@@ -132,13 +132,13 @@ def state(report: Report) -> str:
 
 
 def legend(report: Report) -> list[tuple[str, str]]:
-    """The signs under the dtypes of a report, each with its meaning."""
+    """The signs that a report shows under its dtypes, each with its meaning."""
     used = {outcome.in_dtype(dtype) for outcome in report.ran() for dtype in report.dtypes}
     return [(SIGNS.get(name, "empty"), words) for name, words in MEANINGS.items() if name in used]
 
 
 def short(dtype: str) -> str:
-    """A dtype as it stands above a narrow column.
+    """Short name of a dtype, for the head of a narrow column.
 
     Example:
         >>> short("bfloat16"), short("float64"), short("complex128"), short("float8_e5m2")
@@ -148,7 +148,7 @@ def short(dtype: str) -> str:
 
 
 def failures(report: Report) -> list[tuple[Outcome, list[Failure], list[Failure]]]:
-    """Properties with failures, the worst first: each with those to show in full, and all others."""
+    """Properties with failures, the worst first: each with the failures to show in full, and the rest."""
     found = []
     for outcome in (each for each in report.outcomes if each.failures):
         ranked = sorted(outcome.failures, key=Failure.rank)
@@ -163,11 +163,11 @@ def _kind(value: Any) -> str:
 
 
 def worded(text: str) -> Markup:
-    """A sentence in HTML, with text between backticks as code."""
+    """A sentence in HTML, in which text between backticks becomes code."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def source(made: Environment, name: str) -> str:
-    """The text of a style sheet or a script among the templates."""
+    """The text of a style sheet or script in the templates."""
     assert made.loader is not None
     return made.loader.get_source(made, name)[0]

@@ -12,11 +12,12 @@ from opsmith.errors import xml_text
 
 
 def junit(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str:
-    """Return one suite: properties that failed, were skipped or passed, and what could not be checked.
+    """Return a suite with properties that failed, were skipped or passed, and operators that were not
+    checked.
 
-    The test cases are those of `pytest --opsmith`: the failures of a property are one failure, and a skipped
-    property without which a report does not pass fails. With `strict`, warnings fail, too. A report that does
-    not pass for no single property, as where none ran, is a failure of its own.
+    The test cases are those of `pytest --opsmith`: the failures of a property become one failure, and a
+    skipped property fails if the report needs it to pass. With `strict`, warnings fail, too. If a report does
+    not pass because no property ran, this is a separate failure.
 
     Example:
         >>> report = Report("demo::twice", (Outcome("forward", "passed"),), seed=0)

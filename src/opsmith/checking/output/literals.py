@@ -1,4 +1,4 @@
-"""Values as Python code, as a person would write them."""
+"""Values as Python code in the style of handwritten code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 MOST_ELEMENTS = 64
-"""Largest number of elements that a script writes out."""
+"""Maximum number of elements that a script writes out."""
 
 DIGITS = 4
-"""Digits of numbers that may be rounded."""
+"""Number of digits of numbers that may be rounded."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -28,7 +28,7 @@ def writable(value: Any) -> bool:
 
 
 def imports(values: Sequence[Any]) -> list[str]:
-    """Imports that written values need."""
+    """Import lines that written values need."""
     kinds = {type(value) for value in values if isinstance(value, Enum)}
     outer = {(kind.__module__, kind.__qualname__.partition(".")[0]) for kind in kinds}
     return [f"from {module} import {name}" for module, name in sorted(outer)]
@@ -39,7 +39,7 @@ def written(value: Any, *, rounded: bool = False) -> str:
 
     Args:
         value: A value that `writable` accepts.
-        rounded: Write floating numbers with a few digits.
+        rounded: True to write floating numbers with a few digits.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _turned(plain: Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in which a tensor is contiguous, if this is a permutation of its own."""
+    """The permutation of dimensions in which a tensor is contiguous, if it is not the identity."""
     if plain.is_contiguous() or plain.dim() < 2:
         return None
     order = tuple(sorted(range(plain.dim()), key=lambda at: (-plain.stride()[at], at)))
@@ -125,7 +125,7 @@ def _number(text: str) -> str:
 
 
 def drawn(value: Any) -> str | None:
-    """Code that draws a tensor of this form, in the range of its numbers; None if the range is not enough.
+    """Code that draws a tensor of this form, in the range of its numbers; None if it cannot be drawn so.
 
     Example:
         >>> import torch

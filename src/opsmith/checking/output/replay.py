@@ -1,9 +1,9 @@
-"""Replays: a few lines of Python that show a failure again, run once before they are shown.
+"""Replays: a few lines of Python that reproduce a failure, which are run once before they are shown.
 
-Each has the same four parts: it imports or finds what is checked, sets the inputs up, calls, and asserts.
-Short inputs are written as code. For longer ones numbers in the same range are drawn, where these fail too;
-where nothing of this shows the failure, the replay runs the property again with the same seed. A failure
-without a replay of its own gets one by its cause.
+Each replay has the same four parts: it imports or finds the operator, sets up the inputs, calls, and asserts.
+Short inputs are written as code. For longer inputs, numbers in the same range are drawn, if these fail too.
+If none of this reproduces the failure, the replay runs the property again with the same seed. A failure
+without a replay of its own gets a replay according to its cause.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 Shows = Callable[[Exception], bool]
 
 TEMPORARY = ("checked", "surveyed")
-"""Namespaces of operators that a Function class is adopted as for a check alone."""
+"""Namespaces of operators as which a Function class is adopted only for a check."""
 
 MOST_GIVEN = 256
-"""Samples with more numbers than this are not written out."""
+"""Maximum number of numbers in a sample that is written out."""
 
 ASSERTION = "torch.testing.assert_close(got, expected)"
 
@@ -52,12 +52,12 @@ class ReplayTarget:
 
     Args:
         subject: The operator under check.
-        found: Lines that import or find it.
+        found: Lines that import or find the operator.
         callee: Expression that is called.
-        checked: Expression that `opsmith.check` takes.
-        reference: Expression of the reference; None where there is none.
-        by_position: Pass arguments by position.
-        bound: Value of each name that these lines may not find.
+        checked: Expression to pass to `opsmith.check`.
+        reference: Expression of the reference; None if there is none.
+        by_position: True to pass arguments by position.
+        bound: Value of each name that the lines may not find when they are tried.
     """
 
     subject: Subject
@@ -69,7 +69,7 @@ class ReplayTarget:
     bound: Mapping[str, Any]
 
     def call(self, sample: Sample) -> str:
-        """A call, with every argument by its own name."""
+        """A call, with a variable of the same name for every argument."""
         specification = self.subject.specification
         if self.by_position and specification.origin.kind == "class":
             given = [_by_position(slot) for slot in class_of(specification.origin).parameters.slots]
@@ -104,14 +104,14 @@ class ReplayTarget:
 
 
 def _by_position(slot: Slot) -> str:
-    """Write one argument of `apply`, from the variables of the arguments that carry it."""
+    """Write one argument of `apply`, from the variables of the arguments that contain it."""
     if slot.form == "either":
         return f"{slot.value} if {slot.name} is None else {slot.name}"
     return f"*{slot.name}" if slot.collects else slot.name
 
 
 def target_of(subject: Subject) -> ReplayTarget | None:
-    """The target of a replay; None for a class whose `apply` does not run, or takes containers of tensors."""
+    """The target of a replay; None for a class whose `apply` cannot run, or takes containers of tensors."""
     specification = subject.specification
     if subject.kind.in_library:
         name = f"torch.ops.{specification.name.replace('::', '.')}"
@@ -143,7 +143,7 @@ def target_of(subject: Subject) -> ReplayTarget | None:
 
 
 def _registering(subject: Subject) -> str | None:
-    """The module whose import registers a `torch.library.custom_op`, where that is known."""
+    """The module whose import registers a `torch.library.custom_op`, if known."""
     function = next(iter(subject.specification.origin.sources()), None)
     if function is None or "<locals>" in function.__qualname__:
         return None
@@ -162,8 +162,8 @@ def script(target: ReplayTarget | None, *parts: Sequence[str]) -> str:
     """The template of every replay.
 
     Args:
-        target: Target of the replay; None where it cannot be imported or found.
-        parts: Lines that set the inputs up, call and assert.
+        target: Target of the replay; None if it cannot be imported or found.
+        parts: Lines that set up the inputs, call and assert.
     """
     head = ["import torch, opsmith", *target.found] if target is not None else ["import opsmith", ""]
     return "\n".join([*head, *(line for part in parts for line in part)])
@@ -184,15 +184,16 @@ def replay(
 
     Args:
         sample: The sample that failed.
-        flat: Its arguments, as they were when it failed.
-        lines: Lines that fail, with the call as `Target.call` writes it and every argument by its name.
-        more: Other values that the lines name.
-        property: Name of the property, which is run again where the lines do not fail.
-        fresh: The lines fail for other numbers too, so that these may be rounded or drawn.
+        flat: Its arguments at the time of the failure.
+        lines: Lines that fail, in which the call is written as by `ReplayTarget.call` and arguments have
+            their names.
+        more: Further values that the lines name.
+        property: Name of the property, which is run again if the lines do not fail.
+        fresh: True if the lines fail for other numbers too, so that numbers may be rounded or drawn.
         shows: True if an exception of the lines shows the failure.
 
     Returns:
-        The replay; None where no lines fail and `property` is not given.
+        The replay; None if no lines fail and `property` is not given.
     """
     schema = sample.flattening.schema
     values = dict(zip(schema.names, sample.flattening.pack(flat), strict=True)) | dict(more or {})
@@ -205,7 +206,7 @@ def replay(
 
 
 def _inputs(values: Mapping[str, Any], *, fresh: bool) -> Iterator[list[str]]:
-    """Lines that set values up, the shortest first."""
+    """Choices of lines that set up values; the shortest come first."""
     elements = sum(value.numel() for value in tensors_in(list(values.values())))
     if elements <= MOST_ELEMENTS:
         if fresh:
@@ -230,7 +231,7 @@ def _fails(target: ReplayTarget, values: Mapping[str, Any], lines: Sequence[str]
         warnings.simplefilter("ignore")
         try:
             exec("\n".join(lines), space)
-        except (SyntaxError, NameError, SystemExit):  # a value has no form in code, or the operator exits
+        except (SyntaxError, NameError, SystemExit):  # a value is no code, or the operator exits
             return False
         except Exception as error:
             return shows(error)
@@ -241,11 +242,11 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
     """A replay that runs a property again.
 
     Args:
-        isolate: It ends the process that runs it.
+        isolate: True to run it with `isolate`, since the property ends the process that runs it.
     """
     if subject.in_place is None or isinstance(subject.in_place, LibraryWrite):
         target = target_of(subject)
-    else:  # the call itself fails, and not that of its functional form
+    else:  # the call itself fails, not the call of its functional form
         declared = subject.in_place.specification
         target = target_of(replace(subject, specification=declared, operator=subject.in_place))
     options = f'only=["{property}"], seed={subject.seed}, effort="{subject.effort.name}"'
@@ -259,7 +260,7 @@ def check_again(subject: Subject, property: str, *, isolate: bool = False) -> st
 
 
 def _given(subject: Subject) -> list[str]:
-    """The author's samples as lines of code: a class fails again only on these."""
+    """The author's samples as lines of code, since a class only fails again on these."""
     values: list[Any] = []
     lines: list[str] = []
     for sample in (each for each in subject.samples if not each.origin):
@@ -279,7 +280,7 @@ def _given(subject: Subject) -> list[str]:
 
 
 Lines = Callable[[str, str, Sequence[str]], list[str]]
-"""Lines that assign to a name the value of a call, whose results have these subscripts."""
+"""Function that returns lines that assign a call's value to a name, given the subscripts of its results."""
 
 
 def result_replay(
@@ -293,8 +294,8 @@ def result_replay(
     """The replay of a wrong result.
 
     Args:
-        position: Position of the wrong result among the visible ones.
-        expected: The right one.
+        position: Position of the wrong result among the visible results.
+        expected: The right result.
     """
 
     def lines(name: str, call: str, parts: Sequence[str]) -> list[str]:
@@ -322,7 +323,7 @@ def gradient_replay(
     Args:
         argnum: The input whose gradient is wrong.
         grads: The grad_output of each visible result.
-        expected: The right one; None where the backward raises.
+        expected: The right gradient; None if the backward raises.
         subset: The inputs that require a gradient.
     """
     flat = [
@@ -340,14 +341,14 @@ def gradient_replay(
 
 
 def _incoming(grads: Sequence[Tensor | None]) -> tuple[dict[str, Any], dict[int, str]]:
-    """Gradients of results by the name that a replay gives each, and these names by position."""
+    """Gradients of results by their names in a replay, and these names by position."""
     given = {at: grad for at, grad in enumerate(grads) if grad is not None}
     names = {at: "grad" if len(given) == 1 else f"grad_{at}" for at in given}
     return {names[at]: grad.detach() for at, grad in given.items()}, names
 
 
 def _taken(call: str, parts: Sequence[str], inputs: Sequence[str], grads: Sequence[str]) -> list[str]:
-    """Lines whose last one takes gradients of the results at some parts."""
+    """Lines of which the last computes gradients of the results with some subscripts."""
     before = [f"results = {call}"] if len(parts) > 1 else []
     outputs = [f"results{part}" for part in parts] if before else [f"{call}{parts[0]}"]
     several = (each[0] if len(each) == 1 else f"[{', '.join(each)}]" for each in (outputs, inputs, grads))
@@ -364,7 +365,7 @@ def _against_truth(
     more: dict[str, Any],
     property: str,
 ) -> str | None:
-    """Compare the operator with its reference; else with the right value, written as code."""
+    """Lines that compare the operator with its reference, or else with the right value, written as code."""
     target, seed = target_of(subject), _seed(subject)
     parts = target.parts(sample) if target is not None else None
     if target is None or parts is None:
@@ -392,9 +393,9 @@ def layout_replay(
     """The replay of an output that depends on the layout of a tensor.
 
     Args:
-        run: The run that shows it.
+        run: The run that shows the failure.
         contiguous: Its arguments, then the gradients of results.
-        odd: The positions of those that are not contiguous in it, with their layouts.
+        odd: Positions of the tensors that are not contiguous in this run, with their layouts.
         output: Position of the differing output among results and gradients.
     """
     subject, sample, count = run.subject, run.sample, len(run.sample.flat)
@@ -429,12 +430,12 @@ def layout_replay(
 
 
 def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) -> list[Outcome]:
-    """Give a replay to each failure that no other explains.
+    """Add a replay to each failure that no other failure explains.
 
     Args:
-        outcomes: One for each property.
-        subject: The operator under check, with every input that it was checked on.
-        run: True if lines may be run here, since they do not end the process.
+        outcomes: The outcome of each property.
+        subject: The operator under check, with every input on which it was checked.
+        run: True if lines may be run in this process, since they do not end it.
     """
 
     def with_replay(failure: Failure) -> Failure:
@@ -448,7 +449,7 @@ def with_replays(outcomes: Sequence[Outcome], subject: Subject, *, run: bool) ->
 
 
 def _by_cause(failure: Failure, subject: Subject) -> str | None:
-    """A replay that shows the cause; None if none is found."""
+    """A replay that shows the cause; None if there is none."""
     sample = shown_sample(failure, subject.samples)
     target = target_of(subject)
     if sample is None or target is None:
@@ -465,7 +466,7 @@ def _by_cause(failure: Failure, subject: Subject) -> str | None:
 
 
 def _shows(failure: Failure, error: Exception) -> bool:
-    """True if an exception shows a failure: the same one, a failed assertion, or different numbers."""
+    """True if an exception shows a failure: the same exception, a failed assertion, or different numbers."""
     named = failure.evidence.get("exception")
     if isinstance(named, str):
         first = failure.message.removeprefix(f"{named}: ").splitlines()[0]
@@ -476,7 +477,7 @@ def _shows(failure: Failure, error: Exception) -> bool:
 
 
 def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[tuple[list[str], bool]]:
-    """Lines that may show a failure, and whether the inputs require gradients."""
+    """Lines that may show a failure, and True if the inputs require gradients."""
     call = target.call(sample)
     parts = _parts(target, sample, failure)
     if isinstance(failure.evidence.get("exception"), str):
@@ -507,7 +508,7 @@ def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[t
             yield [*begin, one, two, "torch.testing.assert_close(two, 2 * one)"], True
     gradcheck = GRADCHECKS.get(failure.property)
     if target.subject.specification.gradients.surrogate:
-        return  # it compares with differences, which a surrogate gradient never agrees with
+        return  # it compares with differences, with which a surrogate gradient never agrees
     if gradcheck and failure.cause in (failure.property.replace("_", "-"), UNKNOWN):
         names = ", ".join(sample.labels[at] for at in sample.inexact if sample.flat[at].numel())
         if names and "[" not in names:
@@ -519,7 +520,7 @@ GRADCHECKS = {
     "check_backward_ad=False, check_undefined_grad=False, check_batched_grad=False)",
     "second_order": "torch.autograd.gradgradcheck(lambda {names}: {call}, ({names},))",
 }
-"""Calls of torch that show a wrong derivative; `{names}` stands for the inputs, `{call}` for the call."""
+"""Calls of torch that show a wrong derivative; `{names}` is replaced by the inputs, `{call}` by the call."""
 
 
 def _parts(target: ReplayTarget, sample: Sample, failure: Failure) -> list[str] | None:

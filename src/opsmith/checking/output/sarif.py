@@ -18,7 +18,7 @@ from opsmith.checking.report import Report, plain
 
 
 def sarif(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str:
-    """Return one run in SARIF: a rule for each cause that was found, and a result for each finding.
+    """Return a run in SARIF, with a rule for each cause that was found, and a result for each finding.
 
     An accepted failure is a suppressed result. `executionSuccessful` is False if something could not be
     checked.
