@@ -14,18 +14,18 @@ Only the right computation is measured: a faulty computation must not be excused
   T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound
   is four times as large.
 - `m`: the largest change of an element under random changes of the arguments by their last digit, divided by
-the size of these changes (D. S. Parker, "Monte Carlo Arithmetic", 1997). It shows the effect of the
-arguments' rounding, and of the function's own rounding, which a coarser dtype increases in proportion. `u m`
-is at most half of the digits, since a jump is no rounding.
+  the size of these changes (D. S. Parker, "Monte Carlo Arithmetic", 1997). It shows the effect of the
+  arguments' rounding, and of the function's own rounding, which a coarser dtype increases in proportion.
+  `u m` is at most half of the digits, since a jump is no rounding.
 - `k`: the error of the function itself in float32, in these units, for every dtype. Its error in half
-precision is not used, since zeros in half precision would excuse themselves.
+  precision is not used, since zeros in half precision would excuse themselves.
 - `t`, of derivatives: the size of the terms that cancel in an element, as in a saturated softmax. It is
-measured with smaller arguments that saturate nothing, on a plateau: near a pole, still smaller arguments
-enlarge it further. If terms cancel for all arguments, as in the gradient of `x / x.sum(-1)` over one element,
-it follows from the size that such a derivative has in other samples.
+  measured with smaller arguments that saturate nothing, on a plateau: near a pole, still smaller arguments
+  enlarge it further. If terms cancel for all arguments, as in the gradient of `x / x.sum(-1)` over one
+  element, it follows from the size that such a derivative has in other samples.
 
-Each term is measured only if the earlier terms do not explain a difference. Most answers are right to `8 u
-|a|`.
+Each term is measured only if the earlier terms do not explain a difference. Most answers are right within `8
+u |a|`.
 
 An element is undecided if the function overflows in the dtype, or loses more than half of its digits in it.
 In half precision, it is undecided if this happens in float32, or if results jump when the arguments change by

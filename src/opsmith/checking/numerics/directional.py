@@ -6,8 +6,8 @@ parts:
 
 - twice the change of the finer difference, which is also valid if the derivative itself has a kink;
 - half of the kink between both sides. `(f(x + h) - 2 f(x) + f(x - h)) / h` halves with `h` if the function is
-smooth. It does not shrink if the one-sided derivatives differ, or if the function is steeper than `h`
-resolves. A step at which it does not halve is ignored;
+  smooth. It does not shrink if the one-sided derivatives differ, or if the function is steeper than `h`
+  resolves. A step at which it does not halve is ignored;
 - the noise of the function over the step.
 
 Steps are tried until the bound is small. The result is the estimate with the smallest bound that no finer

@@ -269,7 +269,7 @@ def without_warnings() -> Iterator[None]:
 
 
 _suppressed = False
-"""The filters within a context of `without_warnings`; else False."""
+"""True within a context of `without_warnings`."""
 
 
 @contextmanager
