@@ -67,7 +67,8 @@ STALE: dict[str, tuple[Callable[[], Compute], str]] = {
     ),
     "the address and the version": (
         lambda: remembering(lambda x: (x.data_ptr(), x.shape, x.dtype, x._version), torch.exp),
-        "after a write that their versions do not count (`.data`, NumPy, DLPack), differs from the same call alone",
+        "after a write that their versions do not count (`.data`, NumPy, DLPack), differs from the "
+        "same call alone",
     ),
     "the shape and the first number": (
         lambda: remembering(lambda x: (x.shape, x.dtype, float(x.flatten()[0])), torch.exp),
@@ -185,7 +186,8 @@ LOOKS: dict[str, Callable[[], bool]] = {
     "the environment": lambda: "PYTEST_CURRENT_TEST" in os.environ,
 }
 SAYS = (
-    "made by a script in a thread of its own, where nothing shows that a check runs, differs from the same call in "
+    "made by a script in a thread of its own, where nothing shows that a check runs, differs from "
+    "the same call in "
     "this check: at"
 )
 
