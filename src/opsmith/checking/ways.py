@@ -138,7 +138,7 @@ def another_output(
     fault: Fault,
     /,
     *,
-    differs: str = "is another one",
+    differs: str = "differs",
     raises: str = ", it raises",
     error: str = "raises",
     hint: str = "",
@@ -160,7 +160,7 @@ def another_output(
     if fault.error is None:
         return run.failure(named.name, cause, f"{named} {differs} {when}: {fault}{hint}", named.where)
     where = run.backward_location() if run.argnums else run.subject.specification.where
-    message = f"{when}{raises} {fault}; else it does not{hint}"
+    message = f"{when}{raises} {fault}; otherwise it does not{hint}"
     return run.failure(None, error, message, innermost(fault.error, where))
 
 

@@ -1,1 +1,1 @@
-"""Judging of numbers: right answers with a bound of their rounding errors, and one comparison with them."""
+"""Judging of numbers: right answers with bounds of their rounding errors, and a comparison with them."""

@@ -1,35 +1,36 @@
-"""Right answers: tensors with a bound of their rounding errors, measured by running what gives them.
+"""Right answers: tensors with bounds of their rounding errors, measured by running their computation.
 
-A tensor agrees with a right one, `a`, where `|got[i] - a[i]| <= e[i]`:
+A tensor agrees with a right tensor `a` if `|got[i] - a[i]| <= e[i]`:
 
     e[i] = (c + 2 k) u (|a[i]| + m[i] + t[i]),    c = 8 + 2 sqrt(n)
 
-Only the right side is measured: a faulty computation that is noisy must not excuse itself.
+Only the right computation is measured: a faulty computation must not be excused by its own noise.
 
 - `a`: the function in float64, on the arguments after they were rounded to the dtype under test.
-- `u`: half of the eps of that dtype, or of float32 where the function computes in it whatever comes in.
-- 8: a library function may err by 4 units in the last place.
-- `n`: the input elements that an element depends on. To sum n terms, one after the other, errs by sqrt(n) / 2
-  roundings in the root mean square, since rounding errors behave as if independent (N. J. Higham and T. Mary,
-  "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound is four
-  times as large.
-- `m`: the farthest move of an element in random moves of the arguments by their last digit, over that (D. S.
-  Parker, "Monte Carlo Arithmetic", 1997). It shows what the arguments' rounding moves, and the function's own
-  rounding, which is that of a coarser dtype in proportion. `u m` is at most half of the digits: a jump is no
-  rounding.
-- `k`: the error of the function itself in float32, in such units, for every dtype. Its error in half
-  precision excuses nothing: zeros there would excuse themselves.
-- `t`, of derivatives: the size of the terms whose cancellation leaves an element, as in a saturated softmax.
-  It is read where smaller arguments saturate nothing, on a plateau: near a pole still smaller ones enlarge it
-  further. Where terms cancel whatever the arguments are, as in the gradient of `x / x.sum(-1)` over one
+- `u`: half of the eps of that dtype, or of float32 if the function computes in float32 for all arguments.
+- 8: a library function may have an error of 4 units in the last place.
+- `n`: the number of input elements on which an element depends. Summing n terms one after another has a root
+  mean square error of sqrt(n) / 2 roundings, since rounding errors behave as if independent (N. J. Higham and
+  T. Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput., 2019); the bound
+  is four times as large.
+- `m`: the largest change of an element under random changes of the arguments by their last digit, divided by
+  the size of these changes (D. S. Parker, "Monte Carlo Arithmetic", 1997). It shows the effect of the
+  arguments' rounding, and of the function's own rounding, which a coarser dtype increases in proportion.
+  `u m` is at most half of the digits, since a jump is no rounding.
+- `k`: the error of the function itself in float32, in these units, for every dtype. Its error in half
+  precision is not used, since zeros in half precision would excuse themselves.
+- `t`, of derivatives: the size of the terms that cancel in an element, as in a saturated softmax. It is
+  measured with smaller arguments that saturate nothing, on a plateau: near a pole, still smaller arguments
+  enlarge it further. If terms cancel for all arguments, as in the gradient of `x / x.sum(-1)` over one
   element, it follows from the size that such a derivative has in other samples.
 
-Each is measured only if those before do not explain a difference. Most answers are right to `8 u |a|`.
+Each term is measured only if the earlier terms do not explain a difference. Most answers are right within `8
+u |a|`.
 
-An element is left undecided where the function overflows in the dtype, or loses more than half of its digits
-there; in half precision, where it does so in float32, or where its results jump as the arguments move by
-their last digit, or by the 8 units that a library function may err by: a few roundings decide what an argmin
-of distances picks, or to which step a quotient is rounded.
+An element is undecided if the function overflows in the dtype, or loses more than half of its digits in it.
+In half precision, it is undecided if this happens in float32, or if results jump when the arguments change by
+their last digit or by the 8 units of a library function's error: a few roundings decide which index an argmin
+of distances returns, or to which step a quotient is rounded.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ Function = Callable[[list[Any]], Sequence[Tensor | None]]
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound of each element's distance from the right one, in units; `term` is the last that it holds."""
+    """Bound of each element's distance from the right element, in units; `term` is its last term."""
 
     term: str
     unit: Tensor
@@ -77,22 +78,23 @@ class Bound:
 
     @property
     def distance(self) -> Tensor:
-        """Largest distance of each element."""
+        """Maximum distance of each element."""
         return self.unit * self.allowed
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A right tensor, which measures its bounds when it is asked for them.
+    """A right tensor, which measures its bounds on demand.
 
     Args:
-        value: The right tensor on the CPU, in float64 or complex128 if it is inexact; None for none.
-        ordinary: What the function itself gives in the dtype: metadata, and whole numbers that are as good.
-        dtype: dtype whose digits it is held to.
-        computation: What gives it; None if nothing can be run, so that its largest element stands for what
-            moves it.
-        position: Its position among the results of that.
-        summands: Input elements that an element depends on, where nothing can be run.
+        value: The right tensor on the CPU, in float64 or complex128 if it is inexact; None if there is none.
+        ordinary: Result of the function itself in the dtype, for its metadata and for integers, which count
+            as right as well.
+        dtype: dtype whose precision is expected.
+        computation: Computation of the tensor; None if nothing can be run, so that its largest element is
+            used for the size of its changes.
+        position: Its position among the results of the computation.
+        summands: Number of input elements on which an element depends, if nothing can be run.
         more_exact: True if the value was computed in a higher precision than `ordinary`.
     """
 
@@ -105,7 +107,7 @@ class Answer:
     more_exact: bool = False
 
     def bounds(self) -> Iterator[Bound]:
-        """Yield bounds that hold ever more terms, each measured when it is reached."""
+        """Yield bounds with more and more terms, each measured when it is reached."""
         size = self.tensor.abs()
         yield Bound("library", self.unit(size), LIBRARY)
         computation = self.computation
@@ -135,7 +137,7 @@ class Answer:
 
     @property
     def distance(self) -> Tensor:
-        """Largest distance of each element that all terms explain."""
+        """Maximum distance of each element that all terms explain."""
         return [*self.bounds()][-1].distance
 
     def judged(self) -> Tensor | None:
@@ -144,7 +146,7 @@ class Answer:
         if value is None or ordinary is None or not self.more_exact:
             return None
         if ordinary.shape != value.shape:
-            return torch.zeros_like(value, dtype=torch.bool)  # rounding changes its shape
+            return torch.zeros_like(value, dtype=torch.bool)  # rounding changes the shape
         if self.held_in not in FEW_DIGITS:
             return keeps_digits(ordinary, value, self.held_in, value.abs() + self.moved_by(MOVES))
         kept = ordinary.to(value).isfinite() | ~value.isfinite()
@@ -158,11 +160,11 @@ class Answer:
         return kept
 
     def is_decided(self) -> bool:
-        """True if at least one element is decided, or there is none."""
+        """True if at least one element is decided, or if there are no elements."""
         value, ordinary = self.value, self.ordinary
         if value is None or ordinary is None or not is_inexact(value) or not value.numel():
             return True
-        # What moves them makes sizes larger, and more elements decided.
+        # Including the changes of elements makes sizes larger, and more elements decided.
         if ordinary.shape == value.shape and keeps_digits(ordinary, value, self.dtype, value.abs()).any():
             return True
         judged = self.judged()
@@ -170,11 +172,11 @@ class Answer:
 
     @cached_property
     def held_in(self) -> torch.dtype:
-        """The dtype that it is held to, or the coarser one that it is computed in."""
+        """The dtype whose precision is expected, or the coarser dtype in which it is computed."""
         return self.dtype if self.computation is None else self.computation.held_to(self.dtype)
 
     def unit(self, size: Tensor) -> Tensor:
-        """One rounding of numbers of a size, or the smallest number that the dtype has."""
+        """One rounding of numbers of a size, or the smallest number of the dtype."""
         coarse = unit_roundoff(self.held_in)
         if self.ordinary is not None and is_inexact(self.ordinary):
             coarse = max(coarse, unit_roundoff(self.ordinary.dtype))
@@ -182,7 +184,7 @@ class Answer:
         return coarse * size + underflow
 
     def moved_by(self, count: int) -> Tensor | float:
-        """The size of what moves each element: its farthest move over the relative move of the arguments."""
+        """The sensitivity of each element: its largest change divided by the arguments' relative change."""
         if self.computation is None:
             return largest_magnitude(self.tensor)
         digits = self.computation.precision
@@ -190,7 +192,7 @@ class Answer:
         if moves is None or moves.shape != self.tensor.shape:
             return 0.0
         largest = max(largest_magnitude(self.tensor), self.computation.largest_argument)
-        half = half_of_digits(self.held_in) * largest  # of a result that is zero, arguments tell the size
+        half = half_of_digits(self.held_in) * largest  # for a result of zero
         return moves.clamp(max=half / unit_roundoff(self.held_in))
 
     def own_error(self, unit: Tensor) -> float:
@@ -208,9 +210,9 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """A right tensor with half of the digits of each element, and of the usual one, free besides its bounds.
+    """A right tensor that also allows errors of half of the digits of each element and of the usual element.
 
-    Two ways to compute one thing may differ so much at numbers that neither was written for.
+    Two computations of the same value may differ so much at numbers for which neither was written.
 
     Args:
         answer: The answer.
@@ -224,7 +226,7 @@ class Half:
         return self.answer.tensor
 
     def bounds(self) -> Iterator[Bound]:
-        """Yield half of the digits of the dtype, then with those that the function computes in all terms."""
+        """Yield half of the digits of the dtype, then of the dtype that it is computed in, with all terms."""
         yield Bound("half", self._free(self.answer.dtype), 1.0)
         free = self._free(self.answer.held_in)
         for bound in self.answer.bounds():
@@ -238,7 +240,7 @@ class Half:
         return free
 
     def judged(self) -> Tensor | None:
-        """Mask of the elements that are decided: those beyond the range that it is computed in are not."""
+        """Mask of the decided elements; elements outside of the computing dtype's range are undecided."""
         judged, beyond = self.answer.judged(), torch.finfo(self.answer.held_in).max
         within = ~(self.answer.tensor.abs() > beyond)
         return within if judged is None else judged & within
@@ -246,12 +248,12 @@ class Half:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """A right tensor that follows from others: the sum of answers, each times a factor.
+    """A right tensor that follows from other answers: the sum of answers, each times a factor.
 
     Args:
         terms: The factors and the answers.
-        beside: What is compared with it, which rounds, too.
-        tolerated: Distance that is allowed besides.
+        beside: Answer of the tensor that is compared with it, whose rounding is also allowed.
+        tolerated: Additional allowed distance.
 
     Example:
         >>> x = torch.tensor([0.5], dtype=torch.float64)
@@ -271,7 +273,7 @@ class Combination:
         return torch.stack(parts).sum(0)
 
     def bounds(self) -> Iterator[Bound]:
-        """Yield bounds that hold ever more terms, as those of the answers do."""
+        """Yield bounds with more and more terms, like the bounds of the answers."""
         floor = max(self.tolerated, torch.finfo(torch.float64).tiny)
         yield Bound("tolerated", torch.full(self.value.shape, floor, dtype=torch.float64), 1.0)
         rounded = (*self.terms, (1.0, self.beside))
@@ -284,12 +286,12 @@ class Combination:
 
 
 def unknown(position: int) -> float:
-    """The size of terms where other samples show none."""
+    """The size of terms if other samples do not show it."""
     return 0.0
 
 
 def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
-    """Mark the elements in which a function keeps half of its digits, given their size or what moves them."""
+    """Mark the elements in which a function keeps half of its digits, given their size or sensitivity."""
     largest = size.nan_to_num(0.0, 0.0, 0.0).max() if size.numel() else 0.0
     wide = ordinary.to(truth)
     lost = (wide - truth).abs() > half_of_digits(dtype) * largest
@@ -299,17 +301,18 @@ def keeps_digits(ordinary: Tensor, truth: Tensor, dtype: torch.dtype, size: Tens
 
 @dataclass(frozen=True)
 class Computation:
-    """A function with the arguments of a sample: it gives the right answers there, and measures their error.
+    """A function with the arguments of a sample, which computes right answers and measures their errors.
 
     Args:
         function: Function of flat arguments; some of its results may be None.
-        wide: The arguments of the sample on the CPU, floating ones in float64.
+        wide: The arguments of the sample on the CPU, with floating tensors in float64.
         results: Results of the function for them.
         generator: Source of perturbations.
         has_truth: True if a run in float64 is a better answer than one in the dtype itself.
-        computed_in: Gives the dtype that it computes in, where more than it shows that; else it is measured.
-        usual: Gives the size that a result, by its position, usually has, as that of a derivative whose terms
-            cancel; None where no terms cancel.
+        computed_in: Returns the dtype in which it computes, if this is known from elsewhere; else it is
+            measured.
+        usual: Returns the usual size of a result, given by position, such as of a derivative whose terms
+            cancel; None if no terms cancel.
     """
 
     function: Function
@@ -331,7 +334,7 @@ class Computation:
         computed_in: Callable[[], torch.dtype] | None = None,
         usual: Callable[[int], float] | None = None,
     ) -> Computation:
-        """Run a function on these arguments, to measure it where a result asks for it."""
+        """Run a function on these arguments; measurements are made when an answer needs them."""
         wide = in_double_on_cpu(flat)
         results = tuple(None if each is None else each.detach() for each in function([*map(replica, wide)]))
         return cls(function, wide, results, generator, has_truth, computed_in, usual)
@@ -354,7 +357,7 @@ class Computation:
         return tuple(self._answer(at, *pair, dtype, more_exact=True) for at, pair in values)
 
     def twin(self, position: int, result: Tensor | None, dtype: torch.dtype) -> Answer:
-        """The answer that is right because the function itself gave it in this dtype."""
+        """The answer that counts as right because the function itself computed it in this dtype."""
         return self._answer(position, result, None if result is None else result.detach(), dtype)
 
     def _answer(
@@ -371,26 +374,26 @@ class Computation:
         return Answer(wide, ordinary, dtype, self, position, summands, more_exact)
 
     def held_to(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype, or float32 where the function computes in that for arguments in float64."""
+        """The dtype, or float32 if the function computes in float32 for float64 arguments."""
         single = self.has_truth and dtype == torch.float64 and self.precision == torch.float32
         return torch.float32 if single else dtype
 
     def moves(self, dtype: torch.dtype, count: int = MOVES) -> Sequence[Tensor | None]:
-        """Measure the farthest moves of floating results over those of the arguments, by their last digit.
+        """Measure the largest changes of floating results, relative to changes of the arguments' last digit.
 
         Args:
-            dtype: dtype whose last digit it is.
+            dtype: dtype of the last digit.
             count: Number of random moves.
         """
         generator, known = self._moves.setdefault(dtype, (self._own_generator(), [self._still]))
         for draw in range(len(known) - 1, count):
-            step = torch.finfo(dtype).eps * (1 + draw / MOVES)  # of one element the signs give two values
+            step = torch.finfo(dtype).eps * (1 + draw / MOVES)  # for one element, signs give two values
             found = self.function([perturbed(value, step, generator) for value in self.wide])
             known.append([*map(partial(_farther, step), known[-1], self.results, found)])
         return known[-1]
 
     def _in_float32(self, draws: int) -> list[tuple[Answer, ...]]:
-        """The answers in float32, and beside the arguments, for some that round differently."""
+        """The answers in float32, for the arguments and for close arguments that round differently."""
         try:
             streams = ((NEAR if draw else 0.0, self._own_generator(draw)) for draw in range(draws))
             near = [[perturbed(value, *stream) for value in self.wide] for stream in streams]
@@ -401,7 +404,7 @@ class Computation:
 
     @cached_property
     def lost(self) -> Sequence[Tensor | None]:
-        """Mark the elements that keep less than half of their digits in float32: half precision has none."""
+        """Mark the elements that keep less than half of their digits in float32."""
         found = [each for answers in self._in_float32(1) for each in answers]
         kept = [each.judged() if is_inexact(each.value) else None for each in found]
         return [None if each is None else ~each for each in kept] or [None] * len(self.results)
@@ -412,11 +415,11 @@ class Computation:
 
     @cached_property
     def _moves(self) -> dict[torch.dtype, tuple[torch.Generator, list[list[Tensor | None]]]]:
-        """For each dtype the source of moves, and the farthest after each."""
+        """For each dtype, the source of random moves, and the largest changes after each move."""
         return {}
 
     def jumps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
-        """Mark the elements that move by more than half of the digits with the last one of the arguments."""
+        """Mark the elements that lose more than half of their digits if the arguments' last digit changes."""
         if not self.has_truth:
             return [None] * len(self.results)
         share = 1 / half_of_digits(dtype)
@@ -426,10 +429,10 @@ class Computation:
         ]
 
     def leaps(self, dtype: torch.dtype) -> Sequence[Tensor | None]:
-        """Measure how far results leap as the arguments move by what a library function may err by.
+        """Measure the jumps of results when the arguments move by the error of a library function.
 
-        With half of the steps the second difference of a smooth function is a quarter, or less where its
-        curvature vanishes. If a leap lies on the way, the second difference stays as large, or is gone.
+        With half of the step, the second difference of a smooth function shrinks to a quarter, or less if its
+        curvature vanishes. If there is a jump on the way, the second difference keeps its size, or vanishes.
 
         Example:
             >>> x = torch.tensor([0.49, 0.2], dtype=torch.float64)
@@ -462,26 +465,26 @@ class Computation:
         return max((largest_magnitude(value) for value in self.wide if is_inexact(value)), default=0.0)
 
     def noise(self, dtype: torch.dtype = torch.float64) -> float:
-        """Return the largest rounding error of any element: what is left where right terms all cancel."""
+        """Return the largest rounding error of any element, which remains if all right terms cancel."""
         found = [largest_magnitude(each) for each in self.moves(dtype) if each is not None]
         return allowed_roundings(1) * torch.finfo(dtype).eps * max(found, default=0.0)
 
     @cached_property
     def summands(self) -> tuple[int, ...]:
-        """For each result the number of input elements that one of its elements depends on, at most."""
+        """For each result, the maximum number of input elements on which one of its elements depends."""
         if not self.has_truth:
             return (_largest([value for value in self.wide if is_inexact(value)]),) * len(self.results)
         return tuple(fan_in(self.function, [*self.wide], position) for position in range(len(self.results)))
 
     @cached_property
     def own_errors(self) -> tuple[float, ...]:
-        """Error of the function itself in float32, in units; the same number holds in every dtype."""
+        """Error of the function itself in float32, in units; the same number is used for every dtype."""
         found = [[*map(_own_error, answers)] for answers in self._in_float32(FIRST_MOVES)]
         return tuple(map(max, zip(*found, strict=True))) or (0.0,) * len(self.results)
 
     @cached_property
     def terms(self) -> tuple[Tensor | None, ...]:
-        """For each result the size of the terms whose cancellation leaves each element.
+        """For each result, the size of the terms that cancel in each element.
 
         Example:
             >>> x = torch.full((1,), 99.0, dtype=torch.float64)
@@ -505,7 +508,7 @@ class Computation:
             warnings.simplefilter("ignore")
             try:
                 found = self.function([*map(replica, flat)])
-            except (Exception, SystemExit) as error:  # an argument out of its domain shows nothing
+            except (Exception, SystemExit) as error:  # an argument outside of its domain shows nothing
                 raise_own(error)
                 return None
         return [
@@ -515,31 +518,31 @@ class Computation:
 
     @cached_property
     def precision(self) -> torch.dtype:
-        """The dtype that it computes in for arguments in float64: that, or float32."""
+        """The dtype in which it computes for float64 arguments: float64 or float32."""
         try:
             if self.computed_in is not None and self.computed_in() == torch.float32:
                 return torch.float32
             return working_precision(self.function, self.wide, self._own_generator())
         except (RuntimeError, TypeError, ValueError) as error:
-            raise_own(error)  # as it may where arguments must be whole
+            raise_own(error)  # for example if arguments must be integers
             return torch.float64
 
     def _own_generator(self, stream: int = 0) -> torch.Generator:
-        """A generator that leaves the draws of `generator` as they are."""
+        """A separate generator, so that the state of `generator` does not change."""
         return torch.Generator().manual_seed(self.generator.initial_seed() + stream)
 
     def _in_double(self, flat: Sequence[Any]) -> tuple[Tensor | None, ...]:
-        """The results in float64; those of the sample itself are known."""
+        """The results in float64; the sample's own results are known."""
         wide = in_double_on_cpu(flat)
         return self.results if self._is_sample(wide) else tuple(self.function(wide))
 
     def _is_sample(self, flat: Sequence[Any]) -> bool:
-        """True if arguments are those of the sample in float64, bit for bit."""
+        """True if arguments equal the sample's in float64, bit for bit."""
         return all(map(_same_argument, flat, self.wide))
 
 
 def _own_error(answer: Answer) -> float:
-    """The error of the function itself, in units of what moves an element."""
+    """The error of the function itself, in units of an element's sensitivity."""
     if not is_inexact(answer.value) or answer.ordinary is None:
         return 0.0
     return answer.own_error(answer.unit(answer.tensor.abs() + answer.moved_by(MOVES)))
@@ -548,11 +551,11 @@ def _own_error(answer: Answer) -> float:
 def _farther(
     step: float, known: Tensor | None, unmoved: Tensor | None, moved: Tensor | None
 ) -> Tensor | None:
-    """The farther of a known move and this one, over the step."""
+    """The larger of a known change and this change, divided by the step."""
     if known is None or unmoved is None or moved is None:
         return known
     if moved.shape != unmoved.shape:
-        return torch.full_like(known, torch.inf)  # another shape: half of the digits are free there
+        return torch.full_like(known, torch.inf)  # a different shape: half of the digits are allowed there
     return torch.maximum(known, (moved.detach() - unmoved).abs().nan_to_num(0.0, 0.0, 0.0) / step)
 
 
@@ -563,7 +566,7 @@ def _leap(
     half: Tensor | None,
     quarter: Tensor | None,
 ) -> Tensor | None:
-    """The larger of a known leap and the one between a result and those for three steps."""
+    """The larger of a known jump and the jump between a result and the results for three steps."""
     if known is None or still is None or far is None or half is None or quarter is None:
         return known
     if not still.shape == far.shape == half.shape == quarter.shape:
@@ -574,23 +577,23 @@ def _leap(
 
 
 def _groups(positions: Sequence[int]) -> list[tuple[int, ...]]:
-    """Each position alone, all but one, and all: grad_outputs are among them, which scale a gradient."""
+    """Each position alone, all except one, and all; among them are grad_outputs, which scale a gradient."""
     found: list[tuple[int, ...]] = [(each,) for each in positions]
     found += [tuple(other for other in positions if other != each) for each in positions]
     return [group for group in dict.fromkeys([*found, tuple(positions)]) if group]
 
 
 def _plateau(found: Tensor | None, larger: Tensor | None, smaller: Tensor | None) -> Tensor | None:
-    """The largest size so far, with that for larger arguments where smaller ones enlarge it no further."""
+    """The largest size so far, updated where smaller arguments do not enlarge it further."""
     if found is None or larger is None or smaller is None or not found.shape == larger.shape == smaller.shape:
         return found
     return torch.maximum(found, torch.where(smaller <= PLATEAU * larger, larger, 0.0))
 
 
 def fan_in(function: Function, flat: list[Any], position: int) -> int:
-    """Count the input elements that one element of a result depends on: the largest of a few elements.
+    """Count the input elements on which one element of a result depends: the maximum over a few elements.
 
-    Without autograd, as for an opaque function, it is the size of the largest input.
+    Without autograd, as for an opaque function, return the size of the largest input.
     """
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() if is_inexact(value) else value for value in flat]
@@ -617,12 +620,12 @@ def _largest(inputs: list[Tensor]) -> int:
 
 
 def _same_argument(one: Any, other: Any) -> bool:
-    """True if two arguments are the same: tensors bit for bit, and everything else by identity."""
+    """True if two arguments are the same: tensors bit for bit, other values by identity."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.stride() == other.stride() and same_bits(one, other)
     return one is other
 
 
 def in_double_on_cpu(flat: Sequence[Any]) -> list[Any]:
-    """Return the arguments on the CPU, floating tensors in float64 and complex ones in complex128."""
+    """Return the arguments on the CPU, with floating tensors in float64 and complex tensors in complex128."""
     return [replica(value, torch.float64, CPU) for value in flat]

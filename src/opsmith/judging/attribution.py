@@ -1,4 +1,4 @@
-"""Attribution of exceptions: to the function that runs, or to the code of opsmith that judges it."""
+"""Attribution of exceptions: to the author's function that runs, or to opsmith's code that judges it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class AboutOperatorError(Exception):
-    """Exception that the checker raises on purpose, about what an operator did."""
+    """Exception that the checker raises on purpose about the behaviour of an operator."""
 
 
 def calls_operator(function: Call) -> Call:
@@ -33,11 +33,11 @@ def calls_operator(function: Call) -> Call:
 
 
 def is_own(error: BaseException) -> bool:
-    """Return True for an exception of the code that judges or checks, and not of a function that it runs."""
+    """Return True for an exception of the judging or checking code, and not of a function that it runs."""
     while isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # Python replaces a StopIteration that leaves a generator
     code = _innermost(error.__traceback__)
-    # A GPU tells of an error in a kernel late, wherever it is asked next.
+    # A GPU reports an error in a kernel late, at any later use of the GPU.
     if code is None or isinstance(error, AboutOperatorError | errors.OpsmithError | torch.AcceleratorError):
         return False
     if any(code is each for each in CALLS):
@@ -46,7 +46,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def _innermost(traceback: TracebackType | None) -> CodeType | None:
-    """The code that raised; None for an exception without its traceback, as from another process."""
+    """The code that raised; None for an exception without a traceback, such as from another process."""
     code = None
     while traceback is not None:
         code, traceback = traceback.tb_frame.f_code, traceback.tb_next
@@ -54,14 +54,14 @@ def _innermost(traceback: TracebackType | None) -> CodeType | None:
 
 
 CALLS: list[CodeType] = []
-"""Codes of the marked functions, compared by identity: codes of two files may be equal."""
+"""Code objects of the marked functions, compared by identity, since two files may have equal code."""
 
 
 def raise_own(error: BaseException) -> None:
-    """Raise an exception of the code that judges again: it is a bug of ours, and no answer of a function."""
+    """Raise an exception of the judging code again: it is a bug of opsmith, not a function's result."""
     if is_own(error):
         raise error
 
 
 OURS = tuple(Path(__file__).parents[1] / each for each in ("checking", "judging"))
-"""Folders of the code that runs functions of authors."""
+"""Folders of opsmith's code that runs authors' functions."""

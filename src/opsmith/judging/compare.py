@@ -1,10 +1,9 @@
-"""Closeness of tensors: one rule with its bound, and the difference to report if it does not hold.
+"""Closeness of tensors: one rule with a bound, and the difference to report if the rule is violated.
 
-Two elements agree where they are the same (nan is the same as nan), or where they are apart by a finite
-distance that is no larger than the bound of that element (`is_close`). The bound is a value, of one of three
-kinds: the rounding of a dtype, as a function moves (`answer.Bound`); the measured noise of finite differences
-(`finite_differences.NumericalGradient`); and a share of the largest element, for two runs of one computation
-(`within_rounding`) and for hypotheses (`share_of_largest`).
+Two elements agree if they are equal (nan equals nan), or if their distance is finite and not larger than the
+bound of that element (`is_close`). There are three kinds of bounds: the rounding of a dtype (`answer.Bound`),
+the measured noise of finite differences (`finite_differences.NumericalGradient`), and a share of the largest
+element, for two runs of one computation (`within_rounding`) and for hypotheses (`share_of_largest`).
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ def is_same(got: Tensor, right: Tensor) -> Tensor:
 
 
 def is_close(got: Tensor, right: Tensor, bound: Tensor | float) -> Tensor:
-    """Mark the elements that agree: the same, or a finite distance apart that the bound allows.
+    """Mark the elements that agree: they are equal, or at a finite distance that the bound allows.
 
     Args:
         got: The computed tensor; floating or complex.
-        right: The right one, of the same shape or one that broadcasts to it.
-        bound: The largest distance of each element, or of all.
+        right: The right tensor, of the same shape or a shape that broadcasts to it.
+        bound: The maximum distance of each element, or of all elements.
 
     Example:
         >>> is_close(torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([1.1, 0.0, torch.nan]), 0.2)
@@ -50,16 +49,16 @@ def all_close(got: Tensor, right: Tensor, bound: Tensor | float) -> bool:
 
 
 def are_equal(got: Tensor, right: Tensor) -> bool:
-    """Return True if two tensors of one kind are equal, without nan; False decides nothing.
+    """Return True if two tensors of the same kind are equal and have no nan; False proves nothing.
 
-    Most that are compared are equal, and this takes one operation.
+    Most compared tensors are equal, and this takes only one operation.
     """
     alike = got.dtype == right.dtype and got.device == right.device
     return alike and got.shape == right.shape and torch.equal(got, right)
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Return True if every element is finite: they are if their sum is, which two operations tell.
+    """Return True if every element is finite; usually a finite sum shows this, in two operations.
 
     Example:
         >>> [all_finite(torch.tensor([1e38, each])) for each in (1.0, 3e38, torch.inf)]
@@ -81,10 +80,10 @@ def share_of_largest(share: float, *tensors: Tensor) -> float:
 
 
 def within_rounding(one: Tensor, other: Tensor, share: float | None = None) -> bool:
-    """Return True if rounding explains a difference: numbers agree to a share of the largest of either.
+    """Return True if rounding explains a difference: numbers agree to a share of the largest element.
 
-    By default it is half of the digits of their dtype. Numbers that are not finite must be the same. Below
-    the smallest normal number a dtype has few digits, or none where a thread flushes them.
+    The default share is half of the digits of their dtype. Numbers that are not finite must be equal. Below
+    the smallest normal number, a dtype has few digits, or none if a thread flushes such numbers to zero.
     """
     if not is_inexact(one) or one.dtype != other.dtype:
         return False
@@ -133,7 +132,7 @@ _BITS = {
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Return whole numbers with the same bits."""
+    """Return integers with the same bits."""
     plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj().resolve_neg())
@@ -148,7 +147,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def largest_magnitude(tensor: Tensor) -> float:
-    """Return the largest absolute value of a finite element; 0 where there is none."""
+    """Return the largest absolute value of a finite element; 0 if there is none."""
     sizes = tensor.detach().abs()
     sizes = sizes[sizes.isfinite()]
     return float(sizes.max()) if sizes.numel() else 0.0
@@ -161,7 +160,7 @@ def in_double(tensor: Tensor) -> Tensor:
 
 
 FAR = 1e15
-"""Number of units from which on no digit is right, so that the exact number means nothing."""
+"""Number of units beyond which no digit is right, so that the exact number means nothing."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,9 @@ class Difference:
         units: Distance in units; None for exact values.
         allowed: Distance in units that the bound allows.
         unit: Name of the unit.
-        aspect: Aspect of whole tensors that differs, where elements cannot be compared: then `got` and
-            `expected` have its texts. It is one of `form_difference`; of all outputs of a call their `count`;
-            `graph`, where autograd follows one of both alone; or `result`, where numbers are drawn.
+        aspect: Aspect in which whole tensors differ, if elements cannot be compared; then `got` and
+            `expected` are its texts. It is an aspect of `form_difference`; `count`, for the number of a
+            call's outputs; `graph`, if autograd follows only one of both; or `result`, for random numbers.
     """
 
     index: tuple[int, ...]
@@ -225,19 +224,19 @@ def worst_difference(
     allowed: float = 1.0,
     judged: Tensor | None = None,
 ) -> Difference | None:
-    """Find the element furthest outside its bound; None where all agree.
+    """Find the element furthest outside of its bound; None if all agree.
 
     Args:
         got: The computed tensor.
-        expected: The right one, of the same shape.
+        expected: The right tensor, of the same shape.
         unit: Unit of each element's distance.
-        allowed: Number of units that an element may be off; with `unit` the bound of the rule.
+        allowed: Maximum error of an element in units; with `unit`, it is the bound of the rule.
         judged: Mask of the elements that count; all by default.
     """
     if are_equal(got, expected):
         return None
     actual = got.detach().to(expected.dtype)
-    # An infinity that the coarser dtype makes of a right number is right.
+    # An infinity to which the coarser dtype rounds a right number is right.
     close = is_close(actual, expected, allowed * unit) | (actual == expected.to(got.dtype).to(expected.dtype))
     wrong = ~close if judged is None else judged & ~close
     if not wrong.any():
@@ -250,9 +249,9 @@ def worst_difference(
 
 
 def exact_difference(got: Tensor, *right: Tensor) -> Difference | None:
-    """Find the first element that equals none of the right ones, or a difference of shape; nan equals nan.
+    """Find the first element that equals no right tensor's, or a difference of shape; nan equals nan.
 
-    The first right tensor is shown; others are as good.
+    The first right tensor is shown; the others count as right, too.
     """
     if any(are_equal(got, each) for each in right):
         return None
@@ -273,7 +272,7 @@ def _index_of_largest(score: Tensor) -> tuple[int, ...]:
 
 
 def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of an element from its position in a row of all.
+    """Return the index of an element from its position in the flattened tensor.
 
     Example:
         >>> unravel(5, [2, 3])
@@ -283,7 +282,7 @@ def unravel(position: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def distinct_texts(one: complex | float | int | bool, other: complex | float | int | bool) -> tuple[str, str]:
-    """Format two numbers with as many digits as make them differ, six at least."""
+    """Format two numbers with enough digits to make them differ, at least six."""
     digits = next((d for d in (6, 9, 12) if _number(one, d) != _number(other, d)), 17)
     return _number(one, digits), _number(other, digits)
 
@@ -293,15 +292,15 @@ def _number(value: complex | float | int | bool, digits: int) -> str:
 
 
 def describe_difference(one: Tensor | None, other: Tensor | None) -> str:
-    """Describe the difference of a tensor from the right one, which is given first."""
+    """Describe the difference between the right tensor, given first, and a computed tensor."""
     form = form_difference(other, one)
     return str(form if one is None or other is None or form else exact_difference(other, one))
 
 
 def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool = False) -> Difference | None:
-    """Find the first difference of a tensor from the right one that no numbers show; None without any.
+    """Find the first difference between a tensor and the right tensor that is not in numbers; else None.
 
-    Its aspect is `form` where one of both is None, else `shape`, `dtype`, `device`, `layout` or `stride`.
+    Its aspect is `form` if one of both is None, else `shape`, `dtype`, `device`, `layout` or `stride`.
     """
     if got is None or right is None:
         texts = ["None" if each is None else "a tensor" for each in (got, right)]
@@ -322,7 +321,7 @@ def form_difference(got: Tensor | None, right: Tensor | None, *, strides: bool =
 
 
 def _relevant_strides(tensor: Tensor) -> list[int]:
-    """Return the strides that place elements: none for an empty tensor, none for a dimension of size one."""
+    """Return the strides that matter: none for an empty tensor, and none for a dimension of size 1."""
     if not tensor.numel():
         return []
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
@@ -337,11 +336,11 @@ class SavedBits:
 
     @classmethod
     def of(cls, tensor: Tensor) -> SavedBits:
-        """Copy the bits that a tensor has now."""
+        """Copy the current bits of a tensor."""
         return cls(tensor, tensor.detach().clone())
 
     def written(self) -> str | None:
-        """Describe what was written since; None where every bit is as it was."""
+        """Describe the writes since then; None if no bit has changed."""
         now = self.tensor.detach()
         if same_bits(now, self.before):
             return None
@@ -349,5 +348,5 @@ class SavedBits:
 
 
 def describe_write(difference: Difference | None) -> str:
-    """Describe a write; without a difference of numbers the bits differ: -0.0, or another nan."""
+    """Describe a write; if no number differs, only bits do: -0.0, or a different nan."""
     return str(difference) if difference is not None else "other bits for the same numbers (-0.0, or a nan)"

@@ -1,4 +1,4 @@
-"""One comparison of a tensor with a right one, and its verdict."""
+"""Comparison of a tensor with the right tensor, and its verdict."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Verdict:
     """Result of a comparison.
 
     Args:
-        kind: `equal`; `rounding`, where a term of the bound explains every difference; `undecided`, where
-            nothing is known of the elements that differ; or `wrong`.
+        kind: `equal`; `rounding` if a term of the bound explains every difference; `undecided` if the right
+            values of the elements that differ are unknown; or `wrong`.
         term: The last term of the bound that was measured.
         difference: The worst element, if it is wrong.
         minor: True if a wrong tensor is right to half of the dtype's digits.
@@ -48,9 +48,9 @@ class Verdict:
 
 
 def judge(got: Tensor, right: Answer | Combination) -> Verdict:
-    """Compare a tensor with the right one of the same shape.
+    """Compare a tensor with the right tensor of the same shape.
 
-    Whole numbers must be those of either precision: rounding may change an `argmax`.
+    Integers must equal the results in one of the two precisions, since rounding may change an `argmax`.
 
     Example:
         >>> from opsmith.judging.answer import Computation
@@ -84,13 +84,13 @@ def judge(got: Tensor, right: Answer | Combination) -> Verdict:
 
 
 def wrong_elements(got: Tensor, right: Answer | Half) -> Tensor:
-    """Mark the elements that no term of the bound explains, of a floating tensor of the right shape."""
+    """Mark the elements of a floating tensor of the right shape that no term of the bound explains."""
     value = right.value
     assert value is not None
     wide = got.detach().cpu().to(value.dtype)
     wrong = ~is_same(wide, value)
     if not wrong.any():
-        return wrong  # as mostly, and bounds take longer
+        return wrong  # the usual case; bounds take longer
     for bound in right.bounds():
         wrong &= ~is_close(wide, value, bound.distance)
         if not wrong.any():

@@ -1,4 +1,4 @@
-"""Tensors as numbers: copies in other dtypes, moved by a small step, dense."""
+"""Tensors as numbers: copies in other dtypes, perturbed copies, and dense copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opsmith import errors
 from opsmith.torch_library.arguments import unsupported_kind
 
 CPU = torch.device("cpu")
-"""Device of the numbers that a check computes with; the tensors of a call stay where the author put them."""
+"""Device on which a check computes; the tensors of a call stay on the device that the author chose."""
 
 
 def is_inexact(value: Any) -> bool:
@@ -21,7 +21,7 @@ def is_inexact(value: Any) -> bool:
 
 
 def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
-    """Copy a tensor with its strides, or a generator with its state; return other values as they are."""
+    """Copy a tensor with its strides, or a generator with its state; return other values unchanged."""
     if not isinstance(value, Tensor):
         return value.clone_state() if isinstance(value, torch.Generator) else value
     target = value.dtype
@@ -37,10 +37,10 @@ def replica(value: Any, dtype: torch.dtype | None = None, device: torch.device |
 
 
 def perturbed(value: Any, step: float, generator: torch.Generator) -> Any:
-    """Move each number of a tensor up or down by a relative step; return any other value as it is.
+    """Move each number of a tensor up or down by a relative step; return any other value unchanged.
 
     The move is computed in float64 and rounded once: a step below the eps of the dtype moves few numbers, and
-    one above it moves all.
+    a larger step moves all.
 
     Args:
         value: Floating or complex tensor of any dtype, or any other value.
@@ -62,9 +62,9 @@ SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr
 
 
 def dense(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Convert sparse gradients, such as that of an embedding's table, to dense tensors in memory.
+    """Convert sparse gradients, such as an embedding table's, to dense tensors in memory.
 
-    Some gradients of torch are zeros without memory, as that of `torch.sgn`.
+    Some gradients of torch, such as of `torch.sgn`, are zeros without memory.
 
     Raises:
         LayoutError: If a gradient is nested or quantised, which cannot be compared.
@@ -93,7 +93,7 @@ def _in_memory(gradient: Tensor) -> Tensor:
 
 
 def _without_memory(tensor: Tensor) -> bool:
-    """True if a tensor has no memory of its own: zeros that torch has not written yet, or a traced tensor."""
+    """True if a tensor has no memory of its own: zeros that torch has not allocated, or a traced tensor."""
     try:
         tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -136,7 +136,7 @@ def reference_detaches() -> Any:
     return square
 
 
-@wrong("gradient", "scale", "x", "autograd through the reference gives another gradient of `x` than")
+@wrong("gradient", "scale", "x", "autograd through the reference gives a gradient of `x` that differs from")
 def formula_is_right_and_the_reference_is_not() -> Any:
     @opsmith.operator("wrong::formula_is_right")
     def square(x: Tensor) -> Tensor:

@@ -36,9 +36,7 @@ def returns_its_input() -> Any:
     return Same, matrix()
 
 
-@mutant(
-    "effects", "aliases-input", "result", "`result` shares memory with `x`, and autograd does not know it"
-)
+@mutant("effects", "aliases-input", "result", "`result` shares memory with `x`, unknown to autograd")
 def returns_detached() -> Any:
     class Same(Function):
         @staticmethod
@@ -52,9 +50,7 @@ def returns_detached() -> Any:
     return Same, matrix()
 
 
-@mutant(
-    "effects", "aliases-input", "result", "`result` shares memory with `x`, and autograd does not know it"
-)
+@mutant("effects", "aliases-input", "result", "`result` shares memory with `x`, unknown to autograd")
 def returns_numpy_of_it() -> Any:
     class Turns(Function):
         @staticmethod

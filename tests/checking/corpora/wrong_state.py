@@ -26,12 +26,14 @@ def by_key(key: Any) -> Any:
     return Remembers, matrix()
 
 
-@mutant("state", "stale-state", "result", "is another one than alone: at", "leak")
+@mutant("state", "stale-state", "result", "differs from the same call alone: at", "leak")
 def remembers_by_shape() -> Any:
     return by_key(lambda x: tuple(x.shape))
 
 
-@mutant("state", "stale-state", "result", "made after this call, is another one than alone: at", "leak")
+@mutant(
+    "state", "stale-state", "result", "made after this call, differs from the same call alone: at", "leak"
+)
 def remembers_by_shape_and_dtype() -> Any:
     return by_key(lambda x: (tuple(x.shape), x.dtype))
 
@@ -40,7 +42,7 @@ def remembers_by_shape_and_dtype() -> Any:
     "state",
     "stale-state",
     "result",
-    "made in the same tensors, after other numbers were in them, is another one than alone: at",
+    "made in the same tensors, after other numbers were in them, differs from the same call alone: at",
     "leak",
 )
 def remembers_by_address() -> Any:
@@ -62,7 +64,7 @@ def saves_in_a_global() -> Any:
     return Saves, matrix()
 
 
-@mutant("state", "stale-state", "x", "comes between its forward and its backward, is another one", "leak")
+@mutant("state", "stale-state", "x", "comes between its forward and its backward, differs", "leak")
 def saves_on_the_class() -> Any:
     class Saves(Twice):
         x: Any = None
@@ -146,7 +148,7 @@ def remembers_the_first_mode() -> Any:
     return Decides, matrix()
 
 
-@mutant("state", "input-needs-grad", "x", "`result` is another one where `x` requires no gradient, with")
+@mutant("state", "input-needs-grad", "x", "`result` differs where `x` requires no gradient, with")
 def computes_otherwise_without_gradients() -> Any:
     class Rounds(Twice):
         @staticmethod
@@ -158,7 +160,7 @@ def computes_otherwise_without_gradients() -> Any:
     return Rounds, matrix()
 
 
-@mutant("state", "unknown", "result", "a call that is made under `torch.inference_mode()` is another one: at")
+@mutant("state", "unknown", "result", "a call that is made under `torch.inference_mode()` differs: at")
 def computes_otherwise_in_inference_mode() -> Any:
     class Rounds(Twice):
         @staticmethod
@@ -201,9 +203,7 @@ def refuses_inference_mode() -> Any:
     return Refuses, matrix()
 
 
-@mutant(
-    "state", "stale-state", "result", "after a call in which an operation of torch failed, is another one"
-)
+@mutant("state", "stale-state", "result", "after a call in which an operation of torch failed, differs")
 def stays_in_its_state_when_stopped() -> Any:
     busy: list[int] = []
 
@@ -238,7 +238,9 @@ def leaves_its_state_when_stopped() -> Any:
     return Enters, matrix()
 
 
-@mutant("state", "stale-state", "result", "made in four threads at once, is another one than alone: at")
+@mutant(
+    "state", "stale-state", "result", "made in four threads at once, differs from the same call alone: at"
+)
 def works_in_one_buffer() -> Any:
     """Its result is new memory, and right for a single call."""
     buffers: dict[Any, Tensor] = {}
@@ -260,7 +262,11 @@ def works_in_one_buffer() -> Any:
 
 
 @mutant(
-    "state", "stale-state", "result", "made in four threads at once, is another one than alone: at", "leak"
+    "state",
+    "stale-state",
+    "result",
+    "made in four threads at once, differs from the same call alone: at",
+    "leak",
 )
 def hands_over_on_the_class() -> Any:
     class Doubles(Function):

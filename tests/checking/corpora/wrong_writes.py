@@ -201,7 +201,7 @@ def writes_into_saved_input() -> Any:
     "effects",
     "mutates-saved",
     "x",
-    "gives another gradient of `x` than the first, and so it does in a new call: the first one wrote into "
+    "gives a gradient of `x` that differs from the first, also in a new call: the first one wrote into "
     "`ctx.twice`",
 )
 def writes_into_context() -> Any:

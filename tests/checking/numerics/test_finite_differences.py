@@ -428,7 +428,7 @@ def test_a_gradient_that_differences_cannot_tell_is_not_passed_in_silence() -> N
         "finite differences cannot tell 3 of 3 elements of the gradient by `x`" in n for n in outcome.notes
     )
     assert outcome.status == "skipped"
-    assert "finite differences decide no element of a gradient in any sample" in outcome.reason
+    assert "nothing decides any element of a gradient" in outcome.reason
     assert not report.passed_as_asked
 
 

@@ -363,7 +363,7 @@ def test_once_autograd_has_threads_isolation_is_refused() -> None:
     """torch starts them for a backward within 60 others, and computes no gradient in a fork after that."""
     done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "a check cannot be isolated once autograd has started threads of its own" in done.stderr
+    assert "a check cannot be isolated after autograd has started threads of its own" in done.stderr
     assert "got: Unable to handle autograd's threading" in done.stderr
     assert "backward_refusal" not in done.stderr, "where in the child it was found helps nobody"
 

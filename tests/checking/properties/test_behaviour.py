@@ -76,7 +76,7 @@ def test_state_alone_tells_that_two_runs_differ() -> None:
 
     (failure,) = opsmith.check(Drifts, samples=[(torch.ones(2),)], only=["state"]).failures
     assert failure.cause == "nondeterministic"
-    assert "the same call gives something else the second time: at [0] it is" in failure.message
+    assert "the same call gives a different result the second time: at [0] it is" in failure.message
 
 
 def test_what_is_not_differentiated_has_no_ways_to_ask_for_gradients() -> None:
@@ -106,7 +106,7 @@ def test_a_kernel_that_asks_for_the_mode_is_told_by_the_reference() -> None:
     logistic.samples(lambda make: [(make(3, 4),)])
     (failure,) = opsmith.check(logistic, only=["state"]).failures
     assert (failure.cause, failure.input) == ("kernel-mismatch", "result")
-    assert "made under `torch.inference_mode()` is another one, and the reference's is not" in failure.message
+    assert "made under `torch.inference_mode()` differs, but the reference's does not" in failure.message
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ class Prints(Square):
 @pytest.mark.parametrize(
     ("wrong", "input", "says"),
     [
-        (OtherwiseCompiled, "result", "`result` is another than without: at"),
-        (OtherGradientCompiled, "x", "the gradient of `x` is another than without: at"),
+        (OtherwiseCompiled, "result", "`result` differs from the plain call: at"),
+        (OtherGradientCompiled, "x", "the gradient of `x` differs from the plain call: at"),
     ],
 )
 def test_a_class_that_gives_something_else_in_compiled_code_is_found(

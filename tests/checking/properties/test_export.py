@@ -69,7 +69,7 @@ def test_a_class_is_inlined() -> None:
 def test_a_program_that_gives_something_else_is_found() -> None:
     (failure, *_) = exported(OtherwiseExported, (X,)).failures
     assert (failure.cause, failure.input) == ("kernel-mismatch", "result")
-    assert failure.message.startswith("in an exported program, `result` is another than without: at")
+    assert failure.message.startswith("in an exported program, `result` differs from the plain call: at")
 
 
 def test_a_program_for_one_size_alone_is_noted() -> None:

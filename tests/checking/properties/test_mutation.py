@@ -74,8 +74,8 @@ SAYS = {
         "`.data`, `.numpy()` or a pointer"
     ),
     "in_place_decay_that_remembers_the_state": (
-        "a second call, on what the first one wrote, makes another `state` than the functional form of the "
-        "same values: at "
+        "a second call, on the values that the first call wrote, gives a `state` that differs from the "
+        "functional form's: at "
     ),
     "in_place_decay_outside_of_grad_mode": (
         "`state` after a call in grad mode without a gradient is not that of the functional form: at "

@@ -279,7 +279,7 @@ def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
     found = outcome(operator, "determinism", (X,))
     assert found.status == "passed"
     note = found.notes[0]
-    assert note.startswith("two calls give different `result`, by rounding alone: a sum whose order changes")
+    assert note.startswith("two calls give different `result`, only by rounding: a sum whose order changes")
 
 
 @pytest.mark.compile

@@ -111,7 +111,7 @@ def test_a_copy_that_gives_something_else_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_forms", lambda kept: [("it", kept, lambda copied: thrice)])
     (failure, *_) = serialization(double, (X,)).failures
     assert failure.cause == "stale-state"
-    assert failure.message == "what comes back from `copy.deepcopy` of it gives another `result`"
+    assert failure.message == "the copy from `copy.deepcopy` of it returns a different `result`"
 
 
 def test_an_operator_of_torch_library_is_tried() -> None:

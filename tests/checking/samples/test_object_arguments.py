@@ -236,7 +236,7 @@ def test_a_gradient_that_vanishes_where_a_module_is_frozen_is_found() -> None:
     found = check(ForTrainedAlone, X, linear())
     (failure,) = found.failures
     assert (failure.property, failure.cause, failure.input) == ("gradient", "input-needs-grad", "x")
-    assert "is another one where no parameter of `run` requires a gradient" in failure.message
+    assert "differs where no parameter of `run` requires a gradient" in failure.message
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_what_calls_leave_behind_is_not_called_nondeterministic() -> None:
     assert "nondeterministic" not in {each.cause for each in found.failures}, str(found)
     (failure,) = [each for each in found.failures if each.property == "state"]
     assert "each changes `MEAN` of the module" in failure.message
-    assert "From the same state both give the same" in failure.message
+    assert "From the same state, both results agree" in failure.message
 
 
 LOOKUP = torch.zeros(20)

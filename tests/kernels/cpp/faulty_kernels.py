@@ -124,7 +124,7 @@ fault(
     "given_back",
     "out-of-bounds",
     None,
-    "it reads (4|8) bytes of memory that was given back",
+    "it reads (4|8) bytes of memory that was freed",
     body="  T* mine = new T[n + 1]();\n  delete[] mine;\n"
     "  if (n && mine[0] == T(3.25)) y[0] = 0;  // fault\n",
 )
@@ -156,7 +156,7 @@ fault(
     "recurses",
     "raises",
     None,
-    "it needs more of the stack than there is",
+    "it needs more stack than there is",
     body="  volatile char room[100000000];  // fault\n  room[n] = 1;\n  if (n && room[n] == 2) y[0] = 0;\n",
     deadly=True,
 )

@@ -1,4 +1,4 @@
-"""Diagnosis of wrong tensors: hypotheses about the cause, kept if fresh inputs confirm them."""
+"""Diagnosis of wrong tensors: hypotheses about the cause, tested on fresh inputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decompositions of composite torch operations, so that their terms can be distinguished.
 
-Each formula is the textbook's. It is used only where it equals the operation on the given arguments.
+Each formula is from textbooks. It is used only if it equals the operation on the given arguments.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from opsmith.judging.compare import all_close
 
 NAMED = 1e-9
-"""Relative difference up to which a number has a name, or an operation a formula."""
+"""Largest relative difference between a number and a named constant, or an operation and its formula."""
 
 
 def decomposition(
     operation: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[], Tensor] | None:
-    """Return a composite operation's formula on its arguments; None where none applies.
+    """Return a composite operation's formula on its arguments; None if there is none.
 
     Args:
         operation: Operation as a function of torch.
@@ -42,10 +42,10 @@ def decomposition(
     ready = partial(formula, *args, **given)
     try:
         with torch.no_grad():
-            composed = ready()  # first: if it rejects the arguments, an operation in place is not run
+            composed = ready()  # first: it may reject the arguments
             right = operation(*args, **kwargs)
             same = all_close(composed, right, NAMED * right.abs())
-    except (TypeError, RuntimeError):  # arguments that the formula does not support
+    except (TypeError, RuntimeError):  # the formula does not support the arguments
         return None
     return ready if same else None
 

@@ -1,4 +1,4 @@
-"""Diagnosis: run every detector, and name the first detected cause in the order of precedence."""
+"""Diagnosis: run every detector, and name the detected cause of highest precedence."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Diagnosis:
     """Diagnosis of a wrong tensor.
 
     Args:
-        cause: One of `opsmith.checking.causes`.
-        reason: Sentence about the tensor as `it`; empty where nothing is known.
+        cause: A cause of `opsmith.checking.causes`.
+        reason: Sentence about the tensor as `it`; empty if nothing is known.
         also_fits: Other causes that the evidence confirms, each with its own reason.
         evidence: Measured values.
     """
@@ -47,13 +47,13 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Detector:
-    """A detector, and the differences that it applies to.
+    """A detector, with the differences to which it applies.
 
     Args:
-        detect: Yields hypotheses on the first pair; the first of them that holds on all is a detection.
-        any_size: True if it also applies to a difference as small as rounding.
-        needless_after: Causes that make it unnecessary.
-        last_resort: True if it runs only where nothing but weak detections was made before.
+        detect: Yields hypotheses on the first pair; the first hypothesis that is true on all is a detection.
+        any_size: True if it also applies to differences as small as rounding.
+        needless_after: Causes that make the detector unnecessary if they were detected before.
+        last_resort: True if it runs only if all earlier detections are weak.
     """
 
     detect: Callable[[Evidence], Iterator[Detection]]
@@ -62,7 +62,7 @@ class Detector:
     last_resort: bool = False
 
     def applies(self, pair: Observation, found: Mapping[str, Detection]) -> bool:
-        """Return True if to run it on a pair after some detections, by cause."""
+        """Return True if it must run on a pair after some detections, given by cause."""
         if pair.is_small and not self.any_size:
             return False
         if self.last_resort and not all(each.weak for each in found.values()):
@@ -91,14 +91,14 @@ DETECTORS = (
     Detector(missing_term.missing_term, needless_after=EXPLAINING),  # it takes the longest
     Detector(missing_term.jacobian_sparsity, last_resort=True),  # it runs a backward for each element
 )
-"""All detectors, in the order in which they run; the table of causes decides which cause comes first."""
+"""All detectors, in the order in which they run; the table of causes decides which cause is named."""
 
 
 def diagnose(observation: Observation) -> Diagnosis:
     """Diagnose a tensor that differs from the right one.
 
     Args:
-        observation: The tensor, the right one, and functions that compute both again.
+        observation: The tensor, the right tensor, and functions that compute both again.
 
     Example:
         >>> import torch
@@ -124,10 +124,10 @@ def diagnose(observation: Observation) -> Diagnosis:
 
 
 def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
-    """Name the cause of a difference of results, and the reason, from the two tensors alone.
+    """Name the cause of a difference between two results, and the reason, only from the two tensors.
 
     Args:
-        got: The computed tensor; None where there is none.
+        got: The computed tensor; None if there is none.
         expected: The right tensor; where it is nan or infinite, the computed one must be the same.
 
     Example:
@@ -145,11 +145,11 @@ def explain_difference(got: Tensor | None, expected: Tensor) -> tuple[str, str]:
 
 
 RESEMBLES = 0.9
-"""Correlation from which a tensor is described as proportional to the right one."""
+"""Minimum correlation at which a tensor is described as proportional to the right tensor."""
 
 
 def unknown(evidence: Evidence) -> Detection:
-    """Describe the position and size of a difference, and what it resembles."""
+    """Describe the position and size of a difference, and the tensors that it resembles."""
     pair = evidence.first
     count, total = int(pair.wrong.sum()), pair.wrong.numel()
     size = pair.relative_error
@@ -165,7 +165,7 @@ def unknown(evidence: Evidence) -> Detection:
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
     words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
-    like = words if looks > RESEMBLES and total > 2 else ""  # one element resembles any other
+    like = words if looks > RESEMBLES and total > 2 else ""  # one element is proportional to any other
     words = f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}"
     return Detection(UNKNOWN, words, measured)
 
@@ -178,7 +178,7 @@ CONSTANT = (
 
 
 def _patterns(evidence: Evidence) -> Iterator[Detection]:
-    """Yield patterns that have no cause of their own."""
+    """Yield descriptions of patterns for which there is no cause."""
     pattern, first = partial(Detection, UNKNOWN), evidence.first
     dims = range(first.expected.dim())
     for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
@@ -203,7 +203,7 @@ def _reversed(pair: Observation, dims: tuple[int, ...]) -> Tensor:
 
 
 def _factor(pair: Observation, source: Source, *, times: bool) -> complex | None:
-    """Fit the factor between both tensors, one of them times the numbers beside it."""
+    """Fit the factor between both tensors after one of them is multiplied by the numbers aligned with it."""
     numbers = values_beside(pair).get(source)
     if numbers is None or numbers.dtype == torch.bool or numbers.is_complex() > pair.expected.is_complex():
         return None

@@ -1,7 +1,7 @@
-"""Paths of a function that its gradient is a sum over, and the gradient with some of them cut.
+"""Paths through a function, whose sum is its gradient, and the gradient with some of them cut.
 
-Each argument of each torch operation in a function is an edge. Cutting it with `detach` keeps the results and
-removes from the gradient what flows through that edge.
+Each argument of each torch operation in a function is an edge. Cutting an edge with `detach` keeps the
+results, and removes from the gradient the part that flows through the edge.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from opsmith.judging.attribution import calls_operator
 from opsmith.judging.tensors import is_inexact
 
 MOST_EDGES = 200
-"""Largest number of edges."""
+"""Maximum number of edges."""
 
 RESULT = -1
-"""Slot of the result of an operation."""
+"""Slot that stands for the result of an operation."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OperandEdge:
 
     Args:
         call: Number of the operation in the run, from 0.
-        slot: Index of the argument, lists spread out; `RESULT` for all uses of the result.
+        slot: Index of the argument, with lists expanded; `RESULT` for all uses of the result.
         operation: Name of the operation.
         source: Location of the operation.
         alone: True if it is the only tensor of that operation that receives a gradient.
@@ -74,12 +74,12 @@ class GradientPaths:
 
     @property
     def edges(self) -> list[OperandEdge]:
-        """Edges in the order of the run; none where autograd does not record the function."""
+        """Edges in the order of the run; empty if autograd does not record the function."""
         return self._uncut[1][:MOST_EDGES]
 
     @property
     def uncut(self) -> Tensor | None:
-        """The gradient with nothing cut, as the sum over all paths."""
+        """The gradient without cuts: the sum over all paths."""
         return self._uncut[0]
 
     def without(self, *cut: OperandEdge) -> Tensor | None:
@@ -96,18 +96,18 @@ class GradientPaths:
         return self._through[edge]
 
     def leaving_out(self, edge: OperandEdge) -> Tensor | None:
-        """Compute the gradient with a summand replaced by zeros, in the results too."""
+        """Compute the gradient with a summand replaced by zeros, also in the results."""
         return self._gradient(edge, zeros=True)[0]
 
     def _gradient(self, *cut: OperandEdge, zeros: bool = False) -> tuple[Tensor | None, list[OperandEdge]]:
-        """Compute the gradient of a run, and its edges; None where the function raises."""
+        """Compute the gradient of a run, and its edges; None if the function raises."""
         cutting = _Cutting(frozenset((edge.call, edge.slot) for edge in cut), zeros=zeros)
 
         def function(flat: Sequence[Any]) -> Sequence[Tensor]:
             with cutting:
                 return self.function(flat)
 
-        with Overlooking():  # without a summand it may raise, as for a singular matrix
+        with Overlooking():  # without a summand it may raise, for example for a singular matrix
             found = vjp(function, self.flat, (self.argnum,), self.grads)[0]
             return torch.zeros_like(self.flat[self.argnum]) if found is None else found, cutting.edges
         return None, cutting.edges
@@ -214,9 +214,9 @@ class SourceExpression:
     """Source of the expression of an operation.
 
     Args:
-        text: Source text; empty where there is none.
+        text: Source text; empty if there is none.
         where: Its location, `file:line`.
-        inside: Expression of the composite operation that it is a part of; else empty.
+        inside: Expression of the composite operation that contains it; else empty.
     """
 
     text: str
@@ -224,7 +224,7 @@ class SourceExpression:
     inside: str = ""
 
     def named(self, operation: str, slot: int | None = None) -> str:
-        """Name the value of the expression in a message, or one operand of it."""
+        """Name the value of the expression, or one of its operands, in a message."""
         operands, words = _operands(self.text), f"`{_short(self.text or operation)}`"
         if slot is not None:
             operand = f"`{_short(operands[slot])}` in" if slot < len(operands) else f"operand {slot + 1} of"
@@ -234,7 +234,7 @@ class SourceExpression:
 
 
 def source_of() -> SourceExpression:
-    """Return the innermost expression on the stack that is neither torch's nor ours."""
+    """Return the innermost expression on the stack that belongs neither to torch nor to opsmith."""
     frame: FrameType | None = inspect.currentframe()
     formula = ""
     while frame is not None:
@@ -261,7 +261,7 @@ def _segment(frame: FrameType) -> str:
 
 @cache
 def _operands(text: str) -> list[str]:
-    """Return the operands of an operator or of a call, the receiver of a method first."""
+    """Return the operands of an operator or of a call; the receiver of a method comes first."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -1,6 +1,6 @@
-"""Observations: a wrong gradient beside the right one, on the inputs of a sample and on others.
+"""Observations: a wrong gradient and the right gradient, on the inputs of a sample and on fresh inputs.
 
-Hypotheses predict the wrong gradient from the right one, and are tested on all observations.
+Hypotheses predict the wrong gradient from the right gradient, and are tested on all observations.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from opsmith.judging.compare import in_double, is_close, largest_magnitude, shar
 from opsmith.judging.tensors import is_inexact, perturbed, replica
 
 Grads = Sequence[Tensor | None]
-"""grad_output of each result; None where there is none."""
+"""grad_output of each result; None for a result without one."""
 
 SAME = 1e-6
-"""Relative difference up to which what holds on one input holds on another: of a factor, and of an error that
-a hypothesis explains."""
+"""Maximum relative difference at which a factor, or an error that a hypothesis explains, counts as equal on
+two inputs."""
 
 MOST_ELEMENTS = 96
-"""Largest number of elements of a grad_output that are tried one by one."""
+"""Maximum number of elements of a grad_output that are tried one by one."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 ROUNDINGS = 256
-"""Roundings of the largest element that two right computations may differ by."""
+"""Maximum difference between two right computations, in roundings of the largest element."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A computed tensor beside the right one.
+    """A computed tensor and the right tensor.
 
     Only the first two fields are needed; the others allow more hypotheses to be tested.
 
     Args:
-        computed: Computed tensor; None where there is none.
+        computed: Computed tensor; None if there is none.
         right: Right tensor, of the same shape unless the shape is the fault.
         argument: Label of the input whose gradient it is; None for a result or a tangent.
         inputs: Flat inputs, by label.
         grads: grad_output of each visible result, by its name.
         results: Visible results, by name, in float64.
         tolerance: Allowed error of each element.
-        observer: Computes both tensors of a gradient again.
+        observer: Observer that computes both tensors of a gradient again.
     """
 
     __repr__ = short_repr
@@ -83,7 +83,7 @@ class Observation:
 
     @cached_property
     def got(self) -> Tensor:
-        """The computed tensor, in the dtype of the right one; zeros where there is none."""
+        """The computed tensor, in the dtype of the right tensor; zeros if there is none."""
         if self.computed is None:
             return torch.zeros_like(self.expected)
         return in_double(self.computed).to(self.expected.dtype)
@@ -95,7 +95,7 @@ class Observation:
 
     @cached_property
     def error(self) -> Tensor:
-        """Error of each element; 0 where the right one is not finite."""
+        """Error of each element; 0 where the right tensor is not finite."""
         return torch.where(self.expected.isfinite(), (self.got - self.expected).abs(), 0.0)
 
     @property
@@ -112,40 +112,40 @@ class Observation:
 
     @cached_property
     def slack(self) -> Tensor:
-        """Bound of each element's distance from the prediction of a hypothesis."""
+        """Maximum distance of each element from the prediction of a hypothesis."""
         share = SAME * largest_magnitude(self.error)
         least = torch.tensor(max(share, self.rounding), dtype=torch.float64)
         return least if self.tolerance is None else torch.maximum(least, self.tolerance.cpu().double())
 
     @cached_property
     def is_small(self) -> bool:
-        """True if the difference is so small that a hypothesis about a large one would hold as well."""
+        """True if the difference is so small that a hypothesis about a large difference would fit as well."""
         return not bool((self.error.nan_to_num(float("inf")) > 16 * self.slack).any())
 
     @cached_property
     def wrong(self) -> Tensor:
-        """Mask of the wrong elements, however small their error is relative to the worst."""
+        """Mask of the wrong elements, even if their error is small relative to the worst."""
         return self.error.nan_to_num(float("inf")) > self.slack
 
     def equals(self, candidate: Tensor | None) -> bool:
-        """Return True if the computed tensor is the predicted one, in every element."""
+        """Return True if the computed tensor equals the predicted tensor in every element."""
         if candidate is None or candidate.shape != self.got.shape:
             return False
         return bool(self.agrees_with(candidate).all())
 
     def agrees_with(self, candidate: Tensor) -> Tensor:
-        """Mark the elements that are as predicted; those that are not finite must be the same."""
+        """Mark the elements that equal the prediction; elements that are not finite must be identical."""
         close = is_close(self.got, in_double(candidate).to(self.got.dtype), self.slack)
         return close | ~self.expected.isfinite()
 
     @property
     def own(self) -> Any:
-        """The input whose gradient it is; None where there is none."""
+        """The input whose gradient it is; None if there is none."""
         return self.inputs.get(self.argument or "")
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """The grad_outputs that there are."""
+        """The grad_outputs that are not None."""
         return {name: grad for name, grad in self.grads.items() if grad is not None}
 
     def of(self, name: str) -> str:
@@ -154,11 +154,11 @@ class Observation:
 
     @property
     def exact(self) -> Observer | None:
-        """The observer, if autograd through the reference is right: differences take too many runs."""
+        """The observer, if autograd through the reference is right; finite differences take too many runs."""
         return self.observer if self.observer is not None and self.observer.right is None else None
 
     def backward(self, grads: Grads) -> Tensor:
-        """Compute the gradient for other grad_outputs, on the same inputs; zeros where there is none."""
+        """Compute the gradient for other grad_outputs, on the same inputs; zeros if there is none."""
         assert self.observer is not None
         found = self.observer.by_own([*self.inputs.values()], grads)
         return torch.zeros_like(self.right) if found is None else found
@@ -168,7 +168,7 @@ class Observation:
     ) -> Tensor | None:
         """Compute the right gradient with some grad_outputs or inputs changed.
 
-        None where the reference rejects them, or where that takes long.
+        None if the reference rejects them, or if this takes long.
         """
         with Overlooking():  # changed inputs need not be valid
             if self.exact is not None:
@@ -181,7 +181,7 @@ class Observation:
     ) -> Tensor | None:
         """Compute the right gradient with one input changed, or one grad_output, or each grad_output.
 
-        None where there is no such change.
+        None if there is no such change.
         """
         if input:
             changed = {input: change(self.inputs[input])}
@@ -192,7 +192,7 @@ class Observation:
     def parts(self, name: str) -> Iterator[Tensor]:
         """Compute the part of the right gradient for each element of a grad_output, in the order of memory.
 
-        There are none where that takes long.
+        There are none if this takes long.
         """
         grad = self.grads[name]
         zeros = {each: torch.zeros_like(value) for each, value in self.given.items()}
@@ -203,7 +203,7 @@ class Observation:
 
     @cached_property
     def other_gradients(self) -> Mapping[str, tuple[Tensor | None, Tensor]]:
-        """The gradients of the other inputs, by label, each as the computed one and the right one."""
+        """The computed and the right gradient of each other input, by label."""
         seen, found = self.observer, dict[str, tuple[Tensor | None, Tensor]]()
         if seen is None:
             return found
@@ -212,21 +212,21 @@ class Observation:
         answers = dict(zip(seen.argnums, seen.backward(flat, seen.argnums, grads), strict=True))
         for argnum, right in zip(every, seen.rights(flat, every, grads) if every else (), strict=True):
             if argnum not in answers:
-                with Overlooking():  # reported by a failure of its own
+                with Overlooking():  # a separate failure reports it
                     (answers[argnum],) = seen.backward(flat, (argnum,), grads)
             found[seen.sample.labels[argnum]] = (answers.get(argnum), right)
         return found
 
     @cached_property
     def paths(self) -> GradientPaths | None:
-        """Paths through the reference; None where the right gradient is not a sum over them."""
+        """Paths through the reference; None if the right gradient is not a sum over them."""
         if self.exact is None:
             return None
         function = self.exact.subject.plain(self.exact.sample)
         return GradientPaths(function, [*self.inputs.values()], self.exact.argnum, [*self.grads.values()])
 
     def moved(self, step: float, seed: int) -> Observation | None:
-        """Observe with every number moved by a relative step; None outside of the domain."""
+        """Observe with every number moved by a relative step; None if this is outside of the domain."""
         generator = torch.Generator().manual_seed(seed)
         values, grads = (
             [perturbed(each, step, generator) for each in some.values()] for some in (self.inputs, self.grads)
@@ -243,7 +243,7 @@ APART = 0x9E3779B9
 """Offset of the seeds of fresh draws from those of a check."""
 
 KINK = 1e-7
-"""Distance to both sides of an input at which its gradient is tested for a jump."""
+"""Distance on both sides of an input at which its gradient is tested for a jump."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class Observer(Run):
     """A run whose gradient of one input is observed, on its sample and on fresh inputs.
 
     Args:
-        argnum: Position of the input, one of those that are differentiated together.
-        right: Computes the right gradients: by autograd through the reference by default.
+        argnum: Position of the input, among the inputs that are differentiated together.
+        right: Function that computes the right gradients; autograd through the reference by default.
     """
 
     __repr__ = short_repr
@@ -261,9 +261,9 @@ class Observer(Run):
     right: ExpectedGradients | None = None
 
     def observe(self, flat: Sequence[Any], grads: Grads) -> Observation:
-        """Observe on these arguments, with these grad_outputs (both in float64).
+        """Observe on given arguments and grad_outputs, both in float64.
 
-        The elements at a kink, at which either side is right, are excluded.
+        Elements at a kink are excluded, since the derivatives of both sides are right there.
         """
         observation = self.gradient(flat, grads)
         if self.right is not None or observation.computed is None or not observation.same_shape:
@@ -271,7 +271,7 @@ class Observer(Run):
         jumps = self._across(flat, grads, KINK)
         kinks = (jumps > 1e-3 * largest_magnitude(observation.right)) & observation.computed.cpu().isfinite()
         if bool(kinks.any()):
-            # A gradient that nearly vanishes, as at an optimum, changes much relative to its size; it is a
+            # A gradient that nearly vanishes, as at an optimum, changes much relative to its size; this is a
             # jump only if the difference does not shrink with the step.
             kinks &= self._across(flat, grads, KINK / 8) > jumps / 2
         # Zeros are neutral for every hypothesis, such as a sign or a factor.
@@ -280,7 +280,7 @@ class Observer(Run):
         return replace(observation, computed=computed, right=right)
 
     def _across(self, flat: Sequence[Any], grads: Grads, step: float) -> Tensor:
-        """Compute the difference of the right gradient between both sides of these arguments."""
+        """Compute the difference between the right gradients on both sides of these arguments."""
         sides = []
         for side in (step, -step):
             generator = torch.Generator().manual_seed(APART)
@@ -289,7 +289,7 @@ class Observer(Run):
         return (sides[0] - sides[1]).abs()
 
     def gradient(self, flat: Sequence[Any], grads: Grads) -> Observation:
-        """Observe the gradient, at a kink too."""
+        """Observe the gradient, also at a kink."""
         (right,) = self.rights(flat, (self.argnum,), grads)
         with torch.no_grad():
             results = self.subject.plain(self.sample)(replicas(flat))
@@ -316,7 +316,7 @@ class Observer(Run):
         return vjp(partial(self.subject.call, self.sample), own, argnums, grad_outputs)
 
     def rights(self, flat: Sequence[Any], argnums: Sequence[int], grads: Grads) -> list[Tensor]:
-        """Compute the right gradients; zeros where autograd has none."""
+        """Compute the right gradients; zeros where autograd returns none."""
         if self.right is None:
             return vjp_or_zeros(self.subject.plain(self.sample), replicas(flat), argnums, grads)
         found = self.right(self.sample, replicas(flat), argnums, grads) or [None] * len(argnums)
@@ -326,9 +326,9 @@ class Observer(Run):
         ]
 
     def draw(self, flat: Sequence[Any], grads: Grads, seed: int) -> Observation | None:
-        """Observe on fresh inputs, drawn closer to the sample's where the operator rejects them.
+        """Observe on fresh inputs, which are drawn closer to the sample's if the operator rejects them.
 
-        The seed 0 takes the integers that repeat least, if the sample's own repeat more.
+        For seed 0, the sample whose integers repeat least is used, if the sample's own repeat more.
         """
         methods: Sequence[str] = METHODS if seed % 2 else ("mixed", "like", "scaled")
         if seed == 0:
@@ -353,16 +353,16 @@ class Observer(Run):
         return None
 
     def _least_repeating(self) -> Sample:
-        """Return the sample whose integers repeat least, where the others are like those of the wrong one.
+        """Return the sample whose integers repeat least and whose other arguments match the wrong sample's.
 
-        Fresh indices are like the given ones: where these are all the same, a gradient that is wrong where
-        an index repeats looks like a shifted one.
+        Fresh indices resemble the given indices: if these are all equal, a gradient that is wrong for
+        repeated indices looks like a shifted gradient.
         """
         alike = [each for each in self._samples() if form_of(each) == form_of(self.sample)]
         return max((self.sample, *alike), key=_distinct) if _distinct(self.sample) else self.sample
 
     def elsewhere(self) -> list[Observer]:
-        """Return observers of arguments of as many dimensions at other sizes, the author's samples first."""
+        """Return observers of arguments of the same ranks at other sizes; the author's samples come first."""
         others: dict[str, Sample] = {}
         for sample in self._samples():
             shapes = [_shape(value) for value in sample.flat]
@@ -383,7 +383,7 @@ def _distinct(sample: Sample) -> int:
 
 
 def _beside(value: Any, step: float, generator: torch.Generator) -> Any:
-    """Move each element by a step relative to its size, or to 1."""
+    """Move each element by a step relative to its size or to 1."""
     if not is_inexact(value):
         return replica(value)
     signs = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -398,15 +398,15 @@ Source = tuple[str, str]
 """Name of the values in a message, and their alignment with the elements."""
 
 OF_ENTRIES = ("times", "times first")
-"""Alignments of counts of the entries of a tensor, not of the indices of a dimension."""
+"""Alignments that count the entries of a tensor, not the indices of a dimension."""
 
 
 def values_beside(pair: Observation) -> dict[Source, Tensor]:
-    """Return tensors that align with each element of a pair, by name; the input's own first.
+    """Return tensors that align with each element of a pair, by name; the input itself comes first.
 
-    A tensor of fewer dimensions aligns with the last ones, as in broadcasting, or with the first ones. An
-    integer tensor that may hold indices gives the number of occurrences of each index, and of its own values.
-    A number stands beside every element.
+    A tensor of fewer dimensions aligns with the last dimensions, as in broadcasting, or with the first. An
+    integer tensor that may contain indices yields the number of occurrences of each index, and of its own
+    values. A number aligns with every element.
     """
     shape, found = pair.expected.shape, dict[Source, Tensor]()
     own_first = sorted(pair.inputs, key=lambda label: label != pair.argument)
@@ -440,7 +440,7 @@ def _aligned(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
 
 
 def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
-    """Count the occurrences of each index of a dimension in a tensor of indices, or in a row of it."""
+    """Count the occurrences of each index of a dimension in a tensor of indices, or in each of its rows."""
     for dim, size in enumerate(shape):
         if int(value.min()) < -size or int(value.max()) >= size:
             continue
@@ -453,26 +453,26 @@ def _times(value: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
 
 
 def _own_times(values: Tensor) -> Tensor:
-    """Count how often each value occurs."""
+    """Count the occurrences of each value."""
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
     times: Tensor = counts[inverse]
     return times
 
 
 Prediction = Callable[[Observation], Tensor | None]
-"""Computes what the computed tensor is if a hypothesis holds; None where it says nothing."""
+"""Function that predicts the computed tensor if a hypothesis is true; None if it predicts nothing."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """A hypothesis: a cause, and what it predicts.
+    """A hypothesis: a cause and its prediction.
 
     Args:
         cause: One of `opsmith.checking.causes`.
-        reason: Sentence that states it, without a capital letter and a full stop.
+        reason: Sentence that states the hypothesis, without a capital letter or a full stop.
         evidence: Measured values.
-        weak: True if another confirmed cause describes the fault better.
-        predicted: The prediction to confirm; None if the cause has been shown otherwise.
+        weak: True if any other confirmed cause describes the fault better.
+        predicted: The prediction to confirm; None if the cause has been proved in a different way.
     """
 
     cause: str
@@ -483,39 +483,39 @@ class Detection:
 
 
 MORE = 8
-"""Number of further fresh inputs that narrow down a condition, and of other sizes."""
+"""Number of additional fresh inputs that narrow down a condition, and number of other sizes."""
 
 FEW = 3
-"""Of fewer numbers each is a multiple of the other, and their places may fit by chance."""
+"""Minimum count of numbers: fewer are multiples of each other, and their positions may fit by chance."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Observations that hypotheses are tested on.
+    """Observations on which hypotheses are tested.
 
     Args:
-        first: The one that was found wrong, on which hypotheses are made.
+        first: The wrong observation, from which hypotheses are made.
     """
 
     first: Observation
 
     @cached_property
     def fresh(self) -> tuple[Observation, ...]:
-        """Observations of the same shapes, on fresh inputs; none where nothing can be drawn again."""
+        """Observations of the same shapes, on fresh inputs; empty if nothing can be drawn again."""
         return self._drawn(0, self.fresh_count + 1)
 
     @property
     def fresh_count(self) -> int:
-        """Number of fresh inputs on which a hypothesis must hold; one more for other integers."""
+        """Number of fresh inputs on which a hypothesis must be true; one more for different integers."""
         return 0 if self.first.observer is None else self.first.observer.subject.effort.fresh
 
     @cached_property
     def more(self) -> tuple[Observation, ...]:
-        """Further ones, where the first fit several conditions."""
+        """Additional observations, used if the first fit several conditions."""
         return self._drawn(self.fresh_count + 1, MORE) if self.first.exact is not None else ()
 
     def _drawn(self, first: int, count: int) -> tuple[Observation, ...]:
-        """Draw observations with some seeds; where nothing can be drawn again, none."""
+        """Draw observations with some seeds; empty if nothing can be drawn again."""
         observer = self.first.observer
         if observer is None:
             return ()
@@ -525,7 +525,7 @@ class Evidence:
 
     @cached_property
     def other_sizes(self) -> tuple[Observation, ...]:
-        """Observations at other sizes, where elements can be compared."""
+        """Observations at other sizes whose elements can be compared."""
         observer, grads = self.first.observer, [*self.first.grads.values()]
         others = [] if observer is None else observer.elsewhere()[:MORE]
         drawn = [each.draw(each.sample.in_double(), grads, seed) for seed, each in enumerate(others, start=1)]
@@ -533,25 +533,25 @@ class Evidence:
 
     @property
     def pairs(self) -> tuple[Observation, ...]:
-        """The first observation and the fresh ones."""
+        """The first observation and the fresh observations."""
         return (self.first, *self.fresh)
 
     def everywhere(self, holds: Callable[[Observation], bool]) -> bool:
-        """Return True if a statement holds for the first observation and for every fresh one."""
+        """Return True if a statement is true for the first and for every fresh observation."""
         return holds(self.first) and all(holds(pair) for pair in self.fresh)
 
     def fits(self, predicted: Prediction) -> bool:
-        """Return True if the computed tensor is the predicted one in every observation."""
+        """Return True if the computed tensor equals the predicted tensor in every observation."""
         return self.everywhere(lambda pair: pair.equals(predicted(pair)))
 
     def first_fitting(self, hypotheses: Iterable[Detection]) -> Detection | None:
-        """Return the first hypothesis that predicts nothing, or what every observation confirms."""
+        """Return the first hypothesis without a prediction, or with one that every observation confirms."""
         fitting = (each for each in hypotheses if each.predicted is None or self.fits(each.predicted))
         return next(fitting, None)
 
 
 def multiple(right: Tensor, actual: Tensor) -> complex | None:
-    """Fit the number by which one tensor is a multiple of another; None where the right one is zero."""
+    """Fit the factor by which one tensor is a multiple of another; None if the right tensor is zero."""
     weight = float((right.abs() ** 2).sum())
     if not weight:
         return None
@@ -561,12 +561,12 @@ def multiple(right: Tensor, actual: Tensor) -> complex | None:
 
 
 def times(factor: complex, tensor: Tensor) -> Tensor:
-    """Multiply a tensor by a factor, which is real where it has no imaginary part."""
+    """Multiply a tensor by a factor, which is taken as real if it has no imaginary part."""
     return tensor * (factor if factor.imag else factor.real)
 
 
 def along(values: Tensor, dim: int, dims: int) -> Tensor:
-    """Lay a row of values along one of several dimensions."""
+    """Reshape a row of values to lie along one of several dimensions."""
     return values.reshape(-1, *[1] * (dims - dim - 1))
 
 
@@ -580,4 +580,4 @@ COMPARISONS: Mapping[Callable[[Tensor, Tensor], Tensor], tuple[str, str, str]] =
         torch.ne: ("is not", "another than", "off the diagonal"),
     }
 )
-"""Words for each comparison: of values, of indices, and of the row and column of an element."""
+"""Texts for each comparison of values, of indices, and of the row and column of an element."""

@@ -24,13 +24,13 @@ def has_gradient(result: Tensor | None) -> bool:
 def vjp(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Compute the gradients of a function with respect to some arguments; None where autograd has none.
+    """Compute the gradients of a function with respect to some arguments; None if autograd has none.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
         argnums: Positions of the arguments to differentiate with respect to.
-        grads: grad_output of each result; None where there is none.
+        grads: grad_output of each result; None for a result without one.
 
     Raises:
         LayoutError: If a gradient is not a strided dense tensor.
@@ -42,9 +42,9 @@ def vjp(
 def differentiate(
     results: Sequence[Any], inputs: Sequence[Tensor], grads: Sequence[Tensor | None], **options: bool
 ) -> list[Tensor | None]:
-    """Compute the gradients of recorded results by some leaves; None where autograd has none.
+    """Compute the gradients of recorded results by some leaves; None if autograd has none.
 
-    Results without a gradient are left out, and those whose grad_output is None; options are those of
+    Results without a gradient, and results whose grad_output is None, are left out. Options are those of
     `torch.autograd.grad`.
     """
     pairs = [
@@ -70,9 +70,9 @@ def differentiate_by_ones(results: Sequence[Any], inputs: Sequence[Tensor]) -> l
 def vjp_or_zeros(
     function: Results, flat: Sequence[Any], argnums: Sequence[int], grads: Sequence[Tensor | None]
 ) -> list[Tensor]:
-    """Compute gradients as `vjp` does, with zeros where autograd has none.
+    """Compute gradients like `vjp`, with zeros where autograd has none.
 
-    Where a result has other sizes than its grad_output, as of `x[x > 0]` at other numbers, they are nan.
+    The gradients are nan if a result and its grad_output differ in size, as for `x[x > 0]` at new numbers.
     """
     leaves, _, results = record(function, flat, argnums)
     if any(
@@ -92,10 +92,10 @@ def record(
 ) -> tuple[list[Any], list[Any], Any]:
     """Call a function under autograd.
 
-    A function that writes into an argument cannot take leaves; it gets copies of them that autograd records.
+    A function that writes into an argument cannot take leaves: it gets copies that autograd records.
 
     Args:
-        call: Takes flat arguments.
+        call: Function of flat arguments.
         flat: Flat arguments; the leaves share their memory.
         argnums: The arguments that require a gradient.
         leaf: True to pass the leaves themselves, if the function takes them.

@@ -1,17 +1,17 @@
-"""A function of one of its arguments: the change of its weighted results when that moves, and its derivative.
+"""Directional function: the change of weighted results when one argument moves, and its derivative.
 
 Each step `h` gives central differences at `h` and `h / 2`, one Richardson extrapolation of both (L. F.
 Richardson, "The approximate arithmetical solution by finite differences", 1911), and an error bound of three
 parts:
 
-- twice the change of the finer difference, which also holds where the derivative itself has a kink;
-- half of the kink between both sides: `(f(x + h) - 2 f(x) + f(x - h)) / h` halves with `h` where the
-  function is smooth, and stays, or grows, where its one-sided derivatives differ, or where it is steeper than
-  `h` resolves: a step at which it does not halve is ignored;
+- twice the change of the finer difference, which is also valid if the derivative itself has a kink;
+- half of the kink between both sides. `(f(x + h) - 2 f(x) + f(x - h)) / h` halves with `h` if the function is
+  smooth. It does not shrink if the one-sided derivatives differ, or if the function is steeper than `h`
+  resolves. A step at which it does not halve is ignored;
 - the noise of the function over the step.
 
-Steps are tried until the bound is small. The result is that of the least bound that no finer step
-contradicts.
+Steps are tried until the bound is small. The result is the estimate with the smallest bound that no finer
+step contradicts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opsmith.judging.tensors import is_inexact
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """The values of a list at `argnums` packed into one row of numbers; complex numbers are pairs of them."""
+    """The values of a list at `argnums`, packed into one row of numbers; a complex number becomes a pair."""
 
     values: Sequence[Any]
     argnums: tuple[int, ...]
@@ -43,11 +43,11 @@ class PackedTensors:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Count of numbers of each packed value."""
+        """Number of numbers of each packed value."""
         return tuple(coordinates(self.values[argnum]).numel() for argnum in self.argnums)
 
     def unpacked(self, row: Tensor) -> list[Any]:
-        """Return the values, with the packed ones taken from a row."""
+        """Return the values, with the packed values taken from a row."""
         values = list(self.values)
         for argnum, piece in zip(self.argnums, row.split(self.sizes), strict=True):
             like = values[argnum]
@@ -57,7 +57,7 @@ class PackedTensors:
         return values
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Return the position of the value that a number of the row belongs to, and its index there."""
+        """Return the position of the value that contains a number of the row, and the index in this value."""
         sizes = zip(self.argnums, self.sizes, strict=True)
         return [(argnum, at) for argnum, size in sizes for at in range(size)][position]
 
@@ -65,15 +65,15 @@ class PackedTensors:
 class DirectionalFunction:
     """Results of a function times their grad_outputs, element by element, as one argument moves.
 
-    Complex numbers are pairs of real ones here, so that a *coordinate* is an element, or one part of it. The
-    sum of the weighted results is the loss whose gradient torch's backward gives. Results are subtracted
-    before they are summed: those that do not depend on a coordinate cancel exactly.
+    Complex numbers are pairs of real numbers here, so that a *coordinate* is an element, or one part of it.
+    The sum of the weighted results is the loss whose gradient torch's backward computes. Results are
+    subtracted before they are summed, so that results that do not depend on a coordinate cancel exactly.
 
     Args:
         function: Function of flat arguments.
         flat: Arguments.
         argnum: Position of the argument that moves.
-        grads: grad_output of each result; None where there is none.
+        grads: grad_output of each result; None for a result without one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DirectionalFunction:
         self._weights = _joined([weight for _, _, weight, _ in compared])
         self._steady = bool(self._values.isfinite().all())
         self.has_nan = bool(self._values.isnan().any())
-        """True if a result is nan at the point itself: then nan flows into gradients."""
+        """True if a result is nan at the point itself, so that nan flows into gradients."""
         self.weighed = (self._values * self._weights).nan_to_num(0.0, 0.0, 0.0)
         """Weighted results at the point itself; 0 where they are not finite."""
         self.rounding = _joined(
@@ -108,21 +108,21 @@ class DirectionalFunction:
         self.unit = float(torch.finfo(self._numbers.dtype).eps) / 2
         sizes = flat[argnum].detach().abs().double().reshape(-1).nan_to_num(0.0, 0.0, 0.0)
         self.sizes = sizes.repeat_interleave(2) if flat[argnum].is_complex() else sizes
-        """Absolute value of the element that each coordinate belongs to; 0 where it is not finite."""
+        """Absolute value of each coordinate's element; 0 where it is not finite."""
 
     @cached_property
     def usual(self) -> float:
-        """Typical size of the argument's elements: the median of those that are not tiny; 1 where all are."""
+        """Typical size of the argument's elements: the median without tiny elements; 1 if all are tiny."""
         present = self.sizes[self.sizes > torch.finfo(self._numbers.dtype).tiny ** 0.5]
         return float(present.median()) if present.numel() else 1.0
 
     def direction(self, generator: torch.Generator) -> Tensor:
-        """Draw a move of every coordinate by its element's size, or by the usual one where that is 0."""
+        """Draw a move of every coordinate by its element's size, or by the usual size if that is 0."""
         sizes = torch.where(self.sizes > 0, self.sizes, self.usual)
         return sizes * (torch.randint(0, 2, sizes.shape, generator=generator, dtype=torch.float64) * 2 - 1)
 
     def along(self, direction: Tensor, step: float) -> Tensor:
-        """Compute the change of each weighted result when every coordinate makes its own step."""
+        """Compute the change of each weighted result if every coordinate moves by its own step."""
         return self._moved((self.coordinates + step * direction).to(self._numbers.dtype))
 
     def at(self, coordinate: int, step: float) -> tuple[float, Tensor]:
@@ -132,7 +132,7 @@ class DirectionalFunction:
         return float(moved[coordinate].double() - self.coordinates[coordinate]), self._moved(moved)
 
     def central(self, coordinate: int, step: float) -> tuple[float, Tensor]:
-        """Compute the central quotient by a coordinate, nan if the step is lost, and mask what moves."""
+        """Compute the central quotient by a coordinate (nan if the step is lost), and mask changes."""
         (rise, above), (fall, below) = (self.at(coordinate, side * step) for side in (1, -1))
         quotient = float((above - below).sum()) / (rise - fall) if rise > fall else math.nan
         return quotient, (above != 0) | (below != 0)
@@ -149,11 +149,11 @@ class DirectionalFunction:
         except Exception:  # outside of its domain
             return torch.full_like(self._values, torch.nan)
         numbers = [coordinates(results[position]).double() for position in self._compared]
-        if [each.numel() for each in numbers] != self._counts:  # as of `x[x > 0]`: a jump
+        if [each.numel() for each in numbers] != self._counts:  # a jump, as of `x[x > 0]`
             return torch.full_like(self._values, torch.nan)
         after = _joined(numbers)
         moves = after - self._values
-        if not self._steady:  # an unchanged inf or nan does not move
+        if not self._steady:  # an unchanged inf or nan has no change
             moves[(after == self._values) | (after.isnan() & self._values.isnan())] = 0.0
         return moves * self._weights
 
@@ -163,7 +163,7 @@ class DirectionalFunction:
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """Return complex128 for a complex tensor, and float64 for another."""
+    """Return complex128 for a complex tensor, else float64."""
     return torch.complex128 if tensor.is_complex() else torch.float64
 
 
@@ -174,7 +174,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def coordinates(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor in a row, complex ones as pairs."""
+    """Return the numbers of a tensor in a row, with complex numbers as pairs."""
     plain = tensor.detach()
     return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).reshape(-1)
 
@@ -186,10 +186,10 @@ def represents(dtype: torch.dtype, tensor: Tensor) -> bool:
 
 
 NOISES = 3
-"""Factor on the noise of a difference, since the noise is measured as the largest of some twenty."""
+"""Factor on the noise of a difference, since the measured noise is the largest of about twenty."""
 
 KNOWN = 0.05
-"""Largest error of a known derivative, relative to itself or to the size of interest."""
+"""Maximum error of a known derivative, relative to itself or to the size of interest."""
 
 Differences = Callable[[float], tuple[float, float]]
 """Function of a step: the distance that the argument moved, after rounding, and the change of the value."""
@@ -202,7 +202,7 @@ class Slope:
     Args:
         value: Estimate from differences.
         error: Bound of its error; infinite where the derivative is unknown.
-        left: Derivative from below, where it is a different one or the only one; else nan.
+        left: Derivative from below, if it differs from `right` or is the only derivative; else nan.
         right: Derivative from above, likewise.
         step: Step of the estimate.
     """
@@ -226,7 +226,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
         moved: The function: its change from the value at the point.
         steps: Steps to try, in this order.
         noise: Rounding noise of a value.
-        size: Ordinary size of a derivative: one that is much smaller need not be known better.
+        size: Ordinary size of a derivative; a much smaller derivative need not be known more exactly.
         goal: Relative error at which no further step is tried.
     """
     found: list[Slope] = []
@@ -258,7 +258,7 @@ def slope(moved: Differences, steps: Iterable[float], noise: float, size: float,
 def _extrapolated(
     step: float, far: tuple[float, float], near: tuple[float, float], blur: float
 ) -> Slope | None:
-    """Extrapolate one step; None where the function has a kink, jump or spike at that scale."""
+    """Extrapolate one step; None if the function has a kink, jump or spike at that scale."""
     coarse, fine = (far[0] + far[1]) / 2, (near[0] + near[1]) / 2
     bend, kink = abs(far[1] - far[0]), abs(2 * (near[1] - near[0]) - (far[1] - far[0]))
     if kink > max(bend / 2, 4 * blur) or abs(fine) - abs(coarse) > max(abs(coarse) / 2, 4 * blur):
@@ -267,7 +267,7 @@ def _extrapolated(
 
 
 def _best(found: list[Slope]) -> Slope | None:
-    """Return the estimate of least error that no finer step contradicts."""
+    """Return the estimate with the smallest error that no finer step contradicts."""
     for each in sorted(found, key=lambda each: each.error):
         finer = (other for other in found if other.step < each.step)
         if all(abs(other.value - each.value) <= other.error + each.error for other in finer):
@@ -276,7 +276,7 @@ def _best(found: list[Slope]) -> Slope | None:
 
 
 def _quotients(moved: Differences, step: float) -> tuple[float, float] | None:
-    """Compute the difference quotients from below and from above; None where the step is lost in rounding."""
+    """Compute the difference quotients from below and above; None if the step is lost in rounding."""
     above, rise = moved(step)
     below, fall = moved(-step)
     if above <= 0 or below >= 0:
@@ -285,7 +285,7 @@ def _quotients(moved: Differences, step: float) -> tuple[float, float] | None:
 
 
 def _one_sided(middle: float, left: tuple[float, float], right: tuple[float, float], size: float) -> Slope:
-    """Handle what central differences do not settle: a kink, one side alone, or nothing.
+    """Return the derivative if central differences do not decide: a kink, one side only, or unknown.
 
     Args:
         middle: The best estimate from both sides, if there is one.
@@ -296,6 +296,6 @@ def _one_sided(middle: float, left: tuple[float, float], right: tuple[float, flo
     if left[0] + right[0] <= 2 * KNOWN * abs(right[1] - left[1]):
         return Slope((left[1] + right[1]) / 2, math.inf, left[1], right[1])
     known = [value if error <= KNOWN * max(abs(value), size) else math.nan for error, value in (left, right)]
-    if all(map(math.isfinite, known)):  # both agree where the function is not smooth: neither is trusted
+    if all(map(math.isfinite, known)):  # both agree although the function is not smooth: neither is trusted
         known = [math.nan, math.nan]
     return Slope(middle, math.inf, *known)

@@ -1,8 +1,8 @@
-"""Gradients from differences, with an error for each element, and derivatives that are held to them.
+"""Gradients from finite differences, with an error for each element, to which derivatives are compared.
 
-Agreement along a few directions settles most at a few calls, and needs no measured noise: a derivative that
-is that of plain differences, to almost all of their digits, is right, and where noise, a kink or a pole keeps
-differences from that, nothing is decided.
+Agreement along a few directions decides most cases with a few calls, and needs no measured noise. A
+derivative that agrees with plain differences to almost all of their digits is right. If noise, a kink or a
+pole prevents this agreement, nothing is decided.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from opsmith.judging.compare import Difference, largest_magnitude, unravel
 from opsmith.judging.constants import LIBRARY, allowed_roundings
 
 GOAL = 1e-6
-"""Relative error at which differences are good enough, where the noise allows it. It is not smaller, since
-library functions such as `polygamma` need not be more exact."""
+"""Relative error at which differences are good enough, if the noise allows it. It is not smaller, since
+library functions such as `polygamma` may not be more exact."""
 
 FINER = 8
-"""Number of times that a step is divided by 8 where differences do not settle."""
+"""Number of times that a step is divided by 8 if differences do not converge."""
 
 
 @dataclass(frozen=True)
 class DirectionalDerivative:
-    """The derivative of the sum of the weighted results along one direction, with a bound of its error."""
+    """The derivative of the sum of the weighted results along one direction, with an error bound."""
 
     direction: Tensor
     value: float
@@ -49,21 +49,21 @@ class DirectionalDerivative:
 class NumericalGradient:
     """The gradient of one argument from differences, in torch's convention for complex numbers.
 
-    Tensors are of the argument's shape, and of a complex argument have a last dimension of 2 for real and
-    imaginary parts; but for `values`.
+    Tensors have the argument's shape. For a complex argument, all except `values` have a last dimension of 2
+    for real and imaginary parts.
 
     Args:
         values: The gradient, in float64 or complex128; nan where it was not estimated.
         errors: Distance from `values` within which the right gradient lies; infinite where it is unknown.
         rounding: Rounding error that a right gradient may have.
         estimated: Coordinates that were moved one at a time.
-        left: At a kink, the derivative from below; else nan. Where only one side has a derivative, as at the
+        left: At a kink, the derivative from below; else nan. If only one side has a derivative, as at the
             edge of a domain, the other is nan.
         right: The derivative from above, likewise.
-        along: Derivatives along random directions, where not every element was moved.
+        along: Derivatives along random directions, if not every element was moved.
         slopes: The first estimates, by coordinate.
-        second: Makes a second estimate of a coordinate where a gradient differs.
-        wider: Rounding error that is added to each bound.
+        second: Makes a second estimate of a coordinate at which a gradient differs.
+        wider: Rounding error added to each bound.
     """
 
     values: Tensor
@@ -107,19 +107,19 @@ class NumericalGradient:
         return self.is_known | self._kinked
 
     def widened(self, rounding: float) -> NumericalGradient:
-        """The same gradient with a rounding error of each coordinate that is added to its bound."""
+        """The same gradient, with a rounding error of each coordinate added to its bound."""
         return replace(self, wider=rounding)
 
     def wrong(self, got: Tensor | None) -> Tensor:
-        """Mark the elements at which a gradient is wrong beyond doubt; None stands for zeros.
+        """Mark the elements at which a gradient is certainly wrong; None counts as zeros.
 
-        At a kink it is wrong if it lies outside of the interval of both one-sided derivatives. Where there is
-        no derivative, or noise hides it, nothing is wrong.
+        At a kink it is wrong if it is outside of the interval between both one-sided derivatives. Elements
+        without a derivative, or whose derivative is hidden by noise, are not marked.
         """
         return _of_elements(self._units(_coordinates(self._given(got))) > 1, self.values)
 
     def judge(self, got: Tensor | None) -> Difference | None:
-        """Find the element of a gradient furthest outside its bounds; None where none is wrong."""
+        """Find the element of a gradient furthest outside of its bounds; None if no element is wrong."""
         given = self._given(got)
         numbers = _coordinates(given)
         units = self._units(numbers)
@@ -135,7 +135,7 @@ class NumericalGradient:
         return None
 
     def _units(self, numbers: Tensor) -> Tensor:
-        """Compute the distance of each coordinate in error bounds; 0 where nothing is known or it is excused.
+        """Compute the distance of each coordinate in error bounds; 0 where it is unknown or excused.
 
         Second estimates stop once they confirm that some elements are wrong.
         """
@@ -159,12 +159,12 @@ class NumericalGradient:
         return units
 
     def _excuses(self, at: int, got: float) -> bool:
-        """True if a coordinate of a gradient may be right after all."""
+        """True if a second estimate shows that a coordinate of a gradient may be right."""
         bound = float((self.errors + self.rounding).view(-1)[at])
         return math.isfinite(got) and self.second.excuses(at, got, self.slopes[at], bound)
 
     def _excuses_along(self, found: DirectionalDerivative, got: float) -> bool:
-        """True if differences over finer steps, whose error is larger and otherwise made, allow a value."""
+        """True if differences over finer steps, whose larger errors are independent, allow a value."""
         for finer in (8, 64):
             noise = replace(self.second.noise, step=self.second.noise.step / finer)
             again = derivative_along(self.second.line, noise, found.direction)
@@ -183,7 +183,7 @@ class NumericalGradient:
         return zeros if got is None else got.detach().to(zeros.device, zeros.dtype)
 
     def describe_unknown(self, label: str) -> str | None:
-        """Describe the number of unknown elements of the gradient by a label; None where none is unknown."""
+        """Describe the number of unknown elements of a gradient, named by a label; None if all are known."""
         unknown = self.estimated & ~self._settled
         if not bool(unknown.any()):
             return None
@@ -194,12 +194,12 @@ class NumericalGradient:
 
 
 SUSPECTS = 16
-"""Number of elements for which second estimates are made at a time, the worst first."""
+"""Number of elements for which second estimates are made at a time; the worst come first."""
 
 _UNIT = "error bounds of finite differences"
 
 KINK = 0.02
-"""Distance outside of both one-sided derivatives that is allowed, relative to their difference: they are
+"""Allowed distance outside of both one-sided derivatives, relative to their difference, since these are
 differences of a lower order."""
 
 
@@ -216,19 +216,20 @@ def numerical_gradient(
 ) -> NumericalGradient:
     """Compute the gradient with respect to one argument from differences, with an error for each element.
 
-    It first measures the precision that the function computes in; steps and errors follow from it, and are
-    larger for one that computes in float32. The argument is copied before it is moved.
+    It first measures the precision in which the function computes. Steps and errors follow from the
+    precision, and are larger for a function that computes in float32. The argument is copied before it is
+    moved.
 
     Args:
         function: Function of flat arguments.
-        flat: Arguments; floating ones in float64, unless the function needs another dtype.
+        flat: Arguments; floating arguments are in float64, unless the function needs a different dtype.
         argnum: Position of the argument to differentiate with respect to.
-        grads: grad_output of each result, None where there is none; random, so that errors do not cancel.
+        grads: grad_output of each result, or None; random, so that errors do not cancel.
         generator: Source of the directions, and of the elements to move.
-        elements: Largest number of elements to move one at a time; of more elements, random ones, and random
-            directions.
+        elements: Maximum number of elements to move one at a time. Of more elements, random elements and
+            random directions are used.
         directions: Number of directions.
-        only: Coordinates to move, if not all; then no directions stand for the others.
+        only: Coordinates to move, if not all; no directions are used for the other coordinates.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -273,7 +274,7 @@ def numerical_gradient(
 
 
 def _element(line: DirectionalFunction, noise: Noise, coordinate: int) -> tuple[Slope, float]:
-    """Estimate the derivative by one coordinate, and the rounding error of a right gradient there."""
+    """Estimate the derivative by one coordinate, and the rounding error that a right gradient may have."""
     own = float(line.sizes[coordinate])
     steps = [*_steps(own, line.usual, noise.step)]
     reached = _reached(line, coordinate, own)
@@ -296,7 +297,7 @@ def _element(line: DirectionalFunction, noise: Noise, coordinate: int) -> tuple[
 
 
 def _reached(line: DirectionalFunction, coordinate: int, own: float) -> Tensor:
-    """Mark the results that depend on a coordinate: a step may be too small for one near saturation.
+    """Mark the results that depend on a coordinate, since a small step may not change a saturated result.
 
     The coordinate moves to minus half of itself, at which odd and even functions both change.
     """
@@ -307,12 +308,12 @@ def _reached(line: DirectionalFunction, coordinate: int, own: float) -> Tensor:
 
 SMALL = 1e-4
 NOISY = 600
-"""Ratios of a derivative to the function's size, and to its noise, below which it is small: `slope` need not
-know it better than to a fraction of that."""
+"""Ratios of a derivative to the function's size, and to its noise, below which it is small, so that `slope`
+needs to know it only to a fraction of these."""
 
 
 def _steps(own: float, usual: float, step: float) -> Iterator[float]:
-    """Yield steps for an element: of its own size, or the usual one where it is much smaller; then finer."""
+    """Yield steps for an element: of its own size, or the usual size if it is much smaller; then finer."""
     if own >= usual / 64:
         yield step * own
         if own < usual / 4:
@@ -340,7 +341,7 @@ def derivative_along(
     def moved(step: float) -> tuple[float, float]:
         return step, float(line.along(direction, step).sum())
 
-    # Rounding of what is moved: along the direction of the measured noise, the slope may be small by chance.
+    # Rounding of the moved argument: the slope along the measured direction may be small by chance.
     rounded = line.unit * abs(moved(noise.step)[1]) / noise.step
     noise_level = max(float(noise.levels.norm()), rounded if math.isfinite(rounded) else 0.0)
     size = max(float(noise.slopes.norm()), SMALL * float(line.weighed.norm()))
@@ -351,7 +352,7 @@ def derivative_along(
         return None
     count = line.weighed.numel() + direction.numel()
     lost = allowed_roundings(count) * (noise.precision * abs(found.value) + noise_level)
-    error = max(found.error + lost, torch.finfo(torch.float64).tiny)  # 0 of a function that is constant
+    error = max(found.error + lost, torch.finfo(torch.float64).tiny)  # 0 for a constant function
     return DirectionalDerivative(direction, found.value, error)
 
 
@@ -367,15 +368,15 @@ DIRECTIONS = 2
 """Number of random directions along which derivatives are compared."""
 
 STEP = 2.0**-10
-"""Relative step along them: its fourth power is far below `SHARE`, and so is rounding divided by it."""
+"""Relative step along them: both its fourth power and rounding divided by it are far below `SHARE`."""
 
 SHARE = 1e-10
-"""Largest difference of the derivative, relative to its terms. A function that computes in less than float64
-does not come so close."""
+"""Maximum difference of the derivative, relative to its terms. A function that computes in a lower precision
+than float64 does not agree so well."""
 
 BEND = 1e-6
-"""Largest kink, relative to the terms: second differences fall with the square of a step where a function is
-smooth, and with the step itself at a kink."""
+"""Maximum kink, relative to the terms. Second differences shrink with the square of the step if a function is
+smooth, but with the step itself at a kink."""
 
 
 def agrees_along(
@@ -387,14 +388,14 @@ def agrees_along(
     *,
     generator: torch.Generator,
 ) -> bool:
-    """True if a gradient is that of differences along random directions, and there is no kink at the point.
+    """True if a gradient agrees with differences along random directions, and the point has no kink.
 
-    Every element moves, by a random part of its own size, so that errors do not cancel. False decides
-    nothing: `numerical_gradient` measures noise, kinks and each element.
+    Every element moves by a random part of its own size, so that errors do not cancel. False proves nothing:
+    `numerical_gradient` must measure noise, kinks and each element.
 
     Args:
         function: Function of flat arguments.
-        flat: Arguments, floating ones in float64.
+        flat: Arguments; floating arguments are in float64.
         argnum: Position of the argument.
         grads: grad_output of each result, None where there is none.
         got: The gradient, of the argument's shape.
@@ -430,20 +431,20 @@ def _central(line: DirectionalFunction, direction: Tensor, step: float) -> tuple
 
 
 ALONG = 3
-"""Number of random directions that stand for the elements that are not moved one at a time."""
+"""Number of random directions for the elements that are not moved one at a time."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Derivatives of a function by several arguments together, to be held to differences of it.
+    """Derivatives of a function by several arguments together, to be compared with its differences.
 
     Args:
         function: The function of all arguments.
-        packed: Its arguments, those that are differentiated by in a row.
-        grads: grad_output of each result; None where there is none.
-        got: The derivative by each argument of the row; None where autograd has none.
-        elements: Number of elements that may be moved one at a time; of none, their sum is known best.
-        generator: Makes the source of directions.
+        packed: Its arguments; the arguments to differentiate by are packed in a row.
+        grads: grad_output of each result; None for a result without one.
+        got: The derivative by each argument of the row; None if autograd returns none.
+        elements: Maximum number of elements that may be moved one at a time.
+        generator: Function that makes the source of directions.
     """
 
     function: Results
@@ -454,7 +455,7 @@ class Claim:
     generator: Callable[[], torch.Generator]
 
     def by(self, argnum: int) -> Claim:
-        """The part of the claim about one argument."""
+        """The part of the claim that concerns one argument."""
         return replace(self, packed=PackedTensors(self.packed.values, (argnum,)))
 
     @property
@@ -470,13 +471,13 @@ class Claim:
         return self.function(self.packed.unpacked(flat[0]))
 
     def is_settled(self) -> bool:
-        """True if differences along random directions settle that it is right."""
+        """True if differences along random directions prove that it is right."""
         flat, generator = [self.packed.row], self.generator()
         return agrees_along(self._of_row, flat, 0, self.grads, self.row, generator=generator)
 
     @cached_property
     def numbers(self) -> NumericalGradient:
-        """The derivatives by differences, in a row."""
+        """The derivatives from differences, in a row."""
         return numerical_gradient(
             self._of_row,
             [self.packed.row],
@@ -489,14 +490,14 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """True if differences know the derivatives, and confirm them."""
+        """True if the differences are known and confirm the derivatives."""
         return self.numbers.has_estimate and self.worst() is None
 
     def worst(self, rounding: float = 0.0) -> tuple[int, Difference] | None:
         """The argument by which the derivatives differ most, and the difference; None if all agree.
 
         Args:
-            rounding: Rounding error that each may have besides.
+            rounding: Additional rounding error of each derivative.
         """
         difference = self.numbers.widened(rounding).judge(self.row)
         if difference is None or not difference.index:
@@ -507,6 +508,6 @@ class Claim:
         return argnum, replace(difference, index=unravel(at, value.shape))
 
     def kinked(self) -> list[int]:
-        """The arguments by which the function has a kink."""
+        """The arguments in which the function has a kink."""
         pieces = self.numbers.kinks.split(self.packed.sizes)
         return [argnum for argnum, piece in zip(self.packed.argnums, pieces, strict=True) if piece.any()]

@@ -1,4 +1,4 @@
-"""Lost digits: operations on tensors of lower precision, and arguments that are rounded to a few bits."""
+"""Lost digits: operations on tensors of lower precision, and arguments rounded to a few bits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from opsmith.torch_library import capabilities
 FEWER = (torch.float32, *LOW_PRECISION)
 """dtypes of lower precision than float64."""
 PARTS = 16
-"""Multiples of one over this are exact in every dtype."""
+"""Denominator: multiples of 1 over this number are exact in every dtype."""
 
 
 def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> str | None:
     """Find the first operation that takes a tensor of lower precision than float64.
 
-    Numbers that every dtype represents exactly, as in a mask, do not count.
+    Numbers that every dtype represents exactly, such as a mask's, do not count.
 
     Args:
         compute: Computation in float64.
-        mixed: True if the operation must also take a tensor of float64.
+        mixed: True if the operation must also take a float64 tensor.
 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
@@ -56,13 +56,13 @@ def _rounded(tensor: Tensor) -> bool:
 
 
 DROPPED = {"TF32 (10 bits)": 13, "bfloat16 (7 bits)": 16}
-"""Formats that kernels round float32 to on the way, and the bits of its mantissa that they drop."""
+"""Formats to which kernels round float32 internally, and the number of mantissa bits that they drop."""
 
 
 def rounded_arguments(got: Tensor, right: Answer, flat: Sequence[Any]) -> str | None:
-    """Name the format to which a result is right if its arguments are rounded to that; None if there is none.
+    """Name the format for which a result is right if its arguments are rounded to it; else None.
 
-    Units for matrices round their arguments, to the nearest number or towards zero, and sum in float32.
+    Matrix units round their arguments, to the nearest number or towards zero, and sum in float32.
 
     Example:
         >>> from opsmith.judging.answer import Computation

@@ -1,1 +1,1 @@
-"""Output of a report: text, terminal, HTML, JSON, and scripts that reproduce a failure."""
+"""Output of a report: text, terminal, HTML, JSON, and scripts that reproduce failures."""

@@ -15,7 +15,7 @@ from opsmith.errors import printable
 
 @dataclass(frozen=True)
 class Unchecked:
-    """Something that could not be checked.
+    """An operator, a file or a command that could not be checked.
 
     Args:
         operator: Name of the operator; None for a file that could not be imported, or for the whole command.
@@ -50,7 +50,7 @@ class Annotation:
         title: The property, the input and the cause.
         message: Description in sentences.
         line: File, as an absolute path, and number of the line; None if no line is known.
-        failure: The failure; None for what could not be checked.
+        failure: The failure; None for an `Unchecked`.
     """
 
     rule: str
@@ -121,11 +121,11 @@ WORDS: dict[Severity, tuple[str, str]] = {
     "warning": ("warning", "warning"),
     "limit": ("notice", "note"),
 }
-"""Workflow command of GitHub, and level in SARIF and in the lines of compilers, by severity."""
+"""GitHub's workflow command, and the level in SARIF and in compiler-style lines, by severity."""
 
 
 def workflow_commands(reports: Sequence[Report], unchecked: Sequence[Unchecked]) -> str:
-    """Return the commands by which GitHub Actions shows each finding at its line in a pull request.
+    """Return the commands with which GitHub Actions shows each finding at its line in a pull request.
 
     Source: "Workflow commands for GitHub Actions". Paths are absolute, so that the folder in which the
     command runs does not matter.

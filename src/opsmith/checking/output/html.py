@@ -163,11 +163,11 @@ def _kind(value: Any) -> str:
 
 
 def worded(text: str) -> Markup:
-    """A sentence in HTML, with text between backticks as code."""
+    """A sentence in HTML, in which text between backticks becomes code."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def source(made: Environment, name: str) -> str:
-    """The text of a style sheet or a script among the templates."""
+    """The text of a style sheet or script in the templates."""
     assert made.loader is not None
     return made.loader.get_source(made, name)[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_ELEMENTS = 64
-"""Largest number of elements that a script writes out."""
+"""Maximum number of elements that a script writes out."""
 
 DIGITS = 4
 """Number of digits of numbers that may be rounded."""
@@ -39,7 +39,7 @@ def written(value: Any, *, rounded: bool = False) -> str:
 
     Args:
         value: A value that `writable` accepts.
-        rounded: Write floating numbers with a few digits.
+        rounded: True to write floating numbers with a few digits.
 
     Example:
         >>> import torch

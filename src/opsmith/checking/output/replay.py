@@ -52,7 +52,7 @@ class ReplayTarget:
 
     Args:
         subject: The operator under check.
-        found: Lines that import or find it.
+        found: Lines that import or find the operator.
         callee: Expression that is called.
         checked: Expression that `opsmith.check` takes.
         reference: Expression of the reference; None if there is none.
@@ -476,7 +476,7 @@ def _shows(failure: Failure, error: Exception) -> bool:
 
 
 def _lines(failure: Failure, target: ReplayTarget, sample: Sample) -> Iterator[tuple[list[str], bool]]:
-    """Lines that may show a failure, and whether the inputs require gradients."""
+    """Lines that may show a failure, and True if the inputs require gradients."""
     call = target.call(sample)
     parts = _parts(target, sample, failure)
     if isinstance(failure.evidence.get("exception"), str):

@@ -34,9 +34,9 @@ class Child:
     """A forked process.
 
     Args:
-        process: Its number; 0 once it has ended.
+        process: Its process id; 0 after it has ended.
         connection: The parent's end of the pipe.
-        status: Its exit status, once it has ended.
+        status: Its exit status, after it has ended.
     """
 
     process: int
@@ -45,11 +45,12 @@ class Child:
 
     @classmethod
     def fork(cls, run: Callable[[Connection], None], argument: str) -> Child:
-        """Fork a process that has all that this one has; it ends without this one's handlers and buffers.
+        """Fork a copy of this process, which ends without running this process's handlers or flushing
+        buffers.
 
         Args:
-            run: Runs in the child, with its end of the pipe.
-            argument: The argument of the user that asks for a child.
+            run: Function to run in the child, with the child's end of the pipe.
+            argument: The user's argument that requests a child.
 
         Raises:
             UsageError: If the system cannot fork.
@@ -89,27 +90,27 @@ class Child:
         return not self.process
 
     def end(self) -> None:
-        """End it with the processes that it has started, unless it has ended."""
+        """End it, with the processes that it has started, unless it has ended."""
         self.connection.close()
         if self.process:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process, signal.SIGKILL)
             with suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)  # if it has no group of its own yet
+                os.kill(self.process, signal.SIGKILL)  # in case it has no group of its own yet
             _, self.status = os.waitpid(self.process, 0)
             self.process = 0
 
 
 def refuse_fork(problem: str, argument: str, hint: str) -> None:
-    """Raise an error where no process can be forked, or a forked one could not compute.
+    """Raise an error if no process can be forked, or if a forked process could not compute.
 
     Args:
         problem: The error in a sentence.
-        argument: The argument of the user that asks for a child.
+        argument: The user's argument that requests a child.
         hint: What to do instead.
 
     Raises:
-        UsageError: On a system without fork, or once an accelerator has been used.
+        UsageError: On a system without fork, or after an accelerator has been used.
     """
     why = None if hasattr(os, "fork") else f"the platform is {sys.platform}, where processes cannot be forked"
     if why is None and torch.cuda.is_initialized():
@@ -119,7 +120,7 @@ def refuse_fork(problem: str, argument: str, hint: str) -> None:
 
 
 def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
-    """Describe the exit of a process that ran a kernel, with the signal or the status as evidence."""
+    """Describe the exit of a process that ran a kernel; the signal or the status is evidence."""
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
         return f"it ends the process, with status {code}, instead of returning", {"status": code}
@@ -129,10 +130,10 @@ def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
 
 
 def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
-    """Return the error for a child in which torch refuses every backward, not a fault of the operator.
+    """Return the error for a child in which torch refuses every backward, whatever the operator is.
 
     Args:
-        argument: The argument that asks for a child.
+        argument: The argument that requests a child.
         hint: What to do instead.
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -142,8 +143,8 @@ def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
         except RuntimeError as error:
             if "fork" in str(error):
                 return errors.UsageError(
-                    "a check cannot be isolated once autograd has started threads of its own: torch computes "
-                    "no gradients in a process that is forked after that",
+                    "a check cannot be isolated after autograd has started threads of its own: torch "
+                    "computes no gradients in a process that is forked later",
                     argument=argument,
                     got=str(error).partition(". ")[0],
                     hint=f"{hint}. A backward on an "
@@ -155,9 +156,9 @@ def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
 
 
 def packed(answer: Outcome | Report | None = None, error: BaseException | None = None) -> bytes:
-    """Pickle what a child has found, and what it has raised, as every process can unpickle it.
+    """Pickle a child's findings and exception in a form that every process can unpickle.
 
-    Evidence may be any object, and some exceptions cannot be made again: they become JSON and text then.
+    Evidence may be any object, which becomes JSON; exceptions that cannot be unpickled become text.
     """
     try:
         found = pickle.dumps((answer, error))
@@ -168,7 +169,7 @@ def packed(answer: Outcome | Report | None = None, error: BaseException | None =
 
 
 def _as_text(error: BaseException) -> RuntimeError:
-    """Return an exception that every process can unpickle, with the words of another."""
+    """Return an exception that every process can unpickle, with the message of a given exception."""
     plain_error = RuntimeError(f"{type(error).__name__}: {errors.message_of(error)}")
     plain_error.__notes__ = getattr(error, "__notes__", [])
     return plain_error

@@ -1,8 +1,8 @@
-"""Run a property in a forked child process: a kernel that kills it, or never returns, is a finding.
+"""Run a property in a forked child process; a kernel that kills it, or never returns, is a finding.
 
 The child is forked, so that it has the parent's operator. It runs with one thread, since the threads of
-OpenMP do not survive a fork. Before it runs on a sample it writes the sample's name into shared memory. Its
-standard error goes to a file, into which Python's fault handler writes the line of a crash.
+OpenMP do not survive a fork. Before each sample, it writes the sample's name into shared memory. Its standard
+error goes to a file, in which Python's fault handler writes the line of a crash.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ GRACE_S = 0.2
 """Time between the signal and the kill, for the fault handler to write the stack."""
 
 ROOM = 4096
-"""Bytes for the name of a sample, including its length, and for the seconds of a call that hangs."""
+"""Number of bytes for a sample's name with its length, and for the seconds of a call that hangs."""
 
 HUNG = ROOM - 1
-"""Position of these seconds."""
+"""Position of the seconds of a call that hangs."""
 
 LAST_LINES = 5
 """Number of lines of the child's output in the evidence."""
@@ -62,10 +62,10 @@ _announced: Callable[[], str] | None = None
 
 
 def announce(sample: Callable[[], str]) -> None:
-    """Record the name of the sample that runs next, for the parent to report after a crash.
+    """Record the name of the next sample, which the parent reports after a crash.
 
     Args:
-        sample: Returns the name of the sample; called in a child process only.
+        sample: Returns the name of the sample; called only in a child process.
     """
     global _announced
     _announced = sample
@@ -82,10 +82,10 @@ def announced() -> str:
 
 
 def report_hang(seconds: float) -> None:
-    """Tell the parent, which waits for this child, that a call does not return and cannot be stopped.
+    """Report to the waiting parent that a call does not return and cannot be stopped.
 
     Args:
-        seconds: Seconds that it has taken, 255 at most.
+        seconds: Seconds that the call has taken, at most 255.
     """
     assert _room is not None
     _room[HUNG] = min(int(seconds), 255)
@@ -100,10 +100,10 @@ def limit_of(isolate: bool | float) -> float:
     """Return the time limit in seconds of each property in a child process; 0 for no child process.
 
     Args:
-        isolate: As in `check`.
+        isolate: As for `check`.
 
     Raises:
-        UsageError: If it is neither a bool nor a time, or no process can be forked.
+        UsageError: If `isolate` is neither a bool nor a time, or if no process can be forked.
     """
     if isolate is False:
         return 0.0
@@ -112,7 +112,7 @@ def limit_of(isolate: bool | float) -> float:
         raise errors.UsageError(
             "`isolate` must be a bool or a time limit",
             argument="isolate",
-            expected="True, False, or how many seconds each property may take",
+            expected="True, False, or the maximum number of seconds of each property",
             got=repr(isolate),
             hint="call `check(operator, isolate=True)`, or `isolate=60`",
         )
@@ -121,7 +121,7 @@ def limit_of(isolate: bool | float) -> float:
 
 
 def refuse_isolation() -> None:
-    """Raise an error where a child process cannot be forked, or could not compute, as `refuse_fork` does."""
+    """Raise an error like `refuse_fork`, with hints for `isolate`."""
     hint = (
         "leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the process. For "
         "kernels of the CPU, check in a process that does not touch CUDA"
@@ -139,20 +139,21 @@ def run_isolated(
     kernels: Sequence[Kernel] = (),
     positions: Iterable[int] = (),
 ) -> Outcome:
-    """Run a property in a child process; a crash, or exceeding the time limit, is a failure.
+    """Run a property in a child process; a crash or a timeout is a failure.
 
     Args:
         name: Name of the property.
-        run: Runs it. Its exceptions are raised here.
+        run: Function that runs it. Its exceptions are raised here.
         where: Location `file:line` of the operator, for crashes without a known line.
         limit_s: Time limit in seconds.
         processor_limit_s: Limit of the child's processor time in seconds.
-        kernels: Kernels that it may run: a crash in one in C++ is reported with its line.
-        positions: Positions of all kernels that it may run: a crash says why they did not.
+        kernels: Kernels that it may run; a crash in a kernel in C++ is reported with its line.
+        positions: Positions of all kernels that it may run; after a crash, it counts as the reason why they
+            did not run.
 
     Raises:
-        UsageError: As `refuse_isolation`; if the system cannot fork; or if autograd has started threads of
-            its own.
+        UsageError: As for `refuse_isolation`; also if the system cannot fork, or if autograd has started
+            threads of its own.
     """
     refuse_isolation()
     crash_tracer = tracer() if traced_sources(kernels) else None
@@ -195,8 +196,8 @@ def _answer(
     run: Callable[[], Outcome], room: mmap.mmap, stderr_file: BinaryIO, crash_tracer: Path | None
 ) -> bytes:
     """Run the child; pickle the outcome or the exception."""
-    # The parent's garbage stays: what it destroys may wait for a thread that a child does not have, as the
-    # process groups of torch do.
+    # The parent's garbage is not collected: its destructors may wait for a thread that a child does not have,
+    # like torch's process groups.
     gc.freeze()
     try:
         _settle(room, stderr_file)
@@ -225,14 +226,14 @@ def _settle(room: mmap.mmap, stderr_file: BinaryIO) -> None:
     # The parent's streams may hold locks of threads that no longer exist.
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="replace")
     faulthandler.enable(stderr_file)
-    # Not `dump_traceback_later`: it would wait for a timer thread of the parent.
+    # Not `dump_traceback_later`, which would wait for a timer thread of the parent.
     faulthandler.register(signal.SIGUSR1, stderr_file)
     torch.set_num_threads(1)
     _room = room
 
 
 def _read(child: Child, end: float, room: mmap.mmap, processor_limit_s: float) -> bytes | None:
-    """The child's answer, empty if it dies; None after a time limit, or once it reports a hang."""
+    """The child's answer; empty if it dies, None after the time limit or a reported hang."""
     while True:
         left = end - time.perf_counter()
         if left <= 0 or room[HUNG] or _processor_seconds(child.process) > processor_limit_s:
@@ -245,11 +246,11 @@ def _read(child: Child, end: float, room: mmap.mmap, processor_limit_s: float) -
 
 
 def _processor_seconds(process: int) -> float:
-    """Return the processor time of a process in seconds; 0 where the system does not say."""
+    """Return the processor time of a process in seconds; 0 if the system does not report it."""
     try:
         return time.clock_gettime(
             ~process << 3 | 2
-        )  # CPUCLOCK_SCHED of a process, as clock_getcpuclockid makes it
+        )  # CPUCLOCK_SCHED of a process, as from clock_getcpuclockid
     except (AttributeError, OSError):
         return 0.0
 
@@ -263,7 +264,7 @@ def _death(
     where: str,
     kernels: Sequence[Kernel],
 ) -> Failure:
-    """Make the failure for a child that returned nothing."""
+    """Make the failure for a child that returned no answer."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
     if limit is not None:
         how = f"it did not finish within {limit}"
@@ -294,7 +295,7 @@ _HANDLER = (
     "  Binary file",
     "Extension modules",
 )
-"""First words of the lines of the fault handlers of Python and of our C++ tracer."""
+"""First words of the lines of the fault handlers of Python and of opsmith's C++ tracer."""
 
 
 def _running_line(words: str, where: str) -> str:

@@ -1,8 +1,7 @@
-"""Child process under sanitizers: runs a kernel on every call of a job, and reports the outcomes.
+"""Child process under sanitizers: run a kernel on every call of a job, and report the outcomes.
 
-It knows only the signature of the operator: the reference is a function that is never run, and the fake
-kernel returns tensors of the known result layouts. The calls run in a fork, so that a crash does not affect
-the others.
+It knows only the signature of the operator: its reference never runs, and its fake kernel returns tensors of
+the known result layouts. The calls run in a fork, so that a crash does not affect the other calls.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SanitizerChild:
 
     Args:
         folder: Folder of the job, and of the sanitizers' output.
-        send: Sends an event to the parent.
+        send: Function that sends an event to the parent.
     """
 
     def __init__(self, folder: Path, send: Callable[[dict[str, Any]], None]) -> None:
@@ -74,18 +73,18 @@ class SanitizerChild:
             start, deaths = reached + 1, deaths + 1
 
     def _declared(self, fill: Fill) -> Any:
-        """Declare an operator of this signature with the kernel alone, and build it."""
+        """Declare an operator of this signature with only the kernel, and build it."""
         job = self.job
         scope: dict[str, Any] = {"Tensor": Tensor}
         taken = ", ".join(f"{name}: {hint}" for name, hint in job.arguments)
         given = "Tensor" if len(job.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(job.results))}]"
         given = given if job.results else "None"
-        # The kernel rejects the call that the reference would get.
+        # A call that the kernel rejects would run the reference.
         exec(f"def stand_in({taken}) -> {given}:\n    raise RuntimeError('not taken')", scope)
         name = job.operator if fill == FILLS[0] else f"{job.operator}_{fill}"
         operator = opsmith.operator(name, opaque=True, mutates=job.written)(scope["stand_in"])
         operator.fake(self._fake)
-        # The parent has chosen the calls that the kernel takes.
+        # The parent has selected the calls that the kernel takes.
         copies: dict[str, Any] = {"copies": "allowed"} if job.written else {}
         source = job.source
         operator.kernel("cpu", cpp=source.text, entry=source.entry, dtypes=job.dtypes, strict=True, **copies)
@@ -101,7 +100,7 @@ class SanitizerChild:
         return made[0] if len(made) == 1 else tuple(made)
 
     def _forked(self, start: int) -> int:
-        """Run the calls from one on in a fork; return its exit status."""
+        """Run the calls, beginning with a given call, in a fork; return its exit status."""
         parent = os.getpid()
         child = os.fork()
         if child == 0:
@@ -111,7 +110,7 @@ class SanitizerChild:
 
     def _run(self, start: int) -> NoReturn:
         try:
-            # Standard error is the only output that both sanitizers write to.
+            # Both sanitizers write only to standard error.
             self.log = os.open(self.folder / f"log.{os.getpid()}", os.O_RDWR | os.O_CREAT | os.O_APPEND)
             os.dup2(self.log, 2)
             if self.tracer is not None:
@@ -149,7 +148,7 @@ class SanitizerChild:
         """Find results that depend on uninitialized memory.
 
         Two builds and two fillings of new memory differ in variables and in the results' memory; a third run
-        decides which.
+        decides which of these a result depends on.
         """
         others = self._called("zero", values, nan=False)
         suspects = [at for at, pair in enumerate(zip(results, others, strict=True)) if not same_bits(*pair)]
@@ -160,7 +159,7 @@ class SanitizerChild:
         found = []
         for at in suspects:
             if not same_bits(results[at], again[at]):
-                continue  # not deterministic, which another property reports
+                continue  # not deterministic, which a different property reports
             unwritten = not same_bits(results[at], crossed[at])
             differing = as_bytes(results[at]) != as_bytes(crossed[at] if unwritten else others[at])
             rows = differing.view(results[at].numel(), -1).any(1)
@@ -176,7 +175,7 @@ class SanitizerChild:
         return found
 
     def _called(self, build: Fill, values: list[Any], *, nan: bool) -> list[Tensor]:
-        """Run one of the two builds; return its results, and what it has written into, as copies.
+        """Run one of the two builds; return copies of its results, and of the arguments that it has written.
 
         Args:
             build: Name of the build.
@@ -198,7 +197,7 @@ class SanitizerChild:
                 yield f"{name}[{position}]" if isinstance(value, list) else name, tensor
 
     def _values(self, call: SanitizedCall) -> tuple[list[Any], list[MemorySpan]]:
-        """Make the arguments, each tensor between redzones."""
+        """Make the arguments, with each tensor between redzones."""
         flat = [replica(value, call.dtype) for value in call.flat]
         if call.laid is not None:
             argnum, layout = call.laid
@@ -221,8 +220,8 @@ ALIGNED = 64
 def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, MemorySpan | None]:
     """Copy a tensor between poisoned redzones; return the copy and its memory.
 
-    The copy has the memory that its elements span and no more, even of a slice, and the same alignment as the
-    original: a kernel that assumes aligned memory fails with it. An empty tensor has a null pointer, and no
+    The copy has only the memory that its elements span, even for a slice, and the alignment of the original,
+    so that a kernel that assumes aligned memory fails with it. An empty tensor has a null pointer and no
     redzones.
 
     Args:
@@ -247,7 +246,7 @@ def with_redzones(label: str, value: Tensor, sanitizer: Any) -> tuple[Tensor, Me
 
 def main(folder: str, writing: int) -> None:
     """Work in a folder, and write events to a pipe."""
-    os.environ.pop("LD_PRELOAD", None)  # not for the compiler
+    os.environ.pop("LD_PRELOAD", None)  # the compiler must not load it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     send = Connection(writing, readable=False).send

@@ -1,4 +1,4 @@
-"""Parent of a process under sanitizers: sends it a kernel with calls, and reads the outcomes."""
+"""Parent of a process under sanitizers: send it a kernel with calls, and read the outcomes."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class SanitizedCall:
     """A call of the kernel.
 
     Args:
-        flat: Its values, lists of tensors spread out.
-        labels: Name of each in messages.
-        packing: For each argument the position of its value, or the positions of its list's items.
-        dtype: dtype of floating tensors; None keeps their own.
-        laid: Position and layout of a tensor that is not contiguous; None if all are as they are given.
+        flat: Its values, with lists of tensors expanded.
+        labels: Name of each value in messages.
+        packing: For each argument, the position of its value, or the positions of its list's items.
+        dtype: dtype of floating tensors; None for each tensor's own.
+        laid: Position and layout of a tensor that is not contiguous; None if no layout is changed.
         forms: Shapes, strides and dtypes of the results.
         description: Description of the call.
         odd: Description of the layout; empty for contiguous tensors.
@@ -76,9 +76,9 @@ class SanitizerJob:
     Args:
         operator: Name of the operator.
         arguments: Name and annotation of each argument.
-        results: Names of the results, hidden ones too.
+        results: Names of the results, including hidden results.
         source: Source of the kernel.
-        dtypes: dtypes that a template is instantiated for; None for the usual ones.
+        dtypes: dtypes for which a template is instantiated; None for the usual dtypes.
         calls: Calls.
         written: Names of the arguments that it writes into.
     """
@@ -100,7 +100,7 @@ GRACE_S = 10.0
 _OPTIONS: Mapping[str, Mapping[str, int]] = {
     "ASAN_OPTIONS": {
         "abort_on_error": 0,
-        "detect_leaks": 0,  # Python does not free everything
+        "detect_leaks": 0,  # Python does not free all its memory
         "detect_odr_violation": 0,  # the same kernel is built twice
         "detect_stack_use_after_return": 1,
         "halt_on_error": 0,
@@ -108,7 +108,7 @@ _OPTIONS: Mapping[str, Mapping[str, int]] = {
         "malloc_context_size": 1,
         "max_malloc_fill_size": 1 << 30,
         "redzone": 64,
-        "symbolize": 0,  # it would read the symbols of Python and torch too
+        "symbolize": 0,  # it would also read the symbols of Python and torch
     },
     "UBSAN_OPTIONS": {"halt_on_error": 0, "print_stacktrace": 1, "symbolize": 0},
 }
@@ -143,9 +143,9 @@ class CallOutcome:
         raised: Exception that it raised; None for none.
         depends: Results that depend on uninitialized memory.
         reports: Reports of the sanitizers.
-        status: Exit status of the process, where the call ended it.
+        status: Exit status of the process, if the call ended it.
         late: True if it exceeded the time limit.
-        lines: Stack of a crash, the innermost line first.
+        lines: Stack of a crash; the innermost line comes first.
     """
 
     call: int
@@ -161,7 +161,7 @@ class CallOutcome:
 def run_jobs(jobs: Iterable[SanitizerJob], limit_s: float) -> Iterator[list[CallOutcome]]:
     """Run each job in a process under sanitizers, and yield the outcomes of its calls, in order.
 
-    As many processes run as there are cores: most of a job's time goes to the start and the compiler.
+    One process runs per core, since a job spends most of its time on its start and the compiler.
 
     Args:
         jobs: The jobs.
@@ -264,7 +264,7 @@ class _SanitizerProcess:
         if "error" in event:
             raise event["error"]
         if "failed" in event:
-            raise RuntimeError(f"a sanitised check failed by a mistake of its own: {event['failed']}")
+            raise RuntimeError(f"a sanitised check failed because of an error of its own: {event['failed']}")
         if "built" in event:
             self.built = True
         elif "fork" in event:
@@ -285,7 +285,7 @@ class _SanitizerProcess:
             self.runs[-1].reports += reports(words)
 
     def _written(self, size: int | None) -> str:
-        """Read the sanitizers' new output, up to a size; to the end for None."""
+        """Read the sanitizers' new output up to a size, or to the end if the size is None."""
         if not self.forks:
             return ""
         with (self.folder / f"log.{self.forks[-1]}").open("rb") as log:

@@ -1,9 +1,9 @@
-"""Watchdog: a call that never returns is stopped, and is a finding like any other.
+"""Watchdog: stop a call that never returns, so that it becomes a finding.
 
-A check beats before and after each call. Where no beat comes for long, a thread looks at the stacks: if a
-call of the operator, or a backward, is running, it raises `EndlessCallError` in it. Python raises that at the
-next line of Python code, or where the main thread waits, so that a call which hangs in compiled code is
-stopped only with its process (`isolate`).
+A check records a beat before and after each call. If no beat comes for a long time, a thread looks at the
+stacks: if a call of the operator or a backward is running, it raises `EndlessCallError` in it. Python raises
+this error at the next line of Python code, or while the main thread waits. A call that hangs in compiled code
+can only be stopped with its process (`isolate`).
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from typing import Self
 import torch
 
 FIRST_S = 20.0
-"""Seconds that a call may take before any has returned: kernels are built in it."""
+"""Seconds that the first call may take, in which kernels are built."""
 
 LATER_S = 10.0
-"""Seconds that a later call may take, unless earlier ones took long."""
+"""Seconds that a later call may take, unless earlier calls took long."""
 
 FACTOR = 20.0
-"""Times that a call may take as long as the longest before it."""
+"""Maximum time of a call, as a multiple of the longest earlier call's time."""
 
 POLL_S = 0.25
 """Seconds between two looks at the time."""
 
 LONGEST_POLLS = 2
-"""Most times as long as asked that the time between two looks counts."""
+"""Maximum counted time between two looks, as a multiple of `POLL_S`."""
 
 STOP_S = 0.02
 """Seconds between two looks for a thread in which a call can be stopped."""
 
 AGAIN_S = 1.0
-"""Seconds between two attempts to stop a thread, which may be handling the first one."""
+"""Seconds between two attempts to stop a thread, which may still handle the first."""
 
 PATIENCE_S = 4.0
-"""Seconds after which a call in a child process, if it could not be stopped, is left to the parent."""
+"""Seconds after which the parent must end a child process whose call could not be stopped."""
 
 INTERRUPT = getattr(signal, "SIGVTALRM", signal.SIGINT)
-"""Signal that interrupts a main thread which waits, as for a lock."""
+"""Signal that interrupts a main thread that waits, for example for a lock."""
 
 RECURSION_S = 0.5
-"""Seconds after which a recursion is looked for."""
+"""Seconds after which the watchdog looks for an endless recursion."""
 
 DEEP = 300
-"""Number of calls of one function inside of each other that is an endless recursion."""
+"""Number of nested calls of one function that counts as an endless recursion."""
 
 BUILDING = ("subprocess.py", "cpp_extension.py", "/triton/", "/_dynamo/", "/_inductor/", "/numba/")
-"""Parts of files whose code builds something, or waits for another process: neither is a hang."""
+"""Parts of the names of files whose code builds or waits for another process, which is no hang."""
 
 _TORCH = Path(torch.__file__).parent
 _BACKWARD = {str(_TORCH / "autograd" / name) for name in ("__init__.py", "graph.py", "function.py")}
 
 
 class EndlessCallError(BaseException):
-    """Raised in a call that does not return; no `Exception`, so that no handler takes it for an answer.
+    """Raised in a call that does not return; not an `Exception`, so that no handler catches it.
 
     Attributes:
-        strained: True if the arguments hold numbers that nobody plausibly passes.
+        strained: True if the arguments contain numbers that nobody is likely to pass.
         when: Description of those numbers, for messages.
     """
 
@@ -79,11 +79,11 @@ class EndlessCallError(BaseException):
 
 
 class OutOfTimeError(BaseException):
-    """Raised where a call would begin after the seconds of a property; no handler takes it for an answer."""
+    """Raised if a call would begin after the seconds of a property; not an `Exception`."""
 
 
 def forget_calls() -> None:
-    """Forget how long calls took: another operator is checked."""
+    """Forget the durations of calls, before a different operator is checked."""
     _pulse.longest = 0.0
 
 
@@ -92,10 +92,10 @@ class Pulse:
     """Time of the last beat.
 
     Args:
-        at: When it came.
-        longest: Longest time between two beats around a call; 0 while none has returned.
+        at: Time of the last beat.
+        longest: Longest time between two beats around a call; 0 before a call has returned.
         end: Time after which no further call begins in a thread.
-        thread: That thread.
+        thread: The thread in which no further call begins.
     """
 
     at: float = 0.0
@@ -104,7 +104,7 @@ class Pulse:
     thread: int = 0
 
     def limit(self) -> float:
-        """Seconds that a call may take now."""
+        """Seconds that the current call may take."""
         return max(LATER_S, FACTOR * self.longest) if self.longest else FIRST_S
 
 
@@ -112,7 +112,7 @@ _pulse = Pulse()
 
 
 def beat(*, returned: bool = False) -> None:
-    """Record that the check goes on.
+    """Record that the check makes progress.
 
     Args:
         returned: True if a call of the operator has returned.
@@ -136,10 +136,10 @@ def begin_call() -> None:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Return a region after whose seconds no further call begins in this thread: what is slow has an end.
+    """Return a region in which, after some seconds, no further call begins in this thread.
 
     Args:
-        seconds: The limit, which does not stop a call; infinity where another one may be over.
+        seconds: The limit, which does not stop a running call; infinity to ignore an outer limit.
     """
     before = _pulse.end, _pulse.thread
     _pulse.end, _pulse.thread = time.monotonic() + seconds, threading.get_ident()
@@ -153,8 +153,8 @@ class Watchdog:
     """A region in which a call that does not return is stopped.
 
     Args:
-        calls: Codes of the functions of the check that call the operator.
-        give_up: Called where a call cannot be stopped, with the seconds that it has taken.
+        calls: Code objects of the check's functions that call the operator.
+        give_up: Called with the seconds that a call has taken if it cannot be stopped.
     """
 
     def __init__(self, calls: Iterable[CodeType], give_up: Callable[[float], None] | None = None) -> None:
@@ -180,15 +180,15 @@ class Watchdog:
         while not self._ended.is_set():
             try:
                 with self._lock:
-                    self._active = False  # nothing is sent any more
+                    self._active = False  # no signal is sent any more
                 self._ended.set()
-            except EndlessCallError:  # one that was still on its way
+            except EndlessCallError:  # a signal that was still on its way
                 continue
         if self._handles:
             signal.signal(INTERRUPT, signal.SIG_DFL)
 
     def words(self) -> str:
-        """Describe the call that did not return, for a message."""
+        """Describe, for a message, the call that did not return."""
         return f"`{self.recursion}` calls itself without end" if self.recursion else "a call does not return"
 
     def _run(self) -> None:
@@ -196,7 +196,7 @@ class Watchdog:
         beaten, before = _pulse.at, time.monotonic()
         while not self._ended.wait(poll):
             now = time.monotonic()
-            # Time in which the system ran other processes, or slept, is no time of the call.
+            # Time in which the system ran other processes, or slept, does not count as the call's.
             since = since + min(now - before, LONGEST_POLLS * poll) if beaten == _pulse.at else 0.0
             beaten, before = _pulse.at, now
             if since < min(RECURSION_S, _pulse.limit()):
@@ -222,7 +222,7 @@ class Watchdog:
                 return
 
     def _stacks(self) -> dict[int, list[CodeType]]:
-        """Codes that run in the watched thread, and in those that were started since, innermost first."""
+        """Code objects that run in the watched thread and in threads started later, the innermost first."""
         left_out = self._others | _watching_threads()
         frames = sys._current_frames()
         stacks = {at: [*_stack(top)] for at, top in frames.items() if at not in left_out}
@@ -230,10 +230,10 @@ class Watchdog:
         return stacks
 
     def _stop(self, now: float) -> None:
-        """Raise in threads that run Python, not in those that wait for a backward inside of theirs."""
+        """Raise in threads that run Python, but not in threads that wait for a backward in another."""
         left_out, before = self._others | _watching_threads(), sys.getswitchinterval()
         with self._lock:
-            # No other thread gets the interpreter meanwhile: a recursion goes on in another thread soon.
+            # No other thread runs Python meanwhile, since a recursion soon goes on in a different thread.
             sys.setswitchinterval(PATIENCE_S)
             try:
                 for at, top in sys._current_frames().items() if self._active else ():
@@ -246,11 +246,11 @@ class Watchdog:
 
 
 IDLE_S = 1.0
-"""Seconds for which a thread that has watched waits for the next region, and then ends."""
+"""Seconds for which a watching thread waits for the next region before it ends."""
 
 
 class _WatchingThread(threading.Thread):
-    """A thread that watches one region after another: a check has dozens, and starting one takes long."""
+    """A thread that watches regions one after another, since starting a thread for each takes long."""
 
     def __init__(self) -> None:
         super().__init__(name="opsmith watchdog", daemon=True)
@@ -258,7 +258,7 @@ class _WatchingThread(threading.Thread):
         self.process = os.getpid()
 
     def run(self) -> None:
-        """Watch regions until none has come for a while."""
+        """Watch regions until no region has come for a while."""
         while True:
             try:
                 watch = self.regions.get(timeout=IDLE_S)
@@ -274,7 +274,7 @@ class _WatchingThread(threading.Thread):
 
 
 _idle: list[_WatchingThread] = []
-"""Threads that wait for a region; a list's methods need no lock, which a child process might find locked."""
+"""Threads that wait for a region, without a lock, since a child process might inherit it locked."""
 
 
 def _watching_threads() -> set[int | None]:
@@ -282,20 +282,20 @@ def _watching_threads() -> set[int | None]:
 
 
 def _run_beside(watch: Callable[[], None]) -> None:
-    """Run a function in a thread that waits for one, or else in a new one."""
+    """Run a function in a waiting thread, or else in a new thread."""
     while True:
         try:
             thread = _idle.pop()
         except IndexError:
             thread = _WatchingThread()
             thread.start()
-        if thread.process == os.getpid():  # a child process has the list of its parent, and no threads
+        if thread.process == os.getpid():  # a child process has its parent's list, but no threads
             thread.regions.put(watch)
             return
 
 
 def _handle() -> bool:
-    """Handle `INTERRUPT` in the main thread, unless somebody else does; True if it is ours to send."""
+    """Handle `INTERRUPT` in the main thread, unless the user has a handler; True if it may be sent."""
     free = hasattr(signal, "pthread_kill") and signal.getsignal(INTERRUPT) is signal.SIG_DFL
     if free:
         signal.signal(INTERRUPT, _interrupt)
@@ -313,7 +313,7 @@ def _stack(frame: FrameType | None) -> Iterator[CodeType]:
 
 
 def recursion(codes: Sequence[CodeType]) -> str:
-    """Name of the function of the operator that runs inside of itself without end; empty if none does."""
+    """Name of the operator's function that calls itself endlessly; empty if there is none."""
     own = (each for each in codes if not Path(each.co_filename).is_relative_to(_TORCH))
     deep = (code.co_qualname for code, count in Counter(own).most_common(1) if count >= DEEP)
     return next(deep, "")
@@ -322,7 +322,7 @@ def recursion(codes: Sequence[CodeType]) -> str:
 def _raise_in(thread: int, error: type[BaseException]) -> None:
     """Raise an exception at the next line of Python that a thread runs.
 
-    None in its place would take one back, and leave Python 3.11 looking for one for ever: each line gets
+    Passing None would withdraw an exception, but make Python 3.11 look for it for ever: each line gets
     slower, and code under `sys.setprofile` hangs.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

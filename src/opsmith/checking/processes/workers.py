@@ -1,7 +1,7 @@
-"""Worker processes that check several operators at once, each of them one after the other.
+"""Worker processes that check several operators at once; each process checks one after another.
 
-They are forked, so that they have what the parent has imported. A worker that dies takes no other answer
-along.
+They are forked, so that they have the parent's imported modules. If a worker dies, only its current report is
+lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from opsmith.checking.report import Report
 
 Advance = Callable[[str, int, int], None]
 Task = Callable[[Advance], Report]
-"""Function that makes a report, and calls another one with its progress, as of `check`."""
+"""Function that makes a report, and passes its progress to a given function, as for `check`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Progressed:
 
     Args:
         task: Position of the task.
-        activity: What it does now.
+        activity: Its current activity.
         done: Number of finished activities.
         total: Number of activities.
     """
@@ -59,7 +59,7 @@ class Answered:
 
     Args:
         task: Position of the task.
-        report: Its report; None where there is an error.
+        report: Its report; None if there is an error.
         error: The exception that it raised, or the end of its process.
     """
 
@@ -70,23 +70,23 @@ class Answered:
 
 @dataclass
 class _Worker:
-    """A process, and the task that it runs; None while it waits for one."""
+    """A process, and the task that it runs; None while it waits for a task."""
 
     child: Child
     task: int | None = None
 
 
 def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | Answered | None]:
-    """Run tasks in several processes, and yield their progress and their answers as they come.
+    """Run tasks in several processes, and yield their progress and answers as they arrive.
 
-    It yields None after a quarter of a second without either.
+    It yields None after each quarter of a second without news.
 
     Args:
-        tasks: The tasks, which begin in this order.
+        tasks: The tasks, in the order in which they begin.
         count: Number of processes.
 
     Raises:
-        UsageError: As `refuse_fork`.
+        UsageError: As for `refuse_fork`.
     """
     hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
     refuse_fork("operators cannot be checked in several processes here", "-j", hint)
@@ -116,7 +116,7 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
 
 
 def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answered], bool]:
-    """Read what a worker has sent; False beside it if the worker has ended."""
+    """Read a worker's messages; the second value is False if the worker has ended."""
     events: list[Progressed | Answered] = []
     child = worker.child
     try:
@@ -135,7 +135,7 @@ def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answer
         return events, False
     error = errors.KernelError(
         f"the process that checked it is gone: {describe_exit(child.status)[0]}",
-        hint="run `opsmith check --isolate`, where this is a finding, and what ran then has its line",
+        hint="run `opsmith check --isolate`, which reports this as a finding, with the line that ran",
     )
     return [*events, Answered(worker.task, error=error)], False
 
@@ -149,14 +149,14 @@ def _started(tasks: Sequence[Task], first: int) -> _Worker:
 
 def _begin(worker: _Worker, task: int) -> None:
     worker.task = task
-    with suppress(OSError):  # it has ended: this is noticed when it is read from
+    with suppress(OSError):  # it has ended, which is noticed at the next read
         worker.child.connection.send(task)
 
 
 def _work(tasks: Sequence[Task], connection: Connection) -> NoReturn:
-    """Run tasks until there is none left; the parent's handlers and buffers are not run."""
+    """Run tasks until none is left; end without running the parent's handlers or flushing buffers."""
     try:
-        os.setsid()  # Ctrl-C is the parent's, who ends the workers
+        os.setsid()  # Ctrl-C is for the parent, which ends the workers
         if faulthandler.is_enabled():
             faulthandler.enable(2)
         torch.set_num_threads(1)

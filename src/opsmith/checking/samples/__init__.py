@@ -1,1 +1,1 @@
-"""Samples of an operator: the author's, those derived from them, and their layouts and values."""
+"""Samples of an operator: the author's and derived samples, with their layouts and values."""

@@ -1,10 +1,10 @@
-"""Other values of arguments: those that types list or code knows, and those of tensors that choose.
+"""Further values of arguments: values that types list or code compares with, and index and mask tensors.
 
-Code knows what it compares an argument with: `mode == "reflect"`, `k > 3`, `weight is None`.
+Code shows the values with which it compares an argument: `mode == "reflect"`, `k > 3`, `weight is None`.
 
-Tensors that choose are indices, tried in every structure and negative, and masks. The samples say what they
-may hold. A permutation stays one. What is sorted stays so if it begins with 0, as offsets do. Lengths stay as
-they are. The reference says if an index may be negative.
+Selecting tensors are masks, and indices, which are tried in every structure and negative. The samples show
+the values that they may have. A permutation stays a permutation. A sorted tensor that begins with 0, such as
+offsets, stays sorted. Lengths are not changed. The reference shows if an index may be negative.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from opsmith.core.reading import Comparison, Reading, is_single
 from opsmith.core.schema import REQUIRED, Argument
 
 LARGEST = 10_000
-"""Largest whole number that is tried: a size or a count takes time and memory."""
+"""Maximum integer that is tried: a large size or count takes time and memory."""
 
 NUMBERS = {FLOAT: 0.625, NUMBER: 0.625, INT: 2}
-"""A number of each type, for an argument that is None in every sample; the root of no size is 0.625."""
+"""A number of each type, for an argument that is None in every sample; no size has the root 0.625."""
 
 
 def argument_values(subject: Subject) -> Iterator[Sequence[Variation]]:
-    """Yield each value that types or code know and no sample shows, of each argument in turn.
+    """Yield each value of each argument that types or code show, but no sample.
 
-    Types know None, numbers where every sample has None, flags, and the members of an enum or a `Literal`.
-    Code knows what it compares with.
-    Tensors of integers may index. Each value comes with a variation for each sample in which it may stand.
+    Types show None, numbers if every sample has None, flags, and the members of an enum or a `Literal`. Code
+    shows the values with which it compares. Tensors of integers may be indices. Each value comes with a
+    variation for each sample in which it may be used.
     """
     known, every = compared_values(subject), [sizes_of(subject, sample) for sample in subject.samples]
     columns = [
@@ -58,7 +58,7 @@ def argument_values(subject: Subject) -> Iterator[Sequence[Variation]]:
         for argument in subject.specification.schema.arguments
     ]
     for turn in zip_longest(*columns):
-        # None, a name or a flag chooses what runs; so a number comes after them.
+        # None, a name or a flag selects a branch, so numbers come after these.
         found = sorted((each for each in turn if each is not None), key=lambda each: is_number(each[0]))
         yield from (several for _, several in found)
 
@@ -103,8 +103,8 @@ def _values_of(
 
 
 def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, int]]) -> Iterator[Variation]:
-    """Yield the samples with another number than the only one that is known: a kernel may hold it fixed."""
-    # A class returns a gradient for each argument that is passed; its author may pass no more.
+    """Yield the samples with a second number if only one number is known, which a kernel may have fixed."""
+    # A class returns a gradient for each passed argument, and may not support further arguments.
     position = subject.specification.schema.names.index(argument.name)
     passed = subject.passed is None or position < subject.passed
     for sizes, argnum in places:
@@ -118,7 +118,7 @@ def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, 
 
 
 def _is_differentiated(run: Run, argnum: int, value: Any) -> bool:
-    """Return True if the backward of a call with another argument raises nothing."""
+    """Return True if the backward of a call with an additional argument raises no exception."""
     with Overlooking():
         flat = run.flat()
         flat[argnum] = value
@@ -128,9 +128,9 @@ def _is_differentiated(run: Run, argnum: int, value: Any) -> bool:
 
 
 def numbers_beside(value: int | float) -> tuple[int | float, ...]:
-    """Return numbers that take a number's place, the likelier one first: of its sign, and hardly larger.
+    """Return similar numbers to replace a number: of its sign, and hardly larger; the likelier comes first.
 
-    There are none beside nan and the infinities.
+    There are none for nan and infinities.
 
     Example:
         >>> numbers_beside(1.0), numbers_beside(-2.0), numbers_beside(0.0)
@@ -149,7 +149,7 @@ def numbers_beside(value: int | float) -> tuple[int | float, ...]:
 
 
 def _states_none(subject: Subject, argument: Argument) -> bool:
-    """Return True if the author says that None is a value; a type that takes any object does not say so."""
+    """Return True if the author declares None as a value; a type that takes any object does not."""
     optional = argument.kind.optional and argument.kind.base is not OBJECT
     return optional and subject.specification.origin.states_type(argument.name)
 
@@ -162,8 +162,8 @@ def _others(
     value: Any,
     values_shown: Sequence[Any],
 ) -> Iterator[Any]:
-    """Yield values of the type of the given one, the most revealing first."""
-    # A class has no types but those that its samples show.
+    """Yield further values of the type of the given value; the most revealing come first."""
+    # A class has only the types that its samples show.
     if _states_none(subject, argument) or (subject.kind.applied and None in compared):
         yield None
     if isinstance(value, Tensor):
@@ -184,7 +184,7 @@ def _others(
 
 
 def _like(value: Any, other: Any) -> Any:
-    """Return a value that code compares with in the type of the given one; None if it is of another type."""
+    """Return a value that code compares with, in the given value's type; None if its type differs."""
     if isinstance(value, bool | Enum) or isinstance(other, bool | Enum):
         return None
     if isinstance(value, int) and isinstance(other, int | float):
@@ -195,12 +195,12 @@ def _like(value: Any, other: Any) -> Any:
 
 
 def is_float(number: Any) -> bool:
-    """Return True for a number that a float can be: whole numbers of Python may be larger."""
+    """Return True for a number that fits in a float: integers of Python may be larger."""
     return isinstance(number, float) or abs(number) <= sys.float_info.max
 
 
 def others(comparison: Comparison, value: Any) -> list[Any]:
-    """Return the values of a comparison; where it is more than equality, the nearest on its other side first.
+    """Return the values of a comparison; unless it is an equality, first the nearest value on its other side.
 
     Args:
         value: Value of the argument in a sample.
@@ -221,20 +221,20 @@ def others(comparison: Comparison, value: Any) -> list[Any]:
 
 
 def step_beside(number: float) -> float:
-    """Return a distance at which another number is unlike this one."""
+    """Return a distance at which a number clearly differs from this number."""
     return 0.5 * max(1.0, abs(number))
 
 
 def unnamed_value(comparisons: Iterable[Comparison], value: Any, known: Collection[Any]) -> Any:
-    """Return a value that no comparison names, for the branch of all others; None if a known value takes it.
+    """Return a value that no comparison names, for the `else` branch; None if a known value takes it.
 
-    The function that comes first decides, which is the forward or the reference if they compare it: a known
-    value that it does not name takes its branch for others.
+    The first function decides, which is the forward or the reference if they compare the argument: a known
+    value that it does not name takes its `else` branch.
 
     Args:
-        comparisons: Those of an argument.
-        value: Value of the argument in a sample: a text or a number.
-        known: Values that samples show, or that are tried anyway.
+        comparisons: The comparisons of an argument.
+        value: Value of the argument in a sample: a string or a number.
+        known: Values that samples show, or that are tried in any case.
 
     Example:
         >>> doubled = Comparison(("double",))
@@ -272,11 +272,11 @@ def compared_values(subject: Subject) -> Mapping[str, Sequence[Comparison]]:
 
 
 _Choice = tuple[str, Sequence["_Choosing"], Callable[["_Choosing"], Tensor], bool]
-"""Words for a change, the tensors to change, the change, and True if it alone repeats an index."""
+"""Description of a change, the tensors to change, the change, and True if only it repeats an index."""
 
 
 def _choices(subject: Subject, argument: Argument) -> Iterator[tuple[str, Sequence[Variation]]]:
-    """Yield other values of a tensor that chooses, in words, each with a variation for each sample."""
+    """Yield further values of a selecting tensor: a description, with a variation for each sample."""
     places = places_of(subject.samples, argument.name)
     every = [_Choosing(subject, sample, argnum=argnum) for sample, argnum in places]
     masks = [each for each in every if each.is_of({torch.bool})]
@@ -314,7 +314,7 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
     # A number that is a size is a length: an index is smaller.
     lengths = [each for each in counts if each.largest in each.sizes_beside and not offsets]
     yield "full lengths", lengths, lambda each: torch.full_like(each.value, each.largest), distinct
-    # What holds of all indices together comes last: a quick check tries few values.
+    # Changes of all indices at once come last, since a quick check tries few values.
     if distinct:
         yield "the last index everywhere", reading, _Choosing.everywhere, True
     if not any(each.is_sorted for each in given):
@@ -325,7 +325,7 @@ def _indices(given: Sequence[_Choosing]) -> Iterator[_Choice]:
 
 @dataclass(frozen=True)
 class _Choosing(Run):
-    """A run with a tensor that may choose: integers that may index, or a mask.
+    """A run with a tensor that may select elements: integers that may be indices, or a mask.
 
     Args:
         argnum: Position of the tensor.
@@ -340,7 +340,7 @@ class _Choosing(Run):
         return found
 
     def is_of(self, dtypes: Collection[torch.dtype]) -> bool:
-        """Return True for a tensor with several elements in a dimension or more, of one of some dtypes."""
+        """Return True for a tensor of some dtypes that has a dimension with several elements."""
         value = self.sample.flat[self.argnum]
         several = isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 1
         return several and value.dtype in dtypes
@@ -374,24 +374,24 @@ class _Choosing(Run):
 
     @cached_property
     def bound(self) -> int | None:
-        """The smallest size beside the tensor above all its values, so that no index is too large."""
+        """The smallest size of other tensors above all its values, so that every index is valid."""
         above = [size for size in self.sizes_beside if size > self.largest]
         return min(above) if above and int(self.value.min()) >= 0 else None
 
     def varied(self, words: str, value: Tensor, *, repeats: bool) -> Iterator[Variation]:
-        """Yield the sample with another value of the tensor."""
+        """Yield the sample with a changed value of the tensor."""
         what, change = f"{words} in `{self.sample.labels[self.argnum]}`", {self.argnum: value}
         options = {"fresh_numbers": True, "silent": True, "repeats": repeats}
         yield from varied(self.subject, self.sample, what, change, given="undeclared", **options)
 
     def with_empty_row(self) -> Tensor:
-        """Put nothing into the last row of a mask."""
+        """Clear the last row of a mask."""
         rows = self.value.clone(memory_format=torch.contiguous_format)
         rows.view(-1, rows.shape[-1])[-1] = False
         return rows
 
     def repeated(self) -> Tensor:
-        """Repeat every second index; a sorted tensor stays sorted, with its first and its last one."""
+        """Repeat every second index; a sorted tensor stays sorted and keeps its first and last index."""
         made = self.value.clone(memory_format=torch.contiguous_format)
         flat = made.view(-1)
         step = slice(1, len(flat) - 1 if len(flat) > 2 and self.is_sorted else len(flat), 2)
@@ -399,27 +399,27 @@ class _Choosing(Run):
         return made
 
     def everywhere(self) -> Tensor:
-        """Put the last index into every place."""
+        """Set every element to the last index."""
         return torch.full_like(self.value, (self.bound or 1) - 1)
 
     def rising(self) -> Tensor:
-        """Put sorted indices there, from 0 to the last, which repeat only where there are too few."""
+        """Set sorted indices from 0 to the last, which repeat only if there are too few."""
         steps = torch.linspace(0, (self.bound or 1) - 1, self.value.shape[-1], dtype=torch.float64)
         return steps.floor().to(self.value.dtype).to(self.value.device).expand_as(self.value).clone()
 
     def permutation(self) -> Tensor:
-        """Put every index there once, which may be more than there are places."""
+        """Set a permutation of all indices, of which there may be more than elements."""
         each = torch.arange(self.bound or 1, dtype=self.value.dtype, device=self.value.device).roll(1)
         return each.expand(*self.value.shape[:-1], len(each)).clone()
 
     def with_largest(self, index: int) -> Tensor:
-        """Replace the largest index by another one."""
+        """Replace the largest index by a given index."""
         return self.value.masked_fill(self.value == self.largest, index)
 
     def reads_last(self) -> bool:
-        """Return True if the last index reads the last place of a tensor, which a lower index does not.
+        """Return True if the last index reads the last element of a tensor, but a lower index does not.
 
-        So the integers are indices: numbers that are computed with, as a mask, do not choose what is read.
+        Then the integers are indices: numbers in a computation, such as a mask, do not select elements.
         """
         if self.bound is None or self.bound < 2:
             return False
@@ -442,7 +442,7 @@ class _Choosing(Run):
         return asked(self.subject, self.sample, {self.argnum: value, **(changed or {})})
 
     def takes_negative(self) -> bool:
-        """Return True if -1 is the last index to the reference, and to the backward of a call."""
+        """Return True if -1 means the last index in the reference and in the backward of a call."""
         negative, last = self.with_largest(-1), self.with_largest((self.bound or 0) - 1)
         same = are_same(self._asked(last), self._asked(negative))
         return same and _is_differentiated(self, self.argnum, negative)

@@ -15,9 +15,9 @@ from opsmith.judging.tensors import is_inexact, replica
 
 
 def _drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a tensor, and others drawn from its values, so that they stay in the operator's domain.
+    """Return a tensor, and tensors drawn from its values, which so stay in the operator's domain.
 
-    They are scaled so that they need all digits: authors give short numbers.
+    The drawn values are scaled, so that they need all digits, unlike the short numbers of authors.
     """
     flat, elements = value.reshape(-1), value.numel()
     draws = [torch.randint(max(elements, 1), (elements,), generator=generator) for _ in range(count - 1)]
@@ -27,7 +27,7 @@ def _drawn(value: Tensor, count: int, generator: torch.Generator) -> list[Tensor
 
 
 def scaled(value: Tensor, count: int) -> list[Tensor]:
-    """Return a tensor, and scaled copies of it: symmetric or positive matrices stay so."""
+    """Return a tensor, and scaled copies of it, which stay symmetric or positive."""
     if not is_inexact(value):
         return [value] * count
     return [value * (1 - 0.125 * step) for step in range(count)]
@@ -38,21 +38,21 @@ def batch_of(
 ) -> list[list[Any]]:
     """Return the flat arguments of some examples, which differ at some positions.
 
-    The values of the sample are drawn again for each example. Where the operator rejects them (it raises, or
-    gives results that are not finite where the sample's are), the sample is scaled.
+    The values of the sample are drawn again for each example. If the operator rejects them (it raises, or
+    returns results that are not finite where the sample's are), the sample is scaled instead.
 
     Args:
         sample: The sample, which is the first example.
         argnums: Positions of the arguments in which the examples differ.
         size: Number of examples.
-        dtype: dtype of floating tensors; their own by default.
+        dtype: dtype of floating tensors; each tensor's own by default.
     """
     flat = sample.at(dtype)
     finite = all_finite(subject.call(sample, replicas(flat)))
     generator = subject.generator()
     columns = {argnum: _drawn(flat[argnum], size, generator) for argnum in argnums}
     rows = _rows(flat, columns, size)
-    with Overlooking():  # the drawn values may be rejected, and the sample itself is not
+    with Overlooking():  # the drawn values may be rejected, but the sample itself is not
         if not finite or all(all_finite(subject.call(sample, replicas(row))) for row in rows):
             return rows
     return _rows(flat, {argnum: scaled(flat[argnum], size) for argnum in argnums}, size)
@@ -66,7 +66,7 @@ def _rows(flat: Sequence[Any], columns: Mapping[int, Sequence[Tensor]], size: in
 
 
 def replicas(flat: Sequence[Any]) -> list[Any]:
-    """Copy the values, every tensor into fresh memory."""
+    """Copy the values; every tensor is copied into fresh memory."""
     return [replica(value) for value in flat]
 
 
@@ -92,12 +92,12 @@ def working_dtype(subject: Subject, sample: Sample) -> torch.dtype | None:
     """Return the widest dtype in which the operator runs a sample; None for the sample's own."""
     candidates = (torch.float32,) if subject.single_precision else (torch.float64, torch.float32)
     for dtype in candidates:
-        with Overlooking():  # the properties of results report what it raises
+        with Overlooking():  # `forward` reports its exceptions
             subject.call(sample, sample.at(dtype))
             return dtype
     return None
 
 
 def own_dtype(sample: Sample) -> torch.dtype:
-    """Return the dtype of a sample's first floating tensor; float64 where there is none."""
+    """Return the dtype of a sample's first floating tensor; float64 if there is none."""
     return next((sample.flat[argnum].dtype.to_real() for argnum in sample.inexact), torch.float64)

@@ -1,4 +1,4 @@
-"""dtypes that samples are checked in, and tensors that they must not hold."""
+"""dtypes in which samples are checked, and tensors that samples must not contain."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from opsmith.torch_library.arguments import unsupported_kind
 from opsmith.torch_library.torch_messages import NO_DTYPE_KERNEL, has_message
 
 ALWAYS_CHECKED = (torch.float64, torch.float32)
-"""dtypes in which every operator is checked; others only where its reference runs in them."""
+"""dtypes in which every operator is checked; other dtypes only if its reference runs in them."""
 
 LOW_PRECISION = FEW_DIGITS
-"""dtypes in which an operator is checked where its reference runs in them."""
+"""Low-precision dtypes in which an operator is checked if its reference runs in them."""
 
 
 def case_name(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
@@ -30,7 +30,7 @@ def case_name(sample: Sample, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def lacks_dtype(error: Exception) -> bool:
-    """True if an error of torch means that a kernel has no code for a dtype, not that its code fails."""
+    """True if an error of torch means that a kernel lacks code for a dtype, not that its code failed."""
     if isinstance(error, errors.OpsmithError):
         return False
     return isinstance(error, NotImplementedError) or has_message(error, NO_DTYPE_KERNEL)
@@ -47,10 +47,10 @@ COMPUTED = frozenset(
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
     }
 )
-"""dtypes that torch computes in. It does little but store floats of 8 bits and complex numbers of 32."""
+"""dtypes in which torch computes. It can do little with floats of 8 bits and complex numbers of 32."""
 
 COMPARED = COMPUTED | {torch.uint16, torch.uint32, torch.uint64}
-"""dtypes that torch compares, which is all that integer results need."""
+"""dtypes that torch can compare, as integer results require."""
 
 
 def refuse_unfit(
@@ -59,7 +59,7 @@ def refuse_unfit(
     """Refuse a sample that cannot be checked.
 
     Raises:
-        SampleError: If a tensor holds no numbers, or is not strided and dense.
+        SampleError: If a tensor has no numbers, or is not strided and dense.
     """
     for label, value in zip(labels, values, strict=True):
         problem = f"`{label}` of sample {position} cannot be checked on"
@@ -67,10 +67,10 @@ def refuse_unfit(
 
 
 def refuse_unfit_results(subject: Subject) -> None:
-    """Refuse an operator if results of a sample cannot be checked; what it raises, the properties report.
+    """Refuse an operator if results of a sample cannot be checked; properties report its exceptions.
 
     Raises:
-        SampleError: If a result holds no numbers, or is not a strided dense tensor.
+        SampleError: If a result has no numbers, or is not a strided dense tensor.
     """
     for sample in subject.samples:
         problem = f"a result for {sample.brief} cannot be checked"

@@ -1,11 +1,11 @@
-"""Domain of an operator: what holds in every sample of the author holds in derived inputs, too.
+"""Domain of an operator: relations that are true in every author's sample are kept in derived inputs.
 
-It is declared nowhere, and known from the samples alone. A rule says how two arguments go together, and
-restores that where a derived input has broken it; and the reference is asked what it takes.
+The domain is not declared; only the samples show it. A rule states how two arguments are related, and
+restores the relation if a derived input has broken it. The reference also decides which inputs it takes.
 
-Sizes belong together as `shapes=` declares, or as the samples show: those that are equal in every sample form
-a symbol. They are changed together, and with them the integer arguments that equal them. Too few symbols make
-less varied inputs; too many would make invalid ones.
+Sizes belong together if `shapes=` declares so, or if the samples show so: sizes that are equal in every
+sample form a symbol. They are changed together, with the integer arguments that equal them. Too few symbols
+make less varied inputs; too many would make invalid inputs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Relation:
-    """One way in which two tensors go together.
+    """A relation that two tensors may have.
 
     Args:
-        restored: The pair that has it in place of a given one, along a dimension of the first tensor; None
-            for a pair that cannot have it.
-        is_shown: True if a pair that has it does not have it by chance.
+        restored: Function that returns a pair with the relation in place of a given pair, along a dimension
+            of the first tensor; None for a pair that cannot have it.
+        is_shown: Returns True if a pair that has the relation does not have it by chance.
         follows: True if the second tensor follows from the first.
-        by_size: True if it is about a size of the first tensor, and is restored where this changes.
+        by_size: True if it concerns a size of the first tensor, and is restored if this size changes.
     """
 
     restored: Callable[[Tensor, Tensor, int], Pair | None]
@@ -55,7 +55,7 @@ class Relation:
 
 
 def _derived(derive: Callable[[Tensor, int], Tensor]) -> Relation:
-    """The relation of a tensor to the integers that are computed from it."""
+    """The relation of a tensor to integers that are computed from it."""
 
     def restored(source: Tensor, target: Tensor, dim: int) -> Pair | None:
         if target.dtype not in WHOLE or source.dtype == torch.bool or source.is_complex():
@@ -64,7 +64,7 @@ def _derived(derive: Callable[[Tensor, int], Tensor]) -> Relation:
         return (source, made) if made.shape == target.shape else None
 
     def is_shown(source: Tensor, target: Tensor, dim: int) -> bool:
-        """True if the tensor is long enough, and not what follows from 0, 1, 2, ... as well."""
+        """True if the tensor is long enough, and 0, 1, 2, ... would not lead to the same integers."""
         plain = derive(torch.arange(source.shape[dim]), -1).to(target.device, target.dtype)
         moved = target.movedim(dim, -1)
         return source.shape[dim] >= FEWEST and not torch.equal(moved, plain.expand(moved.shape))
@@ -97,7 +97,7 @@ def _ending_at_size(table: Tensor, offsets: Tensor, dim: int) -> Pair | None:
 
 
 def _summing_to_size(order: bool | None, table: Tensor, counts: Tensor, dim: int) -> Pair | None:
-    """The counts in proportion, those that are not zero at least one, as far as there are elements.
+    """Counts in the same proportions with the sum `dim`; nonzero counts stay at least 1 if possible.
 
     Args:
         order: True for falling counts, False for rising ones, None for any.
@@ -116,7 +116,7 @@ def _summing_to_size(order: bool | None, table: Tensor, counts: Tensor, dim: int
 
 
 def _in_proportion(counts: Tensor, total: int) -> Tensor:
-    """Counts with another sum, which are as large in comparison, the largest ones first."""
+    """Counts with a given sum in the same proportions; the largest counts come first."""
     least = (counts > 0).to(counts.dtype) if int((counts > 0).sum()) <= total else torch.zeros_like(counts)
     weights = counts - least if bool((counts > least).any()) else torch.ones_like(counts)
     left = total - int(least.sum())
@@ -127,7 +127,7 @@ def _in_proportion(counts: Tensor, total: int) -> Tensor:
 
 
 def _shows_counts(table: Tensor, counts: Tensor, dim: int) -> bool:
-    """True for several counts that repeat or fall: distinct indices have any sum."""
+    """True for several counts that repeat or fall: distinct rising indices can have any sum."""
     falling = bool((counts.diff() <= 0).all())
     return len(counts) >= FEWEST and (falling or len(counts.unique()) < len(counts))
 
@@ -140,20 +140,20 @@ RELATIONS = (
     _derived(lambda source, dim: source.argsort(dim=dim, stable=True)),
     _derived(lambda source, dim: source.diff(dim=dim)),
 )
-"""Bounds in order; indices below a size, offsets that end at one, counts that sum to one; the order of the
-elements, which of a permutation is its inverse; and the counts between offsets."""
+"""The relations: ordered bounds; indices below a size, offsets that end at a size, counts that sum to a size;
+the sorting order of elements (for a permutation, its inverse); and the counts between offsets."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A relation of two arguments that holds in every sample.
+    """A relation of two arguments that is true in every sample.
 
     Args:
         relation: The relation.
         source: Label of the first argument.
-        target: Label of the second one.
-        dim: The dimension of the first.
-        rank: The number of its dimensions.
+        target: Label of the second argument.
+        dim: The dimension of the first argument.
+        rank: The first argument's number of dimensions.
     """
 
     relation: Relation
@@ -163,7 +163,7 @@ class Rule:
     rank: int
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """True if the arguments have the relation, or are not both tensors of these ranks."""
+        """True if the arguments have the relation, or if they are not both tensors of these ranks."""
         pair = self._pair(values)
         restored = None if pair is None else self.relation.restored(*pair, self.dim)
         return pair is None or (restored is not None and all(map(torch.equal, pair, restored)))
@@ -188,7 +188,7 @@ class Rule:
 
 
 def rules_of(subject: Subject) -> tuple[Rule, ...]:
-    """The rules that hold in every sample of the author which has both arguments, and that one shows.
+    """The rules that are true in every author's sample with both arguments, and that at least one shows.
 
     Example:
         >>> import torch, opsmith
@@ -213,12 +213,12 @@ def _rules_of(samples: Sequence[Sample]) -> tuple[Rule, ...]:
     sources: dict[str, str] = {}
 
     def line(label: str) -> list[str]:
-        """The argument, and those from which it follows, one from the next."""
+        """The argument, and the chain of arguments from which it follows."""
         return [label, *(line(sources[label]) if label in sources else ())]
 
     for rule in (rule for values in every for rule in _shown(values)):
         follows = rule.relation.follows
-        # Of a permutation and its inverse, the later one follows, and not each from the other.
+        # If two arguments are a permutation and its inverse, only the later follows from the other.
         again = rule in found or (follows and rule.target in (*sources, *line(rule.source)))
         if not again and all(map(rule.holds, every)):
             found.append(rule)
@@ -238,7 +238,7 @@ def _shown(values: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]:
-    """The flat arguments of an input that was derived from a sample, with each rule and form restored."""
+    """The flat arguments of an input derived from a sample, with each rule and form restored."""
     given = dict(zip(sample.labels, sample.flat, strict=True))
     changed = dict(zip(sample.labels, flat, strict=True))
     kept: tuple[Rule | Form, ...] = (*rules_of(subject), *forms_of(subject))
@@ -250,22 +250,22 @@ def restored(subject: Subject, sample: Sample, flat: Sequence[Any]) -> list[Any]
 def asked(
     subject: Subject, sample: Sample, changed: Mapping[int, Any], *, wide: bool = False
 ) -> list[Tensor] | None:
-    """The results of the reference with some arguments changed; None where it raises.
+    """The results of the reference with some arguments changed; None if it raises.
 
     Args:
-        changed: Other values, by position.
+        changed: Changed values, by position.
         wide: True for arguments in float64.
     """
     flat = sample.in_double() if wide else sample.at()
     for argnum, value in changed.items():
         flat[argnum] = value.clone()
-    with Overlooking(), torch.no_grad():  # the properties report what it raises for a sample
+    with Overlooking(), torch.no_grad():  # the properties report its exceptions for a sample
         return tensors_in(list(subject.reference(sample, flat)))
     return None
 
 
 def are_same(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
-    """True for tensors of the same numbers; False where there is none, as where the reference has raised."""
+    """True for tensors of the same numbers; False if a list is None because the reference raised."""
     if one is None or other is None or len(one) != len(other):
         return False
     pairs = zip(one, other, strict=True)
@@ -273,7 +273,7 @@ def are_same(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
 
 
 def symmetric_labels(subject: Subject) -> frozenset[str]:
-    """The labels of the inputs that are symmetric in every sample, and are read in one triangle alone."""
+    """The labels of the inputs that are symmetric in every sample, and of which only one triangle is read."""
     every = [
         {
             sample.labels[argnum]
@@ -286,10 +286,10 @@ def symmetric_labels(subject: Subject) -> frozenset[str]:
 
 
 def _reads_one_triangle(subject: Subject, sample: Sample, argnum: int) -> bool:
-    """True if one triangle may change; where it raises for a matrix that is not symmetric, it reads all."""
+    """True if one triangle has no influence; a function that raises for asymmetric matrices reads both."""
     matrix = sample.in_double()[argnum]
     whole = asked(subject, sample, {}, wide=True)
-    change = 1 + matrix.abs()  # of a diagonal matrix, too, both triangles change
+    change = 1 + matrix.abs()  # change both triangles of a diagonal matrix, too
     others = (matrix + change.triu(1), matrix + change.tril(-1))
     return any(are_same(whole, asked(subject, sample, {argnum: other}, wide=True)) for other in others)
 
@@ -302,7 +302,7 @@ class Sizes:
         subject: The subject of the check.
         sample: The sample.
         symbols: Sizes that can be changed.
-        formulas: Sizes computed from symbols, where the author declared expressions.
+        formulas: Sizes computed from symbols, if the author declared expressions.
     """
 
     subject: Subject
@@ -312,7 +312,7 @@ class Sizes:
 
     @cached_property
     def varying(self) -> list[str]:
-        """The names of those that may change: the samples or the author show it, or they are batch-like."""
+        """The names of sizes that may change: the samples or the author show it, or they are batch-like."""
         return [
             symbol.name
             for symbol in self.symbols
@@ -325,7 +325,7 @@ class Sizes:
         return {symbol.name: symbol for symbol in self.symbols}
 
     def changed(self, to: Mapping[str, int]) -> dict[int, Any] | None:
-        """Compute new shapes of tensors, and integers, by position; None where an expression has no value.
+        """Compute new shapes of tensors, and integers, by position; None if an expression has no value.
 
         Args:
             to: New sizes of some symbols, by name.
@@ -348,7 +348,7 @@ class Sizes:
 
 
 def sizes_of(subject: Subject, sample: Sample) -> Sizes:
-    """Return the sizes of a sample, as declared or else as the samples show them."""
+    """Return the sizes of a sample, from the declaration or else from the samples."""
     shapes = subject.specification.shapes
     if shapes is None:
         return Sizes(subject, sample, _equal_sizes(subject, sample), {})
@@ -394,7 +394,7 @@ def _formula(expression: Expression) -> Callable[[Mapping[str, int]], int | None
 
 
 def _equal_sizes(subject: Subject, sample: Sample) -> tuple[Symbol, ...]:
-    """Build symbols from sizes that are equal in this sample and in every other with the same tensors."""
+    """Make symbols of sizes that are equal in this sample and in all other samples with the same tensors."""
     sizes, samples = sizes_at(sample), [sample, *(each for each in subject.samples if each is not sample)]
     labelled = [{_label(each, place): size for place, size in sizes_at(each).items()} for each in samples]
     known = {place: [each.get(_label(sample, place)) for each in labelled] for place in sizes}
@@ -423,7 +423,7 @@ def _together(
 ) -> bool:
     """Return True if two sizes are equal in every sample that has both."""
     pairs = {(a, b) for a, b in zip(known[first], known[second], strict=True) if None not in (a, b)}
-    # A small integer may equal a size by chance; one that changes with it does not.
+    # A small integer may equal a size by chance, but not if it changes with the size.
     return all(a == b for a, b in pairs) and (len(pairs) > 1 or not (first.number or second.number))
 
 
@@ -448,9 +448,9 @@ def _label(sample: Sample, location: SizeLocation) -> tuple[Any, ...]:
 
 
 def emptied_with(sizes: Sizes, symbol: Symbol) -> dict[str, int] | None:
-    """Return the sizes that are 0 where one is: those of the indices into it, too; None if they cannot be.
+    """Return the sizes to set to 0 together with a size, as of indices into it; None if this is impossible.
 
-    A reference may take indices into nothing, as `index_add` does; a kernel that checks them refuses them.
+    A reference may take indices into an empty tensor, as `index_add` does; a kernel may refuse them.
     """
     to, sample = {symbol.name: 0}, sizes.sample
     for argnum, value in enumerate(sample.flat):
@@ -487,7 +487,7 @@ def is_batch_like(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
         places = symbol.locations
         slices = {each.argnum: flat[each.argnum].narrow(each.index, start, length) for each in places}
         part = asked(subject, sample, slices, wide=True)
-        if whole is None or part is None or len(whole) != len(part):  # the size has a meaning
+        if whole is None or part is None or len(whole) != len(part):  # the size has a meaning to the operator
             return False
         if not all(_is_part(one, other, size, start, length) for one, other in zip(whole, part, strict=True)):
             return False
@@ -509,9 +509,10 @@ def _is_part(whole: Tensor, part: Tensor, size: int, start: int, length: int) ->
 def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield positions of arguments, each with a shape that broadcasts to its own.
 
-    Only for an operator whose results have the broadcast shape of its arguments in every sample, since others
-    may accept a size of 1 with another meaning; and only for broadcasts that a sample shows: a dimension of 1
-    beside a larger one, which also grows to it, fewer dimensions than the result, or none.
+    This is only for operators whose results have the broadcast shape of their arguments in every sample,
+    since other operators may accept a size of 1 with a different meaning. Only broadcasts that a sample shows
+    are used: a dimension of 1 next to a larger dimension (which may also grow to it), fewer dimensions than
+    the result, or none.
     """
     found = [_pointwise(subject, each) for each in subject.samples]
     wholes, own = [each for each in found if each is not None], _whole(sample)
@@ -543,7 +544,7 @@ def broadcast_shapes(subject: Subject, sample: Sample) -> Iterator[tuple[int, tu
 
 
 def _whole(sample: Sample) -> tuple[int, ...] | None:
-    """The broadcast shape of all arguments; None where they have none."""
+    """The broadcast shape of all arguments; None if they cannot be broadcast."""
     try:
         return tuple(torch.broadcast_shapes(*(value.shape for value in tensors_in(list(sample.flat)))))
     except RuntimeError:

@@ -25,7 +25,7 @@ class GradOutputs:
 
     Args:
         name: Description.
-        grads: One for each visible result, in float64 or complex128; None for no gradient.
+        grads: A grad_output for each visible result, in float64 or complex128; None for no gradient.
     """
 
     name: str
@@ -36,19 +36,19 @@ class GradOutputs:
         return [replica(grad, dtype, device) for grad in self.grads]
 
     def beside(self, sample: Sample) -> Callable[[torch.dtype, torch.device], list[Any]]:
-        """Return a function that makes the arguments of a sample, and after them the gradients."""
+        """Return a function that makes the arguments of a sample, followed by the gradients."""
         return lambda dtype, device: [*sample.at(dtype, device), *self.at(dtype, device)]
 
     def in_double(self) -> list[Tensor | None]:
-        """Return the gradients as numbers that a check computes with: in float64, on the CPU."""
+        """Return the gradients in float64 on the CPU, as a check computes with them."""
         return self.at(torch.float64, CPU)
 
 
 def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tensor]) -> list[GradOutputs]:
     """Make the grad_outputs to try on a call with these results, which are in float64.
 
-    First for each result alone, so that a formula that ignores one is detected; then for all of them. They
-    are contiguous: the property `layouts` tries others.
+    They are first for each result alone, so that a formula that ignores one result is detected, then for all
+    results. They are contiguous; the property `layouts` tries other layouts.
     """
     open_ = results_with_gradient(subject, sample, results)
     every = random_grad_outputs(results, open_, subject.generator())
@@ -65,9 +65,9 @@ def grad_outputs_to_try(subject: Subject, sample: Sample, results: Sequence[Tens
 
 @computed_once
 def plain_grad_outputs(subject: Subject, sample: Sample) -> GradOutputs:
-    """Return contiguous grad_outputs for all results that a sample gives in float64; known after a first run.
+    """Return contiguous grad_outputs for all results of a sample in float64, which a first run determines.
 
-    All properties share them: a call gets copies, by `at` or `in_double`.
+    All properties share them, so each call must get copies, by `at` or `in_double`.
     """
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())
@@ -87,8 +87,8 @@ def results_with_gradient(subject: Subject, sample: Sample, results: Sequence[Te
 
 @computed_once
 def _marked(subject: Subject, sample: Sample) -> frozenset[int]:
-    """The results that a class marks as non-differentiable: they have no graph, and others have one."""
-    with Overlooking():  # what it raises is reported
+    """The results that a class marks as non-differentiable: only these results have no graph."""
+    with Overlooking():  # its exceptions are reported
         _, _, results = record(partial(subject.call, sample), sample.at(), sample.inexact)
         graphs = [*map(has_gradient, results)]
         return frozenset(at for at, graph in enumerate(graphs) if any(graphs) and not graph)
@@ -98,7 +98,7 @@ def _marked(subject: Subject, sample: Sample) -> frozenset[int]:
 def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw a contiguous grad_output for a result, of its dtype and on its device.
 
-    It is 0 where the result is not finite, as the -inf of a mask: no loss sends a gradient there.
+    It is 0 where the result is not finite, as the -inf of a mask, since no loss sends a gradient there.
 
     Example:
         >>> import torch
@@ -113,6 +113,6 @@ def random_grad_output(like: Tensor, generator: torch.Generator) -> Tensor:
 def random_grad_outputs(
     results: Sequence[Any], wanted: Sequence[bool], generator: torch.Generator
 ) -> list[Tensor | None]:
-    """Draw a contiguous grad_output for each visible result that takes one; None for the others."""
+    """Draw a contiguous grad_output for each visible result that takes one; None for other results."""
     pairs = zip(results, wanted, strict=True)
     return [random_grad_output(result, generator) if takes else None for result, takes in pairs]

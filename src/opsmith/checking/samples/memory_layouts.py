@@ -1,10 +1,10 @@
-"""Memory layouts in which the same numbers may reach an operator, as input and as grad_output.
+"""Memory layouts in which inputs and grad_outputs with the same numbers may reach an operator.
 
 The backward of `.sum()` returns an expanded gradient (all strides 0), those of `.mT` and `cat` return strided
 ones, and users pass slices. An operator that assumes contiguous memory is wrong for them; gradcheck, which
 makes only contiguous tensors, does not detect it.
 
-Each layout is an expression of `x`, which is run here and shown in scripts.
+Each layout is an expression of `x`, which this module runs and scripts show.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK = "a chunk of a larger tensor"
 COPIED = ".clone(memory_format=torch.contiguous_format)"
 
 PAIRS = 3
-"""Largest number of pairs of dimensions, apart from the last two, that are swapped."""
+"""Maximum number of pairs of dimensions that are swapped, in addition to the last two."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Layout:
         name: Description of such a tensor.
         code: Expression of the contiguous tensor `x`, of the same shape.
         handed_back_by: Operation of torch whose backward makes such a gradient.
-        repeats: True if some numbers replace others, as in an expanded tensor.
+        repeats: True if some numbers are replaced by repeated numbers, as in an expanded tensor.
         undone: Expression that makes such a tensor contiguous again.
     """
 
@@ -51,7 +51,7 @@ class Layout:
         Args:
             x: Contiguous tensor of a shape that this layout supports.
         """
-        made: Tensor = eval(_compiled(self.code), {"torch": torch, "x": x.clone()})  # what scripts show
+        made: Tensor = eval(_compiled(self.code), {"torch": torch, "x": x.clone()})  # as scripts show it
         return made
 
 
@@ -81,7 +81,7 @@ def layouts_of(flat: Sequence[Any]) -> Iterator[tuple[int, Layout]]:
 
 
 def layouts_for(x: Tensor) -> tuple[Layout, ...]:
-    """Return the layouts that a tensor can have, the most revealing first.
+    """Return the layouts that a tensor can have; the most revealing come first.
 
     Args:
         x: Contiguous tensor.
@@ -138,7 +138,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
 
 
 def _guard(x: Tensor) -> str:
-    """Return an expression of numbers to put between those of `x`, so that reading them shows."""
+    """Return an expression of numbers to put between the numbers of `x`, so that reading them is noticed."""
     if x.is_floating_point() or x.is_complex():
         return "torch.full_like(x, torch.nan)"
     return "~x" if x.dtype == torch.bool else "x.roll(1)"  # an index stays valid

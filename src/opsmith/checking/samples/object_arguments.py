@@ -1,7 +1,7 @@
-"""Objects among the arguments that hold tensors, such as modules: a copy in each dtype, and its state.
+"""Arguments that are objects with tensors, such as modules: a copy in each dtype, and its state.
 
-Every call begins with the state that the author gave: a copy is made once, and restored before each call, so
-that running statistics of one call are not those of the next, and the author's own object stays as it is.
+Every call begins with the state that the author gave: a copy is made once, and restored before each call. So
+the running statistics of a call do not affect the next call, and the author's own object is not changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opsmith.core.reachable import Step, is_library, uses
 from opsmith.torch_library import capabilities
 
 MOST = 2000
-"""Largest number of values in an object that are looked at."""
+"""Maximum number of values in an object that are examined."""
 
 LARGE = 1 << 22
 """Number of elements of all tensors in an object beyond which its state is not copied."""
@@ -33,9 +33,9 @@ _NAMED = (Step.CLOSURE, Step.ATTRIBUTE)
 
 
 def tensors_of_object(value: Any) -> dict[str, Tensor]:
-    """Return the tensors that an object of the author's holds, each once, by its name in the object.
+    """Return the tensors in an author's object, without repetition, by their names in the object.
 
-    Those in one list or dict have its name, and a number in brackets.
+    A tensor in a list or dict has the name of the container, with a number in brackets.
 
     Example:
         >>> list(tensors_of_object(torch.nn.BatchNorm1d(2)))
@@ -55,7 +55,7 @@ def _named_tensors(within: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
 
 
 def _within(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object, and what it holds, each once, with the name in the object."""
+    """Yield an object and the values in it, without repetition, with their names in the object."""
     seen: dict[int, Any] = {}
     left: deque[tuple[str, Any]] = deque([("", value)])
     while left and len(seen) < MOST:
@@ -108,18 +108,18 @@ class TensorState:
         )
 
     def written(self) -> bool:
-        """Return True if its numbers are others now."""
+        """Return True if its numbers have changed."""
         return self.numbers is not None and not same_numbers(self.tensor, self.numbers)
 
     def other_grad(self) -> bool:
-        """Return True if its `.grad` is another tensor now, or was written into."""
+        """Return True if its `.grad` was replaced or written into."""
         now = self.tensor.grad if self.tensor.is_leaf else None
         if self.grad is None:
             return now is not None
         return now is not self.grad.tensor or self.grad.written()
 
     def restore(self) -> None:
-        """Make it what it was; a tensor that did not change is not written to."""
+        """Restore the tensor; a tensor that did not change is not written to."""
         if self.numbers is not None and self.written():
             with torch.no_grad():
                 self.tensor.copy_(self.numbers)
@@ -143,7 +143,7 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's first element; that of the object for a sparse tensor."""
+    """Return the address of a tensor's first element; for a sparse tensor, the address of the object."""
     return tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
@@ -155,7 +155,7 @@ class ObjectState:
         value: The object.
         tensors: The states of its tensors, by their names in it.
         training: The flag `training` of each module.
-        contents: Each namespace and container in it, with a copy of what it holds.
+        contents: Each namespace and container in it, with a copy of its contents.
     """
 
     value: Any
@@ -173,8 +173,9 @@ class ObjectState:
         """Record the state of an object.
 
         Args:
-            saved: Records a tensor; by default every one, and none of an object that is too large.
-            besides: The ids of tensors that are no state of it.
+            saved: Function that records a tensor. By default, every tensor is recorded, or none of an object
+                that is too large.
+            besides: The ids of tensors that do not belong to its state.
         """
         within = [*_within(value)]
         held = _named_tensors(within)
@@ -188,7 +189,7 @@ class ObjectState:
 
     @property
     def statistics(self) -> frozenset[int]:
-        """The ids of the buffers that are meant to change: those of modules in training."""
+        """The ids of the buffers that may change: the buffers of modules in training."""
         return frozenset(
             id(buffer)
             for module, training in self.training
@@ -197,15 +198,15 @@ class ObjectState:
         )
 
     def written(self) -> dict[str, Tensor]:
-        """Return the tensors whose numbers are others now, by name."""
+        """Return the tensors whose numbers have changed, by name."""
         return {name: state.tensor for name, state in self.tensors.items() if state.written()}
 
     def with_gradients(self) -> list[str]:
-        """Return the names of the tensors whose `.grad` is another now."""
+        """Return the names of the tensors whose `.grad` has changed."""
         return [name for name, state in self.tensors.items() if state.other_grad()]
 
     def flags(self) -> list[str]:
-        """Describe the flags that are others now."""
+        """Describe the flags that have changed."""
         switched = [
             f"`{name}.requires_grad`"
             for name, state in self.tensors.items()
@@ -214,7 +215,7 @@ class ObjectState:
         return [*switched, *("`training`" for module, flag in self.training[:1] if module.training != flag)]
 
     def restore(self) -> Any:
-        """Return the object, in the state that it had."""
+        """Return the object, restored to the recorded state."""
         for held, before in self.contents:
             if not _holds_the_same(held, before):
                 held.clear()
@@ -225,7 +226,7 @@ class ObjectState:
 
 
 def _containers(value: Any) -> Iterator[dict[Any, Any] | list[Any]]:
-    """Yield a dict or list; of an object its namespace, and of a module the dicts and lists in that."""
+    """Yield a dict or list; for an object, its namespace; for a module, also the dicts and lists in it."""
     if isinstance(value, dict | list):
         yield value
     elif hasattr(value, "__dict__") and not isinstance(value, Tensor | types.FunctionType):
@@ -249,10 +250,10 @@ def copied_object(
 
     Args:
         value: The object.
-        dtype: dtype of its floating tensors; None for their own.
-        device: Device of its tensors; None for their own.
-        memo: What stands for some objects by their ids, as of `copy.deepcopy`: the copies of what several
-            objects share, and tensors that are arguments, which stay as they are.
+        dtype: dtype of its floating tensors; None for each tensor's own.
+        device: Device of its tensors; None for each tensor's own.
+        memo: Replacements of some objects by their ids, as for `copy.deepcopy`: copies of values that several
+            objects share, and tensors that are arguments, which are not copied.
     """
     memo = {} if memo is None else memo
     given = {id(each) for each in memo.values()}
@@ -260,8 +261,8 @@ def copied_object(
         _copy_functions(value, memo)
         made = copy.deepcopy(value, memo)
     except _NO_COPY:
-        return value  # it holds a resource of the system, or a tensor of a graph
-    with torch.no_grad(), suppress(*_NO_COPY):  # as of a sparse tensor that some device does not have
+        return value  # it has a resource of the system, or a tensor with a graph
+    with torch.no_grad(), suppress(*_NO_COPY):  # for example a sparse tensor, which a device does not support
         for each in tensors_of_object(made).values() if made is not value else ():
             if id(each) not in given:
                 target = dtype if each.is_floating_point() else None
@@ -273,11 +274,12 @@ _NO_COPY = (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedE
 
 
 def _copy_functions(value: Any, memo: dict[int, Any]) -> None:
-    """Enter copies of the functions in an object that reach tensors, which `deepcopy` takes as they are."""
+    """Add copies of an object's functions that reach tensors to `memo`, since `deepcopy` copies none."""
     within = [each for _, each in _within(value) if isinstance(each, types.FunctionType)]
     reaching = [each for each in within if each is value or tensors_of_object(each)]
     own = [each for each in reaching if id(each) not in memo and not is_library(each.__module__)]
-    # What two variables share stays shared: each is copied once. One without a value yet gets it later.
+    # Values that two variables share stay shared: each is copied once. A variable without a value gets it
+    # later.
     cells = {id(cell): cell for each in own for cell in each.__closure__ or () if id(cell) not in memo}
     filled = {key: cell.cell_contents for key, cell in cells.items() if _has_value(cell)}
     memo.update((key, types.CellType() if key in filled else cell) for key, cell in cells.items())
@@ -299,16 +301,17 @@ def _has_value(cell: types.CellType) -> bool:
 
 
 class ObjectArguments(dict[int, Any]):
-    """The objects among flat arguments that hold tensors, by position, with copies of them.
+    """The objects with tensors among flat arguments, by position, with copies of them.
 
-    A tensor that is an argument as well is the argument in the copies, too: who moves, casts, lays out or
-    differentiates by the argument does so within the objects. So are parameters of which an argument is the
-    row, as that by which the adjoint of a differential equation returns their gradients.
+    A tensor of an object that is also an argument is replaced by the argument in the copies, so that moving,
+    casting, laying out or differentiating the argument has the same effect within the objects. The same is
+    true of parameters that an argument contains in a row, as for the adjoint of a differential equation,
+    which returns their gradients by this argument.
 
     Args:
         flat: Flat arguments.
-        copies: Copies of these objects, which others share.
-        own: The author's flat arguments, some of which are others here.
+        copies: Copies of these objects, which derived samples share.
+        own: The author's flat arguments, some of which are replaced here.
     """
 
     def __init__(
@@ -325,17 +328,17 @@ class ObjectArguments(dict[int, Any]):
         self._followed: dict[int, ObjectState] | None = None
 
     def holds(self, argnum: int) -> bool:
-        """Return True for an object that holds another argument."""
+        """Return True for an object that contains another argument."""
         return bool(self._held.get(argnum))
 
     @property
     def arguments(self) -> frozenset[int]:
-        """Positions of the arguments that an object holds."""
+        """Positions of the arguments that an object contains."""
         return frozenset(each.argnum for each in self._every)
 
     @property
     def flattened(self) -> frozenset[int]:
-        """Positions of the arguments that are all parameters of an object, one after another."""
+        """Positions of the arguments that consist of all parameters of an object in a row."""
         return frozenset(each.argnum for each in self._every if each.part is not None)
 
     @property
@@ -344,7 +347,7 @@ class ObjectArguments(dict[int, Any]):
 
     @contextmanager
     def followed(self) -> Iterator[dict[int, ObjectState]]:
-        """A region that gives the states with which the copies of its last call begin, by position."""
+        """A region that yields the initial states of the copies of its last call, by position."""
         self._followed = {}
         try:
             yield self._followed
@@ -352,24 +355,24 @@ class ObjectArguments(dict[int, Any]):
             self._followed = None
 
     def apart(self) -> dict[int, Any]:
-        """Return copies of the objects by position, which hold the arguments that these hold."""
+        """Return copies of the objects by position, which contain the same arguments as the objects."""
         return self._copied(
             (None, None), {id(each.tensor): each.tensor for each in self._every if each.part is None}
         )
 
     def fresh(self, flat: Sequence[Any]) -> list[Any]:
-        """Return flat arguments with the copies of objects, in the state that the author gave.
+        """Return flat arguments with copies of the objects, in the state that the author gave.
 
-        Their tensors get the dtype and device of these arguments, if the author's were alike.
+        Their tensors get the dtype and device of these arguments, if the author's had the same.
         """
-        plain = (Tensor, torch.nn.Parameter)  # any other tensor has no data of its own, as one of a trace
+        plain = (Tensor, torch.nn.Parameter)  # any other tensor, such as one of a trace, has no data
         if not self or torch.compiler.is_compiling():
             return list(flat)
         if any(isinstance(value, Tensor) and type(value) not in plain for value in flat):
             return list(flat)
         pairs = zip(_form(flat), self._form, strict=True)
         dtype, device = (None if one == own else one for one, own in pairs)
-        if every := self._every:  # copies for this call alone: nothing else may keep its tensors
+        if every := self._every:  # copies only for this call: nothing else may keep its tensors
             memo: dict[int, Any] = {id(each.tensor): each.of(flat) for each in every if each.fits(flat)}
             besides = {id(each) for each in memo.values()}
             made = self._copied((dtype, device), memo)
@@ -377,7 +380,7 @@ class ObjectArguments(dict[int, Any]):
                 states = {at: ObjectState.of(each, besides=besides) for at, each in made.items()}
                 self._followed.update(states)
             return [made.get(at, value) for at, value in enumerate(flat)]
-        # Calls in threads of the check share nothing.
+        # Calls in threads of the check share no copies.
         key = *map(id, self.values()), dtype, device, threading.get_ident()
         if key not in self._copies:
             states = {at: ObjectState.of(each) for at, each in self._copied((dtype, device), {}).items()}
@@ -388,19 +391,20 @@ class ObjectArguments(dict[int, Any]):
         return [states[at].restore() if at in self else value for at, value in enumerate(flat)]
 
     def _copied(self, form: tuple[Any, Any], memo: dict[int, Any]) -> dict[int, Any]:
-        """Copies of the objects, which share what the objects share."""
+        """Copies of the objects, which share values like the objects."""
         return {argnum: copied_object(value, *form, memo) for argnum, value in self.items()}
 
 
 class HeldArgument(NamedTuple):
-    """A tensor in an object that is an argument as well.
+    """A tensor in an object that is also an argument.
 
     Args:
         tensor: The tensor in the object.
         argnum: Position of the argument.
-        apart: True if it is a leaf of its own with the argument's memory, as its `detach()` or a parameter.
-        part: The elements of the argument that are its numbers, where that is all parameters in a row.
-        total: Number of elements that the argument then has.
+        apart: True if it is a separate leaf with the argument's memory, such as its `detach()` or a
+            parameter.
+        part: The elements of the argument that are its numbers, if the argument has all parameters in a row.
+        total: Number of elements of such an argument.
     """
 
     tensor: Tensor
@@ -410,21 +414,21 @@ class HeldArgument(NamedTuple):
     total: int = 0
 
     def fits(self, flat: Sequence[Any]) -> bool:
-        """Return True if the argument has elements for it."""
+        """Return True if the argument has the elements for it."""
         return self.part is None or flat[self.argnum].numel() == self.total
 
     def of(self, flat: Sequence[Any]) -> Tensor:
-        """Return the tensor that stands for it among other arguments."""
+        """Return the tensor that replaces it, made from other arguments."""
         value: Tensor = flat[self.argnum]
         if self.part is not None:
             value = value.flatten()[self.part].view(self.tensor.shape)
-        if not self.apart or capabilities.innermost_transform() is not None:  # there are no leaves in those
+        if not self.apart or capabilities.innermost_transform() is not None:  # these have no leaves
             return value
         return value.detach().requires_grad_(self.tensor.requires_grad)
 
 
 def held_arguments(tensors: Collection[Tensor], flat: Sequence[Any]) -> list[HeldArgument]:
-    """Find the tensors of an object that are arguments, have the memory of one, or in a row make one."""
+    """Find the tensors of an object that are arguments, share an argument's memory, or form one in a row."""
     values = [(at, value) for at, value in enumerate(flat) if isinstance(value, Tensor)]
     same, alike = ({key(value): at for at, value in reversed(values)} for key in (id, _memory))
     found = [(tensor, same.get(id(tensor)), alike.get(_memory(tensor))) for tensor in tensors]
@@ -441,7 +445,7 @@ def held_arguments(tensors: Collection[Tensor], flat: Sequence[Any]) -> list[Hel
 def _one_after_another(
     parameters: Sequence[Tensor], values: Sequence[tuple[int, Tensor]]
 ) -> list[HeldArgument]:
-    """The parameters of an object as parts of an argument that has their numbers, one after another."""
+    """The parameters of an object as parts of an argument that contains their numbers in a row."""
     ends = [*accumulate((each.numel() for each in parameters), initial=0)]
     if len({(each.dtype, each.device) for each in parameters}) != 1 or not ends[-1]:
         return []
@@ -457,7 +461,7 @@ def _one_after_another(
 
 
 def _memory(tensor: Tensor) -> Hashable:
-    """Key that two tensors have in common if they are the same numbers in the same memory."""
+    """Key that is equal for two tensors with the same numbers in the same memory."""
     if tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device

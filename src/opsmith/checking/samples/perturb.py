@@ -1,7 +1,8 @@
-"""Other numbers for a sample: moved a little, reversed, scaled, drawn afresh, in another dtype or layout.
+"""New numbers for a sample: moved a little, reversed, scaled, drawn again, or in another dtype or layout.
 
-The domain of an operator is not declared, so fresh numbers are taken from the range of the given ones:
-positive ones stay positive, probabilities stay below 1, indices stay in range, masks keep their two values.
+The domain of an operator is not declared, so fresh numbers are taken from the range of the given numbers:
+positive numbers stay positive, probabilities stay below 1, indices stay in range, masks keep their two
+values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FACTOR = 1.25
 def reversed_numbers(flat: list[Any]) -> list[Any]:
     """Reverse the order of the numbers and enlarge them by a quarter, to stay in the operator's domain.
 
-    Python floats shrink by a quarter, so that fractions stay fractions. Whole numbers stay as they are: they
+    Python floats shrink by a quarter, so that fractions stay fractions. Integers are not changed, since they
     may be indices or offsets.
 
     Example:
@@ -41,13 +42,13 @@ def scaled(flat: list[Any]) -> list[Any]:
 
 
 PAIRS = 16
-"""Largest number of pairs of numbers that are tried."""
+"""Maximum number of pairs of numbers that are tried."""
 
 
 def exchanged(at: int, flat: list[Any]) -> list[Any]:
-    """Exchange two different numbers of one tensor, so that its first and last numbers, and the sum, stay.
+    """Exchange two different numbers of one tensor, but keep its first and last numbers and its sum.
 
-    Few numbers leave no such pair: then an end or the rounding of the sum may change, or all are enlarged.
+    Few numbers may have no such pair; then an end or the rounding of the sum changes, or all are enlarged.
 
     Example:
         >>> exchanged(0, [torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])])
@@ -74,7 +75,7 @@ def exchanged(at: int, flat: list[Any]) -> list[Any]:
 def other_forms(
     sample: Sample, device: torch.device
 ) -> Iterator[tuple[str, Callable[[list[Any]], list[Any]]]]:
-    """Yield changes of a sample's arguments: the same numbers in another dtype, and in another layout."""
+    """Yield changes of a sample's arguments: the same numbers in a different dtype and layout."""
     wide = any(sample.flat[argnum].dtype in (torch.float64, torch.complex128) for argnum in sample.inexact)
     dtype = torch.float32 if wide else torch.float64
     if sample.inexact:
@@ -86,14 +87,14 @@ def other_forms(
 
 
 MAX_SCALING = 0.3
-"""Largest relative change of a tensor that is scaled as a whole."""
+"""Maximum relative change of a tensor that is scaled as a whole."""
 
 
 def draw_fresh(flat: Sequence[Any], generator: torch.Generator, method: str = "mixed") -> list[Any]:
     """Draw fresh arguments of the same shapes, dtypes and strides.
 
     Args:
-        method: One of `METHODS`.
+        method: A method of `METHODS`.
 
     Example:
         >>> import torch
@@ -117,7 +118,7 @@ def _fresh(value: Any, generator: torch.Generator, method: str) -> Any:
 
 
 def _apart(value: Tensor) -> Tensor:
-    """Return the elements with memory of their own: one along each expanded dimension."""
+    """Return the elements with memory of their own: one element along each expanded dimension."""
     for dim, stride in enumerate(value.stride()):
         if stride == 0 and value.shape[dim] > 1:
             value = value.narrow(dim, 0, 1)
@@ -136,12 +137,12 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _between(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw numbers in the range of the given ones; repeated numbers stay as frequent as they are."""
+    """Draw numbers in the range of the given numbers; repeated numbers stay equally frequent."""
     count = values.numel()
     mixed = values[torch.randperm(count, generator=generator)]
     distinct, times = values.unique(return_counts=True)
     if len(distinct) < 3 and count > 2:
-        return mixed  # a mask, or one number for all
+        return mixed  # a mask, or the same number everywhere
     if count < 3:
         return mixed * (1 + MAX_SCALING * _uniform((count,), generator).to(values.dtype))
     repeated = distinct[times > 1]
@@ -167,5 +168,5 @@ _DRAWERS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "scaled": lambda value, generator: value * (1 + MAX_SCALING * float(_uniform((), generator))),
 }
 METHODS = (*_DRAWERS,)
-"""Methods: `like` draws numbers with the structure of the given ones; `mixed` permutes the given ones and
-moves them a little, except zeros and repeated numbers; `scaled` multiplies the given ones by a factor."""
+"""Methods: `like` draws numbers with the structure of the given numbers; `mixed` permutes the given numbers
+and moves them a little, except zeros and repeated numbers; `scaled` multiplies them by a factor."""

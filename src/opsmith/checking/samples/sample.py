@@ -1,4 +1,4 @@
-"""A sample: one checked call, in any dtype and on any device, made of fresh tensors each time."""
+"""A sample: one checked call, in any dtype and on any device, with fresh tensors each time."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Symbol:
         name: Name in messages: `x.shape[0]`, or the author's letter.
         size: Value in the sample.
         locations: Locations of the size.
-        varies: True if the samples, or the author, show that it may change.
-        divisor: Number that divides it in every sample, where samples have several sizes.
+        varies: True if the samples or the author show that it may change.
+        divisor: Number that divides it in every sample, if samples have several sizes.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Symbol:
 
     @property
     def doubled(self) -> bool:
-        """True if a tensor has the size twice, as a square matrix has."""
+        """True if a tensor has the size twice, like a square matrix."""
         argnums = [location.argnum for location in self.locations if not location.number]
         return len(argnums) > len(set(argnums))
 
@@ -66,13 +66,13 @@ class Sample:
     Args:
         position: Position among the samples, from 0.
         flattening: Arrangement of the arguments.
-        flat: Argument values as the author gave them, with defaults, and with lists of tensors spread out.
-        origin: Description of the author's sample that it was derived from; empty for one of the author's.
-        repeats: True if it repeats an index that no sample of the author repeats.
-        change: The change that it was derived by; None for one of the author's.
-        copies: Copies of its objects, which samples that are derived from it share: code that is compiled
-            for one of them then serves the others.
-        own: The arguments of the author's sample, which its objects may hold.
+        flat: Argument values as the author gave them, with defaults, and with lists of tensors expanded.
+        origin: Description of the author's sample from which it was derived; empty for an author's sample.
+        repeats: True if it repeats an index that no author's sample repeats.
+        change: The change by which it was derived; None for an author's sample.
+        copies: Copies of its objects, which derived samples share, so that code compiled for one of them
+            works for all.
+        own: The arguments of the author's sample, which its objects may contain.
     """
 
     position: int
@@ -99,7 +99,7 @@ class Sample:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of the argument that each flat argument belongs to."""
+        """Name of the argument to which each flat argument belongs."""
         return self.flattening.names
 
     @cached_property
@@ -114,18 +114,18 @@ class Sample:
 
     @property
     def given(self) -> Given:
-        """Circumstance of what is seen on it: that of its change, or a lack of elements."""
+        """Circumstance of failures on it: its change's, or `undeclared` for a lack of elements."""
         changed: Given = "usual" if self.change is None else self.change.given
         return "undeclared" if self.is_emptied and changed == "usual" else changed
 
     def is_buffer(self, argnum: int) -> bool:
-        """True if a tensor has no elements, and nobody took them away: a call may resize it to write into."""
+        """True if a tensor has no elements in the author's sample: a call may resize it to write into it."""
         value = self.flat[argnum]
         return isinstance(value, Tensor) and not value.numel() and not self.is_emptied
 
     @property
     def is_emptied(self) -> bool:
-        """True if a tensor has no elements, and the sample that it was derived from has some in each."""
+        """True if a tensor has no elements, but all tensors of the original sample have elements."""
         return self.is_empty and self.change is not None and not self.change.of.is_empty
 
     @property
@@ -140,7 +140,7 @@ class Sample:
 
     @property
     def dims(self) -> int:
-        """Largest rank of its tensors; 0 without any."""
+        """Largest rank of its tensors; 0 without tensors."""
         return max((rank for rank in self.ranks if rank is not None), default=0)
 
     def takes(self, dtype: torch.dtype) -> bool:
@@ -153,7 +153,7 @@ class Sample:
 
         Args:
             dtype: dtype of floating tensors; complex tensors get the complex dtype of the same precision.
-            device: Device of the tensors; on the sample's own device, each stays where it is.
+            device: Device of the tensors; if it is the sample's own device, each tensor keeps its own.
         """
         announce(lambda: str(self) if dtype is None else f"{self} in {str(dtype).removeprefix('torch.')}")
         elsewhere = device if device is not None and device.type != self.home.type else None
@@ -168,15 +168,15 @@ class Sample:
 
     @cached_property
     def _kept(self) -> dict[torch.dtype | None, list[Tensor | None]]:
-        """Small tensors by dtype, of which a check takes hundreds of copies."""
+        """Small tensors by dtype, since a check makes hundreds of copies."""
         return {}
 
     def in_double(self) -> list[Any]:
-        """Return the flat arguments as numbers that a check computes with: in float64, on the CPU."""
+        """Return the flat arguments in float64 on the CPU, as a check computes with them."""
         return self.at(torch.float64, CPU)
 
     def placed(self, flat: Sequence[Any], device: torch.device) -> list[Any]:
-        """Return arguments on a device, differentiably; on the sample's own, each where the author put it."""
+        """Return arguments on a device, differentiably; on the sample's own, as the author placed them."""
         own = [value.device if isinstance(value, Tensor) else device for value in self.flat]
         places = own if device == self.home else [device] * len(own)
         return [
@@ -189,16 +189,16 @@ class Sample:
         return self if self.home == CPU else self.cast(device=CPU)
 
     def cast(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Sample:
-        """Return the sample in a dtype and on a device; no call of this one changes the objects of that."""
+        """Return the sample in a dtype and on a device, with independent copies of its objects."""
         flat = self.at(dtype, device)
-        memo = {id(each): each for each in flat if isinstance(each, Tensor)}  # which objects may hold
+        memo = {id(each): each for each in flat if isinstance(each, Tensor)}  # which objects may contain
         pairs = enumerate(flat)
         made = (copied_object(each, None, None, memo) if at in self.objects else each for at, each in pairs)
         return replace(self, flat=tuple(made), own=())
 
     @cached_property
     def home(self) -> torch.device:
-        """Device of the sample: that of its first tensor elsewhere than on the CPU, if there is one.
+        """Device of the sample: the device of its first tensor that is not on the CPU, else the CPU.
 
         A kernel for another device may take some tensors on the CPU, such as lengths.
         """
@@ -207,7 +207,7 @@ class Sample:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if its arguments hold no state beside tensors: no generators, and no objects with tensors."""
+        """True if only tensors among its arguments have state: no generators, and no objects with tensors."""
         return not self.objects and not any(isinstance(value, torch.Generator) for value in self.flat)
 
     @cached_property
@@ -220,7 +220,7 @@ class Sample:
         return self.flattening.schema.split(self.flattening.pack(flat))
 
     def with_value(self, argnum: int, value: Any) -> tuple[Any, ...]:
-        """Return the flat arguments with another value at one position."""
+        """Return the flat arguments with a new value at one position."""
         return (*self.flat[:argnum], value, *self.flat[argnum + 1 :])
 
     @property
@@ -241,13 +241,13 @@ class Variation:
         of: Original sample.
         what: Description of the change, which follows `sample 0 with`.
         flat: Changed flat arguments.
-        fresh_numbers: True if it is a new input although its shapes are known.
+        fresh_numbers: True if it counts as a new input although its shapes are known.
         silent: True if its rejection need not be reported.
-        without: The size that is 0 in it, where only that is changed, and the number of indices into it.
-        given: Circumstance: `undeclared` where no sample and no type shows that a value is meant beside the
-            others, `strained` where its number is nobody's.
+        without: The size that is 0 in it, if only this size and the number of indices into it are changed.
+        given: Circumstance: `undeclared` if no sample and no type shows that a value is valid with the other
+            values, `strained` for a number that nobody uses.
         uneven: True if a number that divides a size in every sample does not divide it here.
-        rescaled: True if its numbers have another size than those of the sample.
+        rescaled: True if the magnitude of its numbers differs from the sample's.
         repeats: True if it repeats an index that no sample repeats.
     """
 
@@ -264,7 +264,7 @@ class Variation:
 
     @property
     def is_drawn(self) -> bool:
-        """True if floating numbers were drawn, and not scaled."""
+        """True if floating numbers were drawn, not scaled."""
         changed = [now for now, had in zip(self.flat, self.of.flat, strict=True) if now is not had]
         return any(is_inexact(value) and value.numel() for value in changed) and not self.rescaled
 
@@ -291,14 +291,14 @@ def sample_named(position: int, labels: Iterable[str], values: Iterable[Any], or
 
 
 def _shown(value: Any) -> str:
-    """Format a value: a tensor by its shape, a generator by nothing, since its text is an address."""
+    """Format a value: a tensor as its shape; nothing for a generator, whose text is an address."""
     if isinstance(value, Tensor):
         return f" {list(value.shape)}"
     return "" if isinstance(value, torch.Generator) else f"={value!r}"
 
 
 def shown_sample(failure: Failure, samples: Iterable[Sample]) -> Sample | None:
-    """Return the sample that the evidence of a failure names; None where it names none of these."""
+    """Return the sample that the evidence of a failure names; None if it names no sample."""
     text = str(failure.evidence.get("sample", ""))
     return next((each for each in samples if text.startswith(str(each))), None)
 
@@ -309,11 +309,11 @@ def places_of(samples: Iterable[Sample], name: str) -> list[tuple[Sample, int]]:
 
 
 KEPT = 2**16
-"""Largest number of elements of a tensor that is kept in each dtype."""
+"""Maximum number of elements of a tensor that is kept in each dtype."""
 
 
 def _kept(value: Any, dtype: torch.dtype | None) -> Tensor | None:
-    """Copy of a small tensor whose copies are clones; None for another value, and for what a mode makes."""
+    """Copy of a small tensor that clones can copy; None for other values, and for tensors of a mode."""
     if type(value) is not Tensor or value.numel() > KEPT or not _fills_its_memory(value):
         return None
     made = replica(value, dtype)

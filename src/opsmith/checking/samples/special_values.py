@@ -26,12 +26,12 @@ class ValueGroup:
     Args:
         name: Description.
         values: The values.
-        finite: True if gradients are compared. Near infinities and nan, and where squares or their
-            reciprocals overflow, right implementations differ.
-        strained: True if nobody passes them but by accident: infinities and nan, huge and tiny numbers.
+        finite: True if gradients are compared. Near infinities and nan, and if squares or their reciprocals
+            overflow, right implementations differ.
+        strained: True if they are only passed by accident: infinities and nan, huge and tiny numbers.
         everywhere: True if a value fills a row, and then the whole input. Equal elements allow several right
-            gradients, so gradients must only be finite.
-        broken: Words for what holds in every sample, and not with them.
+            gradients, so that gradients must only be finite.
+        broken: Text on a relation that is true in every sample, but not with these values.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ValueGroup:
 
     @property
     def given(self) -> Given:
-        """Circumstance of what is wrong at these values."""
+        """Circumstance of failures at these values."""
         return "strained" if self.strained else "usual"
 
 
@@ -81,10 +81,10 @@ def value_groups(dtype: torch.dtype, boundaries: Sequence[float]) -> list[ValueG
 
 
 def placements(value: Tensor, group: ValueGroup, generator: torch.Generator) -> Iterator[dict[int, float]]:
-    """Yield the special values to put into a tensor at once, by position: at up to half of its elements.
+    """Yield special values to put into a tensor at once, by position, at no more than half of its elements.
 
     Args:
-        group: The values; those that stand everywhere fill the first row, and then all of it.
+        group: The values; values to use everywhere fill the first row, then the whole tensor.
         generator: Source of the positions.
     """
     count, numbers = value.numel(), group.values
@@ -106,9 +106,9 @@ class SpecialCall(Run):
 
     Args:
         argnum: The input.
-        special: Special value at each position; in a complex input it has no imaginary part.
+        special: Special value at each position; in a complex input, its imaginary part is 0.
         group: Group of the values.
-        forms: What holds of inputs in every sample, and is restored.
+        forms: Forms that inputs have in every sample, and that are restored.
     """
 
     dtype: torch.dtype = torch.float64
@@ -119,7 +119,7 @@ class SpecialCall(Run):
 
     @cached_property
     def kept(self) -> list[Any]:
-        """The arguments, which stay as they are."""
+        """The arguments with the special values, which must not be changed."""
         flat = self.sample.at(self.dtype, CPU)
         for argnum in self.sample.inexact:
             forms, special = self._forms(argnum), self.special if argnum == self.argnum else {}
@@ -131,7 +131,7 @@ class SpecialCall(Run):
         return [form for form in self.forms if form.label == self.sample.labels[argnum]]
 
     def placed(self, special: Mapping[int, complex]) -> Self | None:
-        """The call with other special values, as far as what holds in every sample leaves them there."""
+        """The call with different special values, unless restored relations of the samples replace them."""
         forms = self._forms(self.argnum)
         if not forms:
             return replace(self, special=special)
@@ -145,7 +145,7 @@ class SpecialCall(Run):
 
     @property
     def digits(self) -> bool:
-        """True if gradients must be right; in float32, and of equal elements, they must be finite alone."""
+        """True if gradients must be right; in float32, or for equal elements, they must only be finite."""
         return self.dtype == torch.float64 and not self.group.everywhere
 
     @property
@@ -160,7 +160,7 @@ class SpecialCall(Run):
 
     @property
     def listed(self) -> str:
-        """The special values, one after the other."""
+        """The special values, as text."""
         values = dict.fromkeys(self.special.values()) if self.group.everywhere else self.special.values()
         return ", ".join(f"{value:g}" for value in values)
 
@@ -170,7 +170,7 @@ class SpecialCall(Run):
         return "all" if len(self.special) == self.kept[self.argnum].numel() else "a row"
 
     def in_float32(self) -> SpecialCall | None:
-        """The same call with float32's values of its group; None where these are the same in each dtype."""
+        """The same call with float32's values of its group; None if these are the same in each dtype."""
         alike = [each for each in value_groups(torch.float32, ()) if each.name == self.group.name]
         if len(alike) != 1 or alike[0].values == self.group.values:
             return None
@@ -181,18 +181,18 @@ class SpecialCall(Run):
 
 _POSITIVE = (0.1, 0.4, 0.8, 1.2, 1.7, 2.6, 3.7, 5.2, 7.3, 12.0)
 GRID = (*(-point for point in reversed(_POSITIVE)), *_POSITIVE)
-"""Points at which the function is evaluated."""
+"""Points at which a function is evaluated."""
 STEPS = 50
 """Number of bisections: enough for the last bit of a float64."""
 
 SMOOTH = 1e-3
-"""Smallest jump between two points of the grid, relative to the change between them."""
+"""Minimum jump between two points of the grid, relative to the change between them."""
 
 MOST = 4
-"""Largest number of boundaries, from below."""
+"""Maximum number of boundaries, counted from below."""
 
 NICE = 1e-9
-"""Distance from a number of few digits below which a boundary is that number."""
+"""Distance from a number of few digits below which a boundary is taken to be that number."""
 
 
 def boundaries(function: Callable[[float], float]) -> list[float]:
@@ -236,7 +236,7 @@ def _jump(
         else:
             low, below = middle, value
         before, remaining = remaining, abs(above - below)
-        # What is smooth halves with each step, so that the limit is known long before it is reached.
+        # The change of a smooth function halves with each step, so that its limit is known early.
         if min(remaining, abs(2 * remaining - before)) < SMOOTH * first:
             return None
     nice = float(f"{high:.6g}")

@@ -1,4 +1,4 @@
-"""Kinds of variations of a sample, as far as the samples show that they are valid."""
+"""Kinds of variations of a sample that, according to the samples, are valid."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from opsmith.core.generate_like import (
 def varied(
     subject: Subject, sample: Sample, what: str, changed: Mapping[int, Any], **options: Any
 ) -> Iterator[Variation]:
-    """Yield a sample with some arguments changed and each rule restored; nothing if it invents whole numbers.
+    """Yield a sample with some arguments changed and each rule restored, unless this makes new integers.
 
     Args:
-        what: As in `Variation`.
+        what: As for `Variation`.
         changed: Other values, by position.
         options: The other fields of `Variation`.
     """
@@ -66,11 +66,11 @@ MORE = 2
 """Size of a dimension that no sample has."""
 
 LARGE_SIZES = (33, 129, 65)
-"""Odd, and one more than usual block sizes of kernels."""
+"""Odd sizes, each one more than a usual block size of kernels."""
 
 
 def _sizes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Change all sizes that may vary at once, to different ones; then one alone."""
+    """Change all sizes that may vary at once, to different sizes; then change one size alone."""
     names = sizes.varying
     several = {name: PRIMES[at % len(PRIMES)] for at, name in enumerate(names)}
     for to in ([several] if len(names) > 1 else []) + [{name: 7} for name in names]:
@@ -92,10 +92,10 @@ def _ones(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _ranks(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Give the tensors of most dimensions one more in front, then all tensors, or take their first one away.
+    """Add a leading dimension to the tensors of largest rank, then to all tensors, or remove it.
 
-    `shapes=` says how many dimensions there are. The forward of a class may take others without meaning them.
-    A rule of the samples holds for their ranks.
+    This is not done if `shapes=` declares the number of dimensions, for a class, whose forward may accept
+    other ranks by accident, or if a rule of the samples depends on ranks.
     """
     subject, sample = sizes.subject, sizes.sample
     ruled = {label for rule in rules_of(subject) for label in (rule.source, rule.target)}
@@ -125,7 +125,7 @@ def empties(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _from_another(some: Sequence[T], sample: Sample) -> Sequence[T]:
-    """Return them from another one on for each sample: few variations reach every dimension then."""
+    """Return them rotated by the sample's position, so that few variations reach every dimension."""
     first = sample.position % max(len(some), 1)
     return (*some[first:], *some[:first])
 
@@ -138,11 +138,11 @@ def resized(
     most: float = math.inf,
     **options: Any,
 ) -> Iterator[Variation]:
-    """Yield the sample at other sizes; indices into a dimension stay valid, and distinct ones distinct.
+    """Yield the sample at other sizes; indices into a dimension stay valid, and distinct indices distinct.
 
     Args:
         to: New sizes, by the names of the symbols.
-        most: Largest number of elements: many large sizes at once may exceed the memory.
+        most: Maximum number of elements, since many large sizes at once may exceed the memory.
         options: The other fields of `Variation`.
     """
     had, sample = {name: sizes.by_name[name] for name in to}, sizes.sample
@@ -163,7 +163,7 @@ def resized(
 
 
 def _values(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Draw other numbers like the given ones."""
+    """Draw new numbers similar to the given numbers."""
     sample = sizes.sample
     tensors = {argnum: value for argnum, value in enumerate(sample.flat) if isinstance(value, Tensor)}
     for _ in range(2 if any(value.numel() for value in tensors.values()) else 0):
@@ -172,7 +172,7 @@ def _values(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _magnitudes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Enlarge all tensors, then shrink them, where their structure allows it."""
+    """Enlarge all tensors, then shrink them, if their structure allows it."""
     sample = sizes.sample
     for factor in (LARGER, SMALLER):
         loose = [argnum for argnum in sample.inexact if factor in scale_factors(sample.flat[argnum])]
@@ -183,9 +183,9 @@ def _magnitudes(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]
 
 
 def may_change(sizes: Sizes, argnum: int) -> bool:
-    """Return True for an argument that is no list of tensors, no generator, and no size of a tensor.
+    """Return True for an argument that is not a list of tensors, a generator or a size of a tensor.
 
-    An object that holds other arguments belongs to these.
+    An object that contains other arguments may not change either.
     """
     sample = sizes.sample
     if sample.objects.holds(argnum):
@@ -199,7 +199,7 @@ def may_change(sizes: Sizes, argnum: int) -> bool:
 
 
 def _numbers(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Change other arguments to values of other samples."""
+    """Change arguments that are not tensors to values of other samples."""
     sample, subject = sizes.sample, sizes.subject
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         if sample.flattening.schema.by_name[name].kind.is_tensor or not may_change(sizes, argnum):
@@ -210,18 +210,18 @@ def _numbers(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
                 few = isinstance(value, bool | Enum)
                 several = other if isinstance(other, list | tuple) else [other]
                 words = f"`{name}={other!r}` where it had {value!r}"
-                # A forward that does not use a number, such as a dimension, takes one that does not fit, too.
+                # A forward that does not use a number, such as a dimension, also takes an invalid number.
                 given: Given = "undeclared" if not few and all(map(is_number, several)) else "usual"
                 yield from varied(subject, sample, words, {argnum: other}, silent=not few, given=given)
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a plain number: a flag is none."""
+    """Return True for a plain number; a flag is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _optional(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Give optional tensors that a sample leaves out, with the shape that another sample shows."""
+    """Add optional tensors that a sample leaves out, with the shape that another sample shows."""
     sample = sizes.sample
     for argnum, (name, value) in enumerate(zip(sample.names, sample.flat, strict=True)):
         kind = sample.flattening.schema.by_name[name].kind
@@ -237,7 +237,7 @@ def _optional(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _shape_here(sizes: Sizes, other: Sample, argnum: int) -> list[int] | None:
-    """Return the shape of another sample's argument at the sizes of this one; None where one is unknown."""
+    """Return the shape of another sample's argument at this sample's sizes; None if a size is unknown."""
 
     def names(sample: Sample, symbol: Symbol) -> set[tuple[str, int, bool]]:
         return {(sample.labels[place.argnum], place.index, place.number) for place in symbol.locations}
@@ -259,10 +259,10 @@ def _broadcasts(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]
 
 
 def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
-    """Change one of several sizes that are equal by chance: the reference takes it, or refuses it.
+    """Change one of several sizes that are equal by chance, which the reference accepts or refuses.
 
-    One of two equal sizes of a tensor changes alone, or with those of other tensors; a size that an integer
-    argument equals changes with that.
+    One of two equal sizes of a tensor changes alone, or with sizes of other tensors. A size that equals an
+    integer argument changes with it.
     """
     sample = sizes.sample
     if sizes.subject.specification.shapes is not None:  # the author says which sizes belong together
@@ -290,7 +290,7 @@ def _unequal(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
 
 
 def _reads_last(subject: Subject, sample: Sample, places: Sequence[SizeLocation]) -> bool:
-    """False if a forward overlooks the last element of a dimension, and no integers choose what it reads."""
+    """False if a forward ignores the last element of a dimension, although no indices select elements."""
     changed: dict[int, Tensor] = {}
     for place in places:
         if place.argnum in sample.inexact:
@@ -315,4 +315,4 @@ KINDS: tuple[VariationKind, ...] = (
     _ranks,
     partial(_one_size, to=LARGE_SIZES),
 )
-"""Every kind of variation, the most revealing first."""
+"""Every kind of variation; the most revealing come first."""

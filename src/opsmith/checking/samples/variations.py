@@ -1,8 +1,8 @@
-"""Variations: more inputs derived from the author's samples, and empty ones that the operator fails on.
+"""Variations: more inputs derived from the author's samples, and empty inputs on which the operator fails.
 
-Every variation is a sample with one thing changed, and the operator's reference decides whether it is valid.
-One for which the reference raises, warns, or returns values that are not finite is listed as rejected, and is
-not a fault.
+Every variation is a sample with one thing changed, and the operator's reference decides if it is valid. If
+the reference raises, warns, or returns values that are not finite, the variation is listed as rejected, and
+is no fault.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from opsmith.judging.tensors import is_inexact
 from opsmith.torch_library.torch_messages import UNSUPPORTED_SIZE, has_message
 
 MOST_ELEMENTS = 2000
-"""Largest number of elements of a variation, unless its sample has more."""
+"""Maximum number of elements of a variation, unless its sample has more."""
 
 MOST_RESULTS = 20_000
-"""Largest number of elements of its results."""
+"""Maximum number of elements of its results."""
 
 MOST_SAMPLES = 3
-"""Most samples in which a value is tried until the reference takes it."""
+"""Maximum number of samples in which a value is tried until the reference takes it."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Variations:
     """Inputs that were derived from the author's samples.
 
     Args:
-        samples: Accepted ones; their positions follow those of the author's samples.
-        rejected: Rejected ones, each with the reason.
-        unserved: A failure of the property `forward` for each size without which the operator fails, although
-            there is nothing to compute, and does not refuse it.
+        samples: Accepted inputs; their positions follow the author's samples.
+        rejected: Rejected inputs, each with the reason.
+        unserved: A failure of the property `forward` for each size of 0 for which the operator fails without
+            refusing it, although there is nothing to compute.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -66,11 +66,11 @@ class Variations:
 
 
 def variations(subject: Subject) -> Variations:
-    """Derive more inputs from the samples, the same for the same seed.
+    """Derive more inputs from the samples; the same seed derives the same inputs.
 
     They are taken from each kind in turn (sizes, empties, values, ...), up to the limit of the effort for the
-    samples of each rank: a dimension that only some have is reached, too. Then come values of other arguments
-    than tensors that no sample shows, each once, up to a limit of their own.
+    samples of each rank, so that a dimension that only some samples have is reached, too. Then come values
+    that no sample shows of arguments that are not tensors, each once, up to a separate limit.
 
     Example:
         >>> import opsmith.ops
@@ -95,8 +95,8 @@ class _Trial:
 
     Attributes:
         subject: The subject of the check.
-        accepted: Accepted ones.
-        rejected: Rejected ones that are reported, each with the reason.
+        accepted: Accepted variations.
+        rejected: Rejected variations to report, each with the reason.
         faults: Failures for empty inputs, by the size.
         unusable: Number of inputs whose drawn numbers the reference does not take.
     """
@@ -112,12 +112,12 @@ class _Trial:
         self._first = len(self.subject.samples) + len(self.subject.dropped)
 
     def accept(self, limit: int, choices: Iterator[Sequence[Variation]]) -> None:
-        """Accept so many more at most, with four attempts for each.
+        """Accept a limited number of variations, with four attempts for each.
 
         Args:
-            limit: The number.
-            choices: Variations of which the first is accepted that the reference takes; each of them, if the
-                effort is exhaustive.
+            limit: Maximum number of variations to accept.
+            choices: Lists of variations; of each list, the first that the reference takes is accepted, or all
+                of them if the effort is exhaustive.
         """
         enough, attempts = len(self.accepted) + limit, 4 * limit
         for several in choices:
@@ -144,7 +144,7 @@ class _Trial:
                         break
 
     def usable(self) -> list[Sample]:
-        """The accepted ones; those whose numbers were drawn are strained where most of such are not."""
+        """The accepted variations; drawn ones are strained if the reference rejects most drawn numbers."""
         strained = [_strained(each) for each in self.accepted]
         few = self.unusable > sum(now is not had for now, had in zip(strained, self.accepted, strict=True))
         return strained if few else self.accepted
@@ -162,9 +162,9 @@ NOT_FINITE = "its results are not finite"
 
 
 def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]:
-    """Yield one variation of each kind, then the next of each, over samples in turn.
+    """Yield one variation of each kind, then the next of each kind, over the samples in turn.
 
-    The numbers of one are independent of how many there are of other kinds.
+    The numbers of a variation do not depend on the number of variations of other kinds.
     """
     every = [sizes_of(subject, sample) for sample in samples]
 
@@ -180,7 +180,7 @@ def _in_turn(subject: Subject, samples: Sequence[Sample]) -> Iterator[Variation]
 
 
 def form_of(sample: Sample) -> tuple[Any, ...]:
-    """Return what distinguishes variations: shapes, dtypes, and values of other arguments."""
+    """Return the key that distinguishes variations: shapes, dtypes, and values of other arguments."""
     return tuple(
         (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else repr(value)
         for value in sample.flat
@@ -188,7 +188,7 @@ def form_of(sample: Sample) -> tuple[Any, ...]:
 
 
 def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failure | None:
-    """Return the reason why the reference rejects a variation, or the fault; None where it accepts it."""
+    """Return the reason why the reference rejects a variation, or the fault; None if it is accepted."""
     for dtype in (torch.float64, None):  # a class may accept only the sample's own dtype
         try:
             before, known = _warned(subject, change.of, dtype)
@@ -200,7 +200,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
         except Exception as error:
             refuse_own(error)
             if isinstance(error, errors.OpsmithError) and named_by(error).cause != "raises":
-                return None  # its author refuses nothing: it breaks a rule, which the properties report
+                return None  # its author does not refuse it; it breaks a rule, which the properties report
             fault = _unserved(subject, change, sample, error, dtype)
             return fault or error_words(error)
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
@@ -221,7 +221,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _kinds(results: Sequence[Any]) -> str:
-    """Form of what a call returned, without the numbers."""
+    """Form of a call's results, without the numbers."""
     tensors = sum(isinstance(each, Tensor) for each in results)
     others = [structure_of(each) for each in results if not isinstance(each, Tensor)]
     return ", ".join([f"{tensors} tensor{'s' * (tensors != 1)}", *others])
@@ -236,17 +236,17 @@ def _warned(subject: Subject, sample: Sample, dtype: torch.dtype | None) -> tupl
 
 
 FAR = (-30.0, 30.0)
-"""Factors that make outlying numbers."""
+"""Factors that make numbers outliers."""
 
 
 def stands_alone(subject: Subject, sample: Sample, symbol: Symbol) -> bool:
-    """Return True if each place of a dimension stands for itself, also beside outlying numbers."""
+    """Return True if each index of a dimension is computed independently, also next to outliers."""
     samples = [sample, *(_outlying(sample, symbol, factor) for factor in FAR)]
     return all(is_batch_like(subject, each, symbol) for each in samples)
 
 
 def _outlying(sample: Sample, symbol: Symbol, factor: float) -> Sample:
-    """Return the sample with outlying numbers at the last index of a dimension."""
+    """Return the sample with outliers at the last index of a dimension."""
     flat = sample.at()
     for location in symbol.locations:
         if is_inexact(flat[location.argnum]) and symbol.size:
@@ -262,7 +262,7 @@ def _unserved(
     """Return the failure of an operator for an empty input with empty results that it does not refuse.
 
     An error raised by the operator's own code refuses the input. The results are empty if the dimension is
-    batch-like: a reduction over it, such as a mean or a maximum, may have no result for no elements.
+    batch-like; a reduction over it, such as a mean or a maximum, may be undefined without elements.
     """
     symbol, where = change.without, subject.specification.where
     if symbol is None or subject.kind.has_reference:
@@ -272,8 +272,8 @@ def _unserved(
     if refused or attribute_exception(error, lambda: subject.reference(sample, sample.at(dtype))):
         return None
     if subject.kind.own_forward:
-        # Where torch can infer the results, it means to support the input, and a library fails: an example is
-        # a Fourier transform of no rows.
+        # If torch can infer the results, it means to support the input, and a library fails, for example in a
+        # Fourier transform of no rows.
         with Overlooking(), torch.no_grad():
             subject.reference(sample, sample.at(dtype, torch.device("meta")))
             return None

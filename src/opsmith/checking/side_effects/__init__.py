@@ -1,1 +1,1 @@
-"""Side effects: state that an operator reaches, changes, shares, or keeps alive."""
+"""Side effects: state that an operator reaches, changes, shares or keeps alive."""

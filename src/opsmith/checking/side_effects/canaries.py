@@ -1,4 +1,4 @@
-"""Canaries: tensors inside of larger buffers, so that a read or a write past their ends is detected."""
+"""Canaries: tensors inside of larger buffers, so that reads and writes outside of them are detected."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from opsmith.judging.tensors import is_inexact
 from opsmith.kernels.runtime.library import fill_new_memory
 
 MARGIN = 64
-"""Elements before and after: a multiple of the alignment of any vector unit."""
+"""Number of elements before and after a tensor: a multiple of the alignment of any vector unit."""
 
 PATTERN = 0x5A
-"""Byte that fills the margins: an ordinary number in every dtype, and unlikely to be written by chance."""
+"""Byte that fills the margins: it forms ordinary numbers in every dtype, and is rarely written by chance."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class GuardedTensor:
     """A tensor in a buffer of its own, with margins.
 
     Args:
-        tensor: The tensor; not a view as far as autograd knows.
+        tensor: The tensor, which is not a view for autograd.
         buffer: All bytes of the buffer.
-        before: Copy of the bytes.
-        offsets: Offset of each element of the tensor in the buffer, in elements from its first one.
+        before: Copy of the bytes before a call.
+        offsets: Offset of each element from the first element, in elements.
     """
 
     tensor: Tensor
@@ -62,7 +62,7 @@ class GuardedTensor:
         # Copied in memory order, so that expanded and overlapping tensors keep their strides.
         stored = plain.as_strided((span,), (1,), plain.storage_offset())
         if span:
-            elements = stored.view(torch.uint8).view(-1, item)  # not each dtype can be indexed
+            elements = stored.view(torch.uint8).view(-1, item)  # some dtypes cannot be indexed
             buffer.view(-1, item)[MARGIN + step * offsets] = elements[offsets]
         tensor = torch.empty(0, dtype=plain.dtype, device=device)
         strides = tuple(step * stride for stride in plain.stride())
@@ -78,7 +78,7 @@ class GuardedTensor:
         return owned.repeat_interleave(item)
 
     def written(self) -> tuple[str, bool] | None:
-        """Describe what was written since, and report whether it is outside of the tensor."""
+        """Describe the writes since then, and return True with it if they are outside of the tensor."""
         if torch.equal(self.buffer, self.before):
             return None
         if not bool(((self.buffer != self.before) & self.owned).any()):
@@ -88,7 +88,7 @@ class GuardedTensor:
         return describe_write(exact_difference(tensor, then)), False
 
     def outside(self) -> str | None:
-        """Describe the writes outside of the tensor, in elements from its first or last one; None without."""
+        """Describe writes outside of the tensor by their distance from its elements; None without any."""
         changed = (self.buffer != self.before) & ~self.owned
         if not bool(changed.any()):
             return None
@@ -106,7 +106,7 @@ class GuardedTensor:
 
 
 def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[GuardedTensor | None]]:
-    """Guard every tensor of flat arguments or gradients; return the values and their guards.
+    """Guard every tensor of flat arguments or gradients; return the new values and their guards.
 
     Example:
         >>> (x,), (guard,) = guarded([torch.ones(2)])
@@ -125,12 +125,12 @@ def form_of(x: Tensor) -> tuple[Any, ...]:
 
 
 COPIES = 4
-"""Number of freed buffers of each size: a call may allocate several."""
+"""Number of freed buffers of each size, since a call may allocate several."""
 
 
 @contextmanager
 def poison_new_memory() -> Iterator[None]:
-    """Fill all new memory within the context: with nan, or the largest whole number."""
+    """Fill all new memory within the context with nan, or with the largest integer."""
     before, filled = settings(), fill_new_memory(True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operations that have no deterministic algorithm
@@ -144,11 +144,11 @@ def poison_new_memory() -> Iterator[None]:
 
 
 BYTES = (0xFF, 0x41)
-"""Bytes to leave in used memory: nan in every floating dtype, and a number."""
+"""Bytes to leave in used memory: one forms nan in every floating dtype, the other a number."""
 
 
 def fill_freed_memory(tensors: Iterable[Any], byte: int) -> None:
-    """Leave used memory of the tensors' sizes to the allocators, and to NumPy's, which torch cannot fill."""
+    """Return filled memory of the tensors' sizes to the allocators, also NumPy's, which torch cannot fill."""
     sizes = {
         (each.numel() * each.element_size(), each.device) for each in tensors if isinstance(each, Tensor)
     }
@@ -163,11 +163,11 @@ def fill_freed_memory(tensors: Iterable[Any], byte: int) -> None:
 
 GRAD_OUTPUT, SAVED = "grad_output", "a saved tensor"
 AGAIN = 3
-"""Runs that must agree with each of two: an operator that differs from run to run may agree by chance."""
+"""Runs that must agree with each of two runs, since an operator that varies may agree by chance."""
 
 
 def with_margins(flat: Sequence[Any], labels: Sequence[str], other: Collection[str] = ()) -> list[Any]:
-    """The arguments between margins; of some labels, these hold the other numbers.
+    """The arguments between margins, which contain the second kind of numbers for some labels.
 
     Example:
         >>> (x,) = with_margins([torch.tensor([1, 4])], ["x"], ["x"])
@@ -187,7 +187,7 @@ def _with_margins(value: Any, other: bool) -> Any:
 
 
 def _number(tensor: Tensor, other: bool) -> float:
-    """One of two numbers beyond those of a tensor; of whole numbers, which may be indices, one like them."""
+    """One of two numbers larger than a tensor's; for integers, which may be indices, a number like them."""
     numbers, inexact = tensor.detach().to(torch.complex128), is_inexact(tensor)
     numbers = numbers.abs() if inexact else numbers.real
     largest = float(numbers[numbers.isfinite()].amax()) if numbers.isfinite().any() else 0.0
@@ -195,12 +195,12 @@ def _number(tensor: Tensor, other: bool) -> float:
 
 
 def read_outside(run: Run) -> Findings:
-    """Yield a failure where a call or its backward depends on memory outside of what it was given."""
+    """Yield a failure if a call or its backward depends on memory outside of its arguments."""
     labels = [*run.sample.labels, *([GRAD_OUTPUT, SAVED] if run.argnums else [])]
     one, other = _values(run, ()), _values(run, labels)
     at = differing(one, other)
     again = [(one, ()), (other, labels)] * AGAIN if at else []
-    # Runs that differ anyway show nothing.
+    # Runs that differ in any case prove nothing.
     if not at or any(differing(each, _values(run, named)) for each, named in again):
         return
     named = [label for label in labels if differing(one, _values(run, [label]))] or labels
@@ -215,7 +215,7 @@ def read_outside(run: Run) -> Findings:
 
 
 def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:
-    """The results and gradients of a call, or as many as there are before it raises."""
+    """The results and gradients of a call, up to an exception."""
     run.subject.restore_outside()
     found: list[Tensor | None] = []
     flat = with_margins(run.flat(), run.sample.labels, other)
@@ -226,7 +226,7 @@ def _values(run: Run, other: Collection[str]) -> Sequence[Tensor | None]:
         return tensor.detach() if own else _with_margins(tensor.detach(), SAVED in other)
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved)
-    with Overlooking(), torch.set_grad_enabled(bool(run.argnums)), hooks:  # what it raises is reported
+    with Overlooking(), torch.set_grad_enabled(bool(run.argnums)), hooks:  # its exceptions are reported
         call = run.call(flat)
         found += copies(call.results)
         if run.argnums:

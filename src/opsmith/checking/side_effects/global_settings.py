@@ -28,9 +28,9 @@ class Setting:
 
     Args:
         name: Description.
-        get: Reads it, as a value that can be compared.
-        put: Sets it to a value that was read.
-        other: Returns a different, harmless value for the one that was read; None where there is none.
+        get: Returns its value in a form that can be compared.
+        put: Sets it to a value that `get` returned.
+        other: Returns a harmless value that differs from the current value; None if there is none.
         by_libraries: True if libraries change it when they are imported, as is usual.
     """
 
@@ -57,13 +57,13 @@ def _put_autocast(state: tuple[bool, torch.dtype]) -> None:
 
 
 def _numpy(get: Callable[[Any], Any]) -> Any:
-    """Something of NumPy's; None where it is not imported."""
+    """An attribute of NumPy; None if NumPy is not imported."""
     numpy = sys.modules.get("numpy")
     return None if numpy is None else get(numpy)
 
 
 IGNORE = ("ignore", None, Warning, None, 0)
-"""The filter that `warnings.simplefilter` makes."""
+"""The warning filter that `warnings.simplefilter` makes."""
 
 _CUDNN = torch.backends.cudnn
 
@@ -166,7 +166,7 @@ class ImportChanges:
 
 
 import_changes: ContextVar[ImportChanges | None] = ContextVar("import_changes", default=None)
-"""Changes by the import of the checked file; the command sets them, which imports the file."""
+"""Changes by the import of the checked file; the command, which imports the file, sets this."""
 
 
 def settings(every: Iterable[Setting] = SETTINGS) -> dict[str, Any]:
@@ -176,10 +176,10 @@ def settings(every: Iterable[Setting] = SETTINGS) -> dict[str, Any]:
 
 @contextmanager
 def other_settings() -> Iterator[dict[str, tuple[Any, Any]]]:
-    """Change the settings within the context, so that a write of a value that is set already is detected.
+    """Change the settings within the context, so that setting them to the original value is detected.
 
     Yields:
-        Changes within the context, filled in at its end: for each setting the value before and after.
+        Changes within the context, added at its end: the value of each setting before and after.
     """
     before = settings()
     changed: dict[str, tuple[Any, Any]] = {}
@@ -218,7 +218,7 @@ def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 @contextmanager
 def _restored(get: Callable[[], T], put: Callable[[T], Any], value: T | None = None) -> Iterator[T]:
-    """A region after which something is as it was before, which it gets; it may begin with another value."""
+    """A region that yields a state and restores it at the end; it may begin with a given state."""
     before = get()
     if value is not None:
         put(value)
@@ -229,7 +229,7 @@ def _restored(get: Callable[[], T], put: Callable[[T], Any], value: T | None = N
 
 
 def default_dtype(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Set torch's default dtype within the context, in which it makes tensors of numbers and of shapes."""
+    """Set torch's default dtype, for new tensors, within the context."""
     return _restored(torch.get_default_dtype, torch.set_default_dtype, dtype)
 
 
@@ -253,7 +253,7 @@ def thread_count(count: int) -> Iterator[None]:
 def without_warnings() -> Iterator[None]:
     """Suppress warnings within the context; torch warns at the first use of forward mode.
 
-    A context inside of another changes nothing, unless what ran in between has changed the filters.
+    A nested context changes nothing, unless code in between has changed the filters.
     """
     global _suppressed
     if _suppressed and warnings.filters and tuple(warnings.filters[0]) == IGNORE:
@@ -284,7 +284,7 @@ def without_logs() -> Iterator[None]:
 
 
 def _accelerator() -> Any:
-    """Torch's module of the accelerator; None where there is none."""
+    """Torch's module of the accelerator; None if there is none."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return None if accelerator is None else torch.get_device_module(accelerator)
 
@@ -297,14 +297,14 @@ def torch_state() -> list[Tensor]:
 
 
 def set_torch_state(states: list[Tensor]) -> None:
-    """Set what `torch_state` has returned."""
+    """Set a state that `torch_state` has returned."""
     torch.set_rng_state(states[0])
     for index, state in enumerate(states[1:]):
         _accelerator().set_rng_state(state, index)
 
 
 def seed_torch(seed: int) -> None:
-    """Seed each default generator, as `torch.manual_seed` does, which keeps a stack for each kind of device.
+    """Seed each default generator, like `torch.manual_seed`, which also stores a stack for each device type.
 
     Example:
         >>> with torch_state_restored():
@@ -338,12 +338,12 @@ RANDOM_STATES = (
 
 
 def torch_state_restored() -> AbstractContextManager[list[Tensor]]:
-    """A region after which torch's random state is as it was before; it gets that state."""
+    """A region that yields torch's random state, and restores it at the end."""
     return _restored(torch_state, set_torch_state)
 
 
 def random_states_restored() -> AbstractContextManager[dict[str, Any]]:
-    """A region after which every random state is as it was before; it gets these states by name."""
+    """A region that yields every random state by name, and restores the states at the end."""
 
     def put(before: dict[str, Any]) -> None:
         for each in RANDOM_STATES:
@@ -353,7 +353,7 @@ def random_states_restored() -> AbstractContextManager[dict[str, Any]]:
 
 
 def is_state(states: list[Tensor]) -> bool:
-    """Return True if torch's random state is the same as it was: nothing was drawn.
+    """Return True if torch's random state has not changed, so that no numbers were drawn.
 
     Example:
         >>> states = torch_state()
@@ -364,7 +364,7 @@ def is_state(states: list[Tensor]) -> bool:
 
 
 def moved_since(before: dict[str, Any]) -> list[str]:
-    """Return the names of the random states that are others now.
+    """Return the names of the random states that have changed.
 
     Example:
         >>> with random_states_restored() as before:

@@ -1,4 +1,4 @@
-"""Interleavings of the same calls: alone, one after another, interrupted, in other modes, and in threads."""
+"""Interleavings of calls: alone, one after another, interrupted, in different modes, and in threads."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from opsmith.torch_library import capabilities
 
 THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
 INTERRUPTIONS = 6
-"""Largest number of operations that are interrupted, one at a time."""
+"""Maximum number of operations that are interrupted, one at a time."""
 EXCHANGES = 6
-"""Largest number of arguments in which two numbers are exchanged, one argument at a time."""
+"""Maximum number of arguments in which two numbers are exchanged, one argument at a time."""
 
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
 class InterruptedOperationError(AboutOperatorError, RuntimeError):
-    """Raised by an operation that is made to fail, as if memory ran out."""
+    """Error of an operation that is made to fail, as if memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,13 @@ class InterleavedAnswer:
 
     Args:
         call: Name of the call.
-        when: Description of the calls before or beside it.
+        when: Description of the calls before it or at the same time.
         given: Its results and gradients, or the exception that it raised.
-        modes: True if it ran in another mode or thread, in which another kernel may round differently.
+        modes: True if it ran in a different mode or thread, in which a different kernel may round
+            differently.
         alone: True if no other call came before, so that an exception is due to the mode alone.
-        mode: The mode without gradients that it ran in, if nothing else differs.
-        by_script: True if nothing but the caller differs.
+        mode: The mode without gradients in which it ran, if nothing else differs.
+        by_script: True if only the caller differs.
     """
 
     call: str
@@ -69,14 +70,14 @@ class InterleavedAnswer:
 
 @dataclass
 class InterleavedCalls:
-    """Calls on a sample, with the right answer of each.
+    """Calls on a sample, with the right results and gradients of each.
 
     Args:
         hidden_state: Hidden state of the operator; cleared before each interleaving.
         run: The tested call.
-        runs: Run of each call: `THIS_CALL`, and others that may disturb it.
-        right: Answer of each call alone.
-        arguments: Arguments of the calls, referenced so that no other tensor gets their addresses.
+        runs: Run of each call: `THIS_CALL`, and calls that may disturb it.
+        right: Results and gradients of each call alone.
+        arguments: Arguments of the calls, kept so that no other tensor gets their addresses.
     """
 
     hidden_state: HiddenState
@@ -89,7 +90,7 @@ class InterleavedCalls:
         self.add(THIS_CALL, self.run)
 
     def add(self, call: str, run: Run) -> bool:
-        """Make a new call alone, and add it; return False for another one that raises."""
+        """Make a new call alone, and add it; return False if it raises and is not the tested call."""
         flat = run.flat()
         self.hidden_state.clear()
         right = attempt(partial(run.values, flat))
@@ -109,7 +110,7 @@ class InterleavedCalls:
         return [call for call, run in changed.items() if self.add(call, run)]
 
     def known(self, *calls: str) -> list[str]:
-        """Those of some calls that can be made."""
+        """The calls, out of some, that can be made."""
         return [call for call in calls if call in self.runs]
 
     def answer(
@@ -121,9 +122,9 @@ class InterleavedCalls:
         first: Callable[[], Any] | None = None,
         **how: Any,
     ) -> InterleavedAnswer:
-        """Make a call, or run a function, and record its answer or exception.
+        """Make a call, or run a function, and record its results or exception.
 
-        What comes first begins with no hidden state, and its exceptions do not count.
+        The function `first` begins without hidden state, and its exceptions are ignored.
         """
         if first is not None:
             self.hidden_state.clear()
@@ -133,7 +134,7 @@ class InterleavedCalls:
 
 
 def one_after_another(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Make each call after each other call, and after itself."""
+    """Make each call after each of the other calls, and after itself."""
     for first, second in product([*calls.runs], repeat=2):
         if THIS_CALL in (first, second):
             when = "again" if first == second else f"after {first}"
@@ -152,7 +153,7 @@ def two_graphs(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Write other numbers into the same tensors, also behind their versions; then reuse freed memory."""
+    """Write new numbers into the same tensors, also without raising versions; then reuse freed memory."""
     if OTHER_CALL not in calls.runs or any(0 in each.stride() for each in tensors_in(calls.run.flat())):
         return
     exchanges = calls.add_exchanged()
@@ -177,7 +178,7 @@ UNCOUNTED_WRITE = "a write that their versions do not count (`.data`, NumPy, DLP
 
 
 def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
-    """The same tensor with other numbers; its version counts only an open write."""
+    """The same tensor with new numbers; its version rises only if the write is visible to autograd."""
     if not isinstance(leaf, Tensor):
         return value
     with torch.no_grad():
@@ -186,7 +187,7 @@ def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
 
 
 def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Keep the results of a call after its graph is freed."""
+    """Keep the results of a call after its graph is freed, and make another call."""
     calls.hidden_state.clear()
     results = calls.run.call().results
     with Overlooking():
@@ -196,7 +197,7 @@ def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Make a call after one in which an operation of torch failed: the first, the second, and so on."""
+    """Make a call after a call in which torch's first operation failed, then the second, and so on."""
     for last in range(1, INTERRUPTIONS + 1):
         calls.hidden_state.clear()
         if not _stops(calls, last):
@@ -206,7 +207,7 @@ def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def _stops(calls: InterleavedCalls, last: int) -> bool:
-    """Make a call in which an operation fails; report whether it has that many operations."""
+    """Make a call in which an operation fails; return True if it has that many operations."""
     seen = 0
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:
@@ -217,7 +218,7 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
 
     graph = calls.run.call(leaf=False)
     grads = graph.grads()
-    with Overlooking():  # the operator may raise another exception instead
+    with Overlooking():  # the operator may raise a different exception instead
         with capabilities.observe_operators(see), torch.enable_grad():
             graph.results = calls.run.subject.call(graph.sample, graph.given)
         with capabilities.observe_operators(see):
@@ -226,7 +227,7 @@ def _stops(calls: InterleavedCalls, last: int) -> bool:
 
 
 def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Make the call without gradients, and with gradients after a call without."""
+    """Make the call without gradients, and with gradients after a call without gradients."""
     right, anew = calls.right[THIS_CALL], calls.hidden_state.clear
     modes: list[tuple[str, Mode]] = [
         ("`torch.no_grad()`", torch.no_grad),
@@ -238,7 +239,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         def inside(mode: Mode = mode) -> CallValues:
             with mode():
                 results = copies(calls.run.subject.call(calls.run.sample, calls.run.flat()))
-            return CallValues(copies(results), right.gradients)  # no inference tensors
+            return CallValues(copies(results), right.gradients)  # these are no inference tensors
 
         yield calls.answer(THIS_CALL, under, inside, first=anew, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
@@ -254,7 +255,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def in_threads(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Make calls in four threads at once, each with tensors of its own, forwards first, then backwards."""
+    """Make calls in four threads at once, each with its own tensors: all forwards, then all backwards."""
     names = (calls.known(THIS_CALL, OTHER_CALL) * 4)[:4]
     runs = [calls.runs[call] for call in names]
     jobs = [(lambda _, run=run: run.flat(), run.call, _grads, _back) for run in runs]
@@ -279,7 +280,7 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 
 
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
-    """Make the call, forward and backward, as a script makes it that knows of no check."""
+    """Make the call, forward and backward, as in a script that shows no trace of a check."""
     when = "by a script in a thread of its own, where nothing shows that a check runs"
     anew = calls.hidden_state.clear
     yield calls.answer(THIS_CALL, when, partial(_plainly, calls.run), first=anew, by_script=True)
@@ -314,28 +315,29 @@ INTERLEAVINGS: tuple[Interleaving, ...] = (
 )
 
 FEW_INTERLEAVINGS = (one_after_another, two_graphs, from_a_script)
-"""Interleavings for samples after the first: what these find may depend on the sample."""
+"""Interleavings for samples after the first, since their findings may depend on the sample."""
 
 
 LONGEST = 60.0
-"""Seconds after which a thread stops waiting for the others to begin a stage."""
+"""Seconds after which a thread stops waiting for the other threads to begin a stage."""
 
 STEP = 0.2
-"""Seconds after which a thread continues alone: another one has fewer operations, or waits for its lock."""
+"""Seconds after which a thread continues alone, if another has fewer operations or waits for its lock."""
 
 STEPS = 200
-"""Number of operations of a stage that run in step."""
+"""Number of operations of a stage that run at the same time in all threads."""
 
 
 def at_once(stages: Sequence[Sequence[Callable[[Any], Any]]], *, in_step: bool) -> list[Any]:
     """Run several jobs, each in a thread; all threads begin each stage together.
 
     Args:
-        stages: Stages of each thread; each stage takes the result of the one before.
-        in_step: True to run each operation of torch in all threads together, so that shared state gets mixed.
+        stages: Stages of each thread; each stage takes the result of the previous stage.
+        in_step: True to run each operation of torch in all threads together, so that shared state is mixed
+            up.
 
     Returns:
-        Result of each thread's last stage, or its exception; None where another exception stopped it.
+        Result of each thread's last stage, or its exception; None if another thread's exception stopped it.
 
     Example:
         >>> stages = [lambda _: 1, lambda one: one + 1], [lambda _: 5, lambda five: -five]
@@ -371,7 +373,7 @@ def _finish(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive():  # a call that is to be stopped is stopped at the next line of Python
+        while thread.is_alive():  # a call can only be stopped at its next line of Python
             thread.join(POLL_S)
 
 
@@ -395,17 +397,17 @@ SCRIPT = "script.py"
 """File of the caller's frames, and `sys.argv`."""
 
 MODULES = ("opsmith.checking", "opsmith.cli", "opsmith.testing", "pytest", "_pytest")
-"""Beginnings of the names of modules that a script does not import."""
+"""Prefixes of the names of modules that a script does not import."""
 
 VARIABLES = "PYTEST_"
-"""Beginning of the names of the environment's variables that a script does not have."""
+"""Prefix of the names of environment variables that a script does not have."""
 
 _OPSMITH = Path(opsmith.__file__).parent
 
 
 @contextmanager
 def as_a_script() -> Iterator[None]:
-    """A region in which modules, arguments and variables are those of a script.
+    """A region in which modules, arguments and variables look like a script's.
 
     Example:
         >>> with as_a_script():
@@ -429,10 +431,10 @@ def as_a_script() -> Iterator[None]:
 
 
 def call_plainly(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function in a new thread, whose frames are those of a script.
+    """Call a function in a new thread, whose frames look like a script's.
 
     Args:
-        function: The function; code of opsmith's that wraps it gets the name of the script, too.
+        function: The function; opsmith's code that wraps it gets the name of the script, too.
         args: Its arguments.
         kwargs: Its arguments by name.
 
@@ -459,7 +461,7 @@ def _work(
 
 
 def _moved(function: Any) -> Any:
-    """The same code under the name of a script, with the functions that it wraps."""
+    """The same code under a script's name, with the functions that it wraps."""
     if not isinstance(function, FunctionType) or not _is_opsmiths(function):
         return function
     code = function.__code__.replace(co_filename=SCRIPT)

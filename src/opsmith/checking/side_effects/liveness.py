@@ -27,9 +27,9 @@ class WatchedMemory:
     """The memory of a tensor, watched without keeping it alive.
 
     Args:
-        words: Its owner in words; empty for a saved tensor that has no other one.
-        name: The argument or result whose value or gradient it is.
-        reference: Weak reference that expires when it is freed.
+        words: Its owner in words; empty for a saved tensor without an owner.
+        name: The argument or result to which the value or gradient belongs.
+        reference: Weak reference that expires when the memory is freed.
         address: Address.
         nbytes: Number of bytes.
     """
@@ -48,7 +48,7 @@ class WatchedMemory:
 
     @property
     def stays(self) -> bool:
-        """True if an object still holds the memory; False for empty memory."""
+        """True if an object still keeps the memory; False for empty memory."""
         return bool(self.nbytes and not self.reference.expired())
 
 
@@ -58,7 +58,7 @@ def address(tensor: Tensor) -> int:
 
 
 def named_tensors(call: LiveCall) -> list[tuple[str, str, Tensor]]:
-    """List the arguments and the results of a call that are tensors: in words, and by name."""
+    """List the tensors among arguments and results of a call, each with its description and name."""
     results = [each.name for each in call.subject.results(call.sample)]
     named = [
         *((f"`{label}`", label, value) for label, value in zip(call.sample.labels, call.given, strict=True)),
@@ -68,9 +68,10 @@ def named_tensors(call: LiveCall) -> list[tuple[str, str, Tensor]]:
 
 
 def await_autograd(device: torch.device) -> None:
-    """Wait until autograd's thread of a device has dropped the gradients that it computed last.
+    """Wait until autograd's thread of a device has released its latest gradients.
 
-    It drops them before it begins the next backward; that of the CPU runs in the thread of the caller.
+    The thread releases them before it begins the next backward. A backward of the CPU runs in the caller's
+    thread.
     """
     if device.type != "cpu":
         with torch.enable_grad():
@@ -79,7 +80,7 @@ def await_autograd(device: torch.device) -> None:
 
 
 def holders(subject: Subject, watched: WatchedMemory) -> list[str]:
-    """Name the holders of a tensor: values that the operator's functions reach, or else types of objects."""
+    """Name the owners of a tensor: values that the operator's functions reach, or else types of objects."""
     named = [
         reached.path
         for reached in reachable_values(subject.functions)
@@ -117,17 +118,17 @@ def _kind(holder: Any) -> str:
 
 
 MOST_NODES = 1000
-"""Largest number of nodes, unless another one is given."""
+"""Default of the maximum number of nodes."""
 
 
 @contextmanager
 def record_saved_tensors() -> Iterator[list[Tensor]]:
-    """Record every tensor that autograd saves within the context, sharing its memory; no sparse ones."""
+    """Record every tensor except sparse ones that autograd saves within the context, sharing its memory."""
     saved: list[Tensor] = []
     every: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        # Detached: a hook that returned a result itself would close a reference cycle.
+        # Detached, since a hook that returned a result itself would form a reference cycle.
         every.append(tensor.detach())
         if tensor.layout == torch.strided:
             saved.append(every[-1])
@@ -142,7 +143,7 @@ def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any
 
     Args:
         results: Tensors and other values.
-        most: Largest number of nodes; None for all.
+        most: Maximum number of nodes; None for all.
     """
     left = [each.grad_fn for each in results if isinstance(each, Tensor) and each.grad_fn is not None]
     seen: set[Any] = set()
@@ -156,7 +157,7 @@ def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any
 
 
 def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors that attributes of the contexts of Functions hold, with the attribute's name."""
+    """Return the tensors in attributes of the contexts of Functions, with the attribute's name."""
     attributes = {
         name: value for node in nodes(results) for name, value in getattr(node, "__dict__", {}).items()
     }
@@ -166,11 +167,11 @@ def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
 def held_tensors(value: Any, seen: set[int], depth: int = 8) -> Iterator[Tensor]:
     """Yield the tensors that a value keeps alive: in containers, objects, closures and bound arguments.
 
-    They are strided and dense: others, such as sparse ones, have no memory of their own.
+    They are strided and dense; other tensors, such as sparse tensors, have no memory of their own.
 
     Args:
         value: The value.
-        seen: Identities of the objects that were followed already.
+        seen: Ids of the objects that were followed already.
         depth: Number of objects to follow from here.
     """
     if isinstance(value, Tensor):

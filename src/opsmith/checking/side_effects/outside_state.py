@@ -1,9 +1,9 @@
-"""State outside of calls: what an operator reaches without taking it as an argument.
+"""State outside of calls: values that an operator reaches without taking them as arguments.
 
-Running statistics lie in globals, on classes and in modules, caches in dictionaries. A check makes hundreds
-of calls, some with nan. Each property begins with the state that the author left, and so does each call where
-two runs would differ otherwise; the author gets it back at the end. `HiddenState` removes it for a while, so
-that an operator runs as if called first.
+Running statistics are in globals, classes and modules, caches in dictionaries. A check makes hundreds of
+calls, some with nan. Each property begins with the state that the author left. So does each call, if two runs
+would differ otherwise. The state is restored at the end. `HiddenState` removes it for a while, so that an
+operator runs as if called for the first time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from opsmith.core.reachable import CONTAINERS, Reached, Step, uses
 from opsmith.judging.compare import same_bits
 
 MOST = 2000
-"""Largest number of reported values; an operator that reaches more is an application."""
+"""Maximum number of reported values; an operator that reaches more is an application."""
 
 LARGE = 1 << 22
 """Number of elements of a tensor beyond which its bits are not copied."""
 
 NUMBERS = int | float | complex
-"""Types of counters: what is rebound to another number."""
+"""Types of counters, which are variables that get new numbers."""
 
 
 def reachable_values(functions: Iterable[Any]) -> list[Reached]:
-    """List the values that an operator's functions reach under a name, each object once."""
+    """List the values that an operator's functions reach by a name, without repeated objects."""
     found: list[Reached] = []
     seen: dict[int, Any] = {}
     left = deque(Reached("", function) for function in functions)
@@ -52,7 +52,7 @@ def reachable_values(functions: Iterable[Any]) -> list[Reached]:
 
 
 def _is_followed(each: Reached) -> bool:
-    """False for special methods of classes, and for items of containers that lead nowhere."""
+    """False for special methods of classes, and for items of containers that reach no state."""
     if each.step is Step.ITEM:
         return not _is_plain(each.value) and not isinstance(each.value, Tensor)
     return each.step is not Step.ATTRIBUTE or not (each.name.startswith("__") and each.name.endswith("__"))
@@ -63,7 +63,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def tensors_within(value: Any, depth: int = 4) -> Iterator[Tensor]:
-    """Yield the tensors in a value: itself, or those in its containers."""
+    """Yield the tensors in a value: the value itself, or tensors in its containers."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, (*CONTAINERS, tuple, frozenset)):
@@ -82,7 +82,7 @@ def short_repr(value: Any) -> str:
 
 
 def contents(value: Any) -> Any:
-    """The container in which a value holds state; None for a value that is not one."""
+    """The container in which a value keeps state; None if the value is no container."""
     if isinstance(value, threading.local):
         return vars(value)
     return value if isinstance(value, CONTAINERS) else None
@@ -90,13 +90,13 @@ def contents(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A reachable value as it was.
+    """A reachable value with its saved state.
 
     Args:
         reached: Its location.
         value: The value.
-        items: Items of a container that it is; None for any other value.
-        states: The state of a module, or of the tensors that it is or holds.
+        items: Items, if it is a container; None for any other value.
+        states: The state of a module, of a tensor, or of the tensors in it.
     """
 
     reached: Reached
@@ -106,11 +106,11 @@ class SavedValue:
 
     @classmethod
     def of(cls, reached: Reached, saved: Callable[[Tensor], TensorState] | None = None) -> SavedValue:
-        """Save a value as it is now.
+        """Save the current state of a value.
 
         Args:
             reached: Its location.
-            saved: Saves a tensor; None to save no numbers.
+            saved: Function that saves a tensor; None to save no numbers.
         """
         value = reached.current()
         states: tuple[TensorState | ObjectState, ...] = ()
@@ -121,7 +121,7 @@ class SavedValue:
         return cls(reached, value, None if held is None else held.copy(), states)
 
     def restore(self, *, wholly: bool = False) -> None:
-        """Put the value back under its name if it is state, and its tensors back into a container; or all."""
+        """Restore the value under its name if it is state, and a container's tensors, or all its items."""
         moved = self.reached.current() is not self.value
         if moved and self.reached.put is not None and (wholly or _may_change(self.value)):
             self.reached.put(self.value)
@@ -133,10 +133,10 @@ class SavedValue:
             each.restore()
 
     def change(self) -> str | None:
-        """Describe what is there now instead; None where it is the same.
+        """Describe the change since then; None if there is none.
 
-        Added tensors, and those of another form, are left out: `memory` and `state` test for those that are
-        kept too long, or used by later calls.
+        Added tensors, and tensors of a different form, are left out: `memory` and `state` test for tensors
+        that are kept too long, or used by later calls.
         """
         was, now = self.value, self.reached.current()
         state = self.states[0] if self.states else None
@@ -153,12 +153,12 @@ class SavedValue:
 
 
 def _may_change(value: Any) -> bool:
-    """Return True for a tensor or a number, which is state, and not for a flag, code or an object."""
+    """Return True for a tensor or a number, which are state; False for a flag, code or an object."""
     return isinstance(value, Tensor | NUMBERS) and not isinstance(value, bool)
 
 
 def _state_in(container: Any) -> Iterator[tuple[Any, Any]]:
-    """The tensors and numbers in a container, as they can be compared; other items are ignored."""
+    """The tensors and numbers in a container, in a form that can be compared; other items are ignored."""
     pairs = container.items() if isinstance(container, dict) else enumerate(list(container))
     for key, item in list(pairs):
         if _may_change(item) and not isinstance(item, Tensor):
@@ -170,7 +170,7 @@ def _state_in(container: Any) -> Iterator[tuple[Any, Any]]:
 def _change_of_tensor(was: TensorState, now: Tensor) -> str | None:
     dense = now.layout is torch.strided and not now.is_meta
     other = dense and was.numbers is not None and not same_bits(was.numbers, now)
-    if now is not was.tensor:  # a tensor of the same form under the same name, as of running statistics
+    if now is not was.tensor:  # a tensor of the same form under the same name, such as running statistics
         alike = (was.tensor.shape, was.tensor.dtype) == (now.shape, now.dtype)
         return "it is replaced by a tensor of other numbers" if other and alike else None
     if was.requires_grad != now.requires_grad:
@@ -212,7 +212,7 @@ def _keys(container: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """Return what is compared: simple values themselves, nothing of a tensor, else the type."""
+    """Return a key for comparison: a simple value itself, a constant for tensors, else the type."""
     if isinstance(value, Tensor):
         return "a tensor"
     if _is_plain(value):
@@ -224,21 +224,21 @@ def _key(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OutsideState:
-    """State that an operator reaches without taking it as an argument, as it was at one time.
+    """State that an operator reaches without taking it as an argument, saved at one time.
 
     Args:
-        values: Everything that is reached under a name.
+        values: All values that are reached by a name.
     """
 
     values: tuple[SavedValue, ...]
 
     @classmethod
     def of(cls, functions: Iterable[Any], room: float = math.inf) -> OutsideState:
-        """Save what an operator reaches now.
+        """Save the current state that an operator reaches.
 
         Args:
-            functions: The functions and classes that make it up.
-            room: Most elements of all tensors that are copied, each of which has `LARGE` at most.
+            functions: The functions and classes of which the operator consists.
+            room: Maximum number of elements of all copied tensors, each of which has at most `LARGE`.
         """
         left = room
         tensors: dict[int, TensorState] = {}
@@ -255,20 +255,20 @@ class OutsideState:
         return cls(tuple(SavedValue.of(reached, saved) for reached in reachable_values(functions)))
 
     def changes(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of the values that are others now, each with a description of the change."""
+        """Yield the names of the values that have changed, each with a description of the change."""
         for each in self.values:
             change = each.change()
             if change is not None:
                 yield each.reached.path, change
 
     def restore(self) -> None:
-        """Make everything what it was."""
+        """Restore all values."""
         for value in self.values:
             value.restore()
 
     @contextmanager
     def fresh(self) -> Iterator[None]:
-        """A region that begins with this state, and ends with it."""
+        """A region that begins and ends with this state."""
         self.restore()
         try:
             yield
@@ -277,16 +277,16 @@ class OutsideState:
 
 
 MOST_HIDDEN = 64
-"""Largest number of values that are removed; further state stays."""
+"""Maximum number of values that are removed; further state is kept."""
 
 
 @dataclass(frozen=True)
 class HiddenState:
-    """Reachable values that may hold state between calls, and without which the operator runs.
+    """Reachable values that may contain state between calls, and without which the operator runs.
 
-    Every dictionary, list and set is emptied, every tensor in a module or on a class is replaced by None, and
-    `functools` caches are cleared. All compared runs start in this way, so emptying a container that is not a
-    memory does no harm.
+    Every dictionary, list and set is emptied, every tensor in a module or class is replaced by None, and
+    `functools` caches are cleared. All compared runs start in this way, so that emptying a container without
+    state does no harm.
 
     Args:
         values: Containers, tensors and caches of functions.
@@ -298,12 +298,12 @@ class HiddenState:
     def of(
         cls, functions: Iterable[Any], run: Callable[[], Any], defaults: Iterable[Any] = ()
     ) -> HiddenState:
-        """Find the state that an operator reaches, and does not need.
+        """Find the state that an operator reaches but does not need.
 
         Args:
-            functions: The functions and classes that make it up.
-            run: Makes a call; a value without which it raises stays.
-            defaults: Defaults of arguments, which are no state: a list may be one.
+            functions: The functions and classes of which the operator consists.
+            run: Makes a call; a value without which it raises is kept.
+            defaults: Defaults of arguments, such as lists, which are no state.
         """
         others = {*map(id, defaults)}
         found = [
@@ -339,7 +339,7 @@ class HiddenState:
                 held.clear()
 
     def filled(self) -> list[str]:
-        """Return the names of the values that hold something now."""
+        """Return the names of the values that are not empty now."""
         return [each.path for each in self.values if _holds(each.current())]
 
     def runs_without(self, run: Callable[[], Any]) -> bool:

@@ -1,7 +1,7 @@
-"""Steady runs of an operator that draws undeclared, or writes into a buffer: every run gives the same.
+"""Steady runs: conditions under which all runs of an operator agree, though it draws or writes undeclared.
 
-Every forward and every backward begins with the same random states, and a buffer, such as running
-statistics, is a fresh copy in each call. What is wrong beside the reported fault then shows.
+Every forward and every backward begins with the same random states, and a buffer, such as running statistics,
+is a fresh copy in each call. Then a check also finds faults other than the reported one.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from opsmith.checking.subject import SteadyRuns, Subject
 from opsmith.checking.subject_kinds import THROUGH_APPLY
 
 SAMPLES = 3
-"""Most samples on which it is tried."""
+"""Maximum number of samples on which the conditions are tried."""
 
 
 DIFFERS = "differs"
-"""Evidence of two runs that differ: `result`, or `gradient` where the gradient alone does."""
+"""Evidence of two runs that differ: `result`, or `gradient` if only the gradients differ."""
 
 DERIVED = "derived inputs alone"
-"""Evidence of runs that differ on derived inputs alone: their numbers among the samples."""
+"""Evidence of runs that differ only on derived inputs: the positions of these among the samples."""
 
 CHANGED = "changed"
-"""Evidence of a call that changes what it reaches without an argument: its name."""
+"""Evidence of a call that changes a value that is no argument: the name of the value."""
 
 
 def is_unsteady(failure: Failure) -> bool:
-    """True if two runs may give different numbers for what a failure reports, on samples of the author's."""
+    """True if, by a failure, two runs may give different numbers on the author's samples."""
     return _differs(failure) and DERIVED not in failure.evidence
 
 
 def _differs(failure: Failure) -> bool:
-    # Results that share memory, which `effects` reports, need not differ: `state` compares them.
+    # Results that share memory, which `effects` reports, may be equal; `state` compares them.
     shared = failure.property == "effects" and failure.cause == "stale-state"
     return CAUSES[failure.cause].unsteady and not shared and THROUGH_APPLY not in failure.evidence
 
 
 def unsteady_inputs(failures: Sequence[Failure]) -> frozenset[int]:
-    """Positions of the derived inputs on which alone runs differ, by the failures so far."""
+    """Positions of the derived inputs on which runs differ, though not on others, by the failures so far."""
     shown = [str(each.evidence[DERIVED]) for each in failures if DERIVED in each.evidence and _differs(each)]
     return frozenset(int(position) for each in shown for position in each.split(", "))
 
 
 def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRuns | None:
-    """The conditions that may make runs the same, by the failures so far; None where nothing does."""
+    """The conditions that may make runs agree, by the failures so far; None if there are none."""
     unsteady = [each for each in failures if is_unsteady(each)]
     draws = any(each.property == "randomness" for each in unsteady)
     written = {each.input for each in unsteady if each.cause == "mutates-input"}
@@ -59,7 +59,7 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
     known.update(["stale-state"] if keeps else [])
     differing = [each.evidence.get(DIFFERS) for each in unsteady if each.property == "determinism"]
     own = bool(differing) and "result" not in differing
-    # A backward that alone draws gives arbitrary numbers: no gradient can be compared.
+    # If only the backward draws, its gradients are arbitrary and cannot be compared.
     if own or None in written or not {each.cause for each in unsteady} <= known:
         return None
     return SteadyRuns(
@@ -72,7 +72,7 @@ def steady_conditions(subject: Subject, failures: Sequence[Failure]) -> SteadyRu
 
 
 def are_steady(subject: Subject) -> bool:
-    """True if all runs are the same under the conditions of a subject, tried on its first samples."""
+    """True if all runs agree under the conditions of a subject, tried on its first samples."""
     with random_states_restored(), Overlooking():
         few = subject.samples[:SAMPLES]
         return all(_is_steady(run) for each in few for run in Run.of(subject, each))
@@ -80,7 +80,7 @@ def are_steady(subject: Subject) -> bool:
 
 
 def _is_steady(run: Run) -> bool:
-    """True if every run gives the same, and no gradient flows to a buffer."""
+    """True if all runs agree, and no gradient flows to a buffer."""
     first = run.values()
     for byte in BYTES:
         fill_freed_memory([*first.tensors, *run.sample.flat], byte)

@@ -1,4 +1,4 @@
-"""Detect a gradient that ignores its grad_output, in whole or in part, or is not linear in it."""
+"""Detect a gradient that ignores all or a part of its grad_output, or is not linear in it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ UNIFORM: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 """Uniform tensors that a backward may use instead of a grad_output."""
 
 ROOM = 16.0
-"""Multiple of the rounding error below which a nonlinearity is not evidence."""
+"""Multiple of the rounding error; a smaller nonlinearity is not evidence."""
 
 
 def grad_output_dependence(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a gradient that does not depend on its grad_output, or not linearly, on all inputs."""
+    """Detect a gradient that, on all inputs, does not depend on its grad_output, or is not linear in it."""
     first = evidence.first
     if first.observer is None:
         return
@@ -93,14 +93,14 @@ def nonlinear(backward: Backward, grads: Grads) -> tuple[str, str] | None:
         got = backward(_mixed(grads, others, a, b))
         terms = (in_double(got), a * in_double(u), b * in_double(v))
         off, size = terms[0] - terms[1] - terms[2], share_of_largest(1.0, *terms)
-        eps = max(torch.finfo(dtype).eps for dtype in (got.dtype, torch.float32))  # it may compute in that
+        eps = max(torch.finfo(dtype).eps for dtype in (got.dtype, torch.float32))  # maybe its dtype
         if all_finite(off) and largest_magnitude(off) > ROOM * ROUNDINGS * eps * size:
             return "nonlinear-grad", _reason(a, b, largest_magnitude(off) / size)
     return None
 
 
 COMBINATIONS = ((2.0, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.5, -0.75), (64.0, 1.0), (1 / 64, 0.0))
-"""Factors of two grad_outputs that are added up."""
+"""Factors of the two grad_outputs of a sum."""
 
 
 def _reason(a: float, b: float, off: float) -> str:

@@ -1,8 +1,8 @@
-"""Detect a term that is missing, has the wrong sign, or counts more than once.
+"""Detect a term of a gradient that is missing, has the wrong sign, or is added more than once.
 
-Terms are of three kinds: the grad_output of one of several results; the grad_output of some elements of a
-result; and the part that flows through one edge of the reference. The gradient is linear in each of them, so
-the difference from the right one must be a multiple of the term, the same on every fresh input.
+There are three kinds of terms: the grad_output of one of several results, the grad_output of some elements of
+a result, and the part that flows through one edge of the reference. The gradient is linear in each term, so
+its error must be a multiple of the term, with the same factor on every fresh input.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ STEPS = (-1, 1, -2, 2)
 """Distances of the indices of missing entries of a Jacobian."""
 
 PAIRS = 30
-"""Largest number of distinct edges for which all pairs are tried."""
+"""Maximum number of distinct edges for which all pairs are tried."""
 
 
 def missing_term(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a wrong weight of a term: of a result, of some elements, of an edge, of two edges."""
+    """Detect a wrong weight of a term (a result, some elements, an edge, two edges)."""
     if not bool(evidence.first.got.isfinite().all()):
         return
     for missing in (True, False):
@@ -54,7 +54,7 @@ def missing_term(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) -> Detection | None:
-    """Make the hypothesis that a term has another weight than one: zero, or anything else."""
+    """Make the hypothesis that the weight of a term is zero, or any number but one."""
     first = term(evidence.first)
     if first is None or _trivial(evidence.first, first):
         return None
@@ -80,12 +80,12 @@ def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) 
 
 
 def _trivial(pair: Observation, term: Tensor) -> bool:
-    """Return True if a term is zero, or the whole gradient: then it explains nothing."""
+    """Return True if a term is zero or the whole gradient, so that it explains nothing."""
     return min(largest_magnitude(term), largest_magnitude(term - pair.expected)) <= pair.rounding
 
 
 def _of_elements(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
-    """Yield terms of each of several results, and of elements: the last row, where a value is negative."""
+    """Yield terms of each of several results, and of some elements, such as the last row."""
     first = evidence.first
     for name in first.given if len(first.given) > 1 else ():
         yield f"the grad_output of `{name}`", partial(_masked, name=name, selected=torch.ones_like)
@@ -133,7 +133,7 @@ def _beside(pair: Observation, name: str) -> dict[str, Tensor]:
 def _masked(
     pair: Observation, name: str, selected: Callable[[Tensor], Tensor], label: str = ""
 ) -> Tensor | None:
-    """Compute the right gradient for some elements of one grad_output, which a value beside it may tell."""
+    """Compute the right gradient for some elements of one grad_output, maybe selected by aligned values."""
     grad = pair.given[name]
     of = _beside(pair, name).get(label) if label else grad
     others = {each: torch.zeros_like(value) for each, value in pair.given.items()}
@@ -154,13 +154,13 @@ def _edges(evidence: Evidence) -> Sequence[OperandEdge]:
 def _along(
     pair: Observation, compute: Callable[..., Tensor | None], edges: tuple[OperandEdge, ...]
 ) -> Tensor | None:
-    """Compute a gradient from the paths of a pair, apart from some edges or through them."""
+    """Compute a gradient from the paths of a pair, without some edges or only through them."""
     found = None if pair.paths is None else compute(pair.paths, *edges)
     return None if found is None else in_double(found)
 
 
 def _of_two_edges(evidence: Evidence) -> Iterator[Detection]:
-    """Yield that two edges are missing together: those of one operation first."""
+    """Yield hypotheses that two edges are missing together; edges of one operation come first."""
     distinct: dict[OperandEdge, Tensor] = {}
     for edge in _edges(evidence):
         through = _along(evidence.first, GradientPaths.through, (edge,))
@@ -180,7 +180,7 @@ SUMS = frozenset({"add", "sub", "rsub", "__radd__", "__rsub__", "add_", "sub_", 
 
 
 def _of_a_summand(evidence: Evidence) -> Iterator[Detection]:
-    """Yield that it is the gradient of the reference without a summand, as of a variance about zero."""
+    """Yield hypotheses that the reference's gradient without a summand was computed."""
     for edge in _edges(evidence):
         if edge.operation in SUMS and edge.slot >= 0:
             words = f"it is right for the reference without {edge}"
@@ -210,7 +210,7 @@ def jacobian_sparsity(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _jacobian(pair: Observation, name: str) -> Tensor:
-    """Compute the entries for each element of a grad_output, times that; none where that takes long."""
+    """Compute the Jacobian's entries times each element of a grad_output; none if this takes long."""
     return torch.stack([*pair.parts(name)] or [torch.zeros(())])
 
 

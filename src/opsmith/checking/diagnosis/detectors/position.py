@@ -1,7 +1,7 @@
-"""Detect right numbers at wrong positions: shifted, transposed, of another input, not summed.
+"""Detect right numbers at wrong positions: shifted, transposed, swapped between inputs, or not summed.
 
-Where a broadcast input aligns with the last dimensions of a result, the terms of its gradient are the right
-gradient with respect to the input expanded to the shape of that result. Otherwise they are computed one
+If a broadcast input aligns with the last dimensions of a result, the terms of its gradient are the right
+gradient with respect to the input expanded to the shape of that result. Otherwise they are computed for one
 element of the result at a time.
 """
 
@@ -23,7 +23,7 @@ from opsmith.judging.compare import all_close, in_double, share_of_largest
 from opsmith.judging.tensors import is_inexact
 
 FURTHEST = 8
-"""Longest shift along one dimension; along two at once, and of a grad_output, `TOGETHER`."""
+"""Longest shift along one dimension; `TOGETHER` is the longest along two at once, or of a grad_output."""
 
 TOGETHER = 2
 
@@ -35,12 +35,12 @@ class Shift:
     steps: tuple[tuple[int, int], ...]
 
     def _laid(self, shape: torch.Size) -> tuple[torch.Size, list[int]]:
-        """Return the sizes of the dimensions, and those to shift along."""
+        """Return the sizes of the dimensions, and the dimensions to shift along."""
         laid = torch.Size([shape.numel()]) if self.steps[0][0] < 0 else shape
         return laid, [max(dim, 0) for dim, _ in self.steps]
 
     def of(self, tensor: Tensor, *, padded: bool = False) -> Tensor | None:
-        """Shift a tensor, with wrap-around or with zeros at the edge; None where it is too small."""
+        """Shift a tensor, with wrap-around or with zeros at the edge; None if it is too small."""
         laid, dims = self._laid(tensor.shape)
         if not all(
             dim < len(laid) and abs(by) < laid[dim] for dim, (_, by) in zip(dims, self.steps, strict=True)
@@ -70,7 +70,7 @@ EDGES: Mapping[str, Callable[[Shift, Observation], Tensor | None]] = MappingProx
         ", with the edge as it should be": lambda shift, pair: _at_edge(shift, pair, pair.expected),
     }
 )
-"""The right gradient, shifted, for each kind of elements that may stand where it has none from inside."""
+"""The shifted right gradient, for each kind of elements that may fill the edge."""
 
 
 def _at_edge(shift: Shift, pair: Observation, edge: Tensor) -> Tensor | None:
@@ -118,7 +118,7 @@ def _steps(size: int, most: int) -> list[int]:
 
 
 def _is_shown(evidence: Evidence, shift: Shift) -> bool:
-    """Return True if enough elements have moved; larger tensors decide between shifts of small ones."""
+    """Return True if enough elements moved; larger tensors decide between the shifts of a small tensor."""
     if not _holds(evidence.first, shift):
         return False
     if evidence.everywhere(partial(_is_evidence, shift=shift)):
@@ -129,12 +129,12 @@ def _is_shown(evidence: Evidence, shift: Shift) -> bool:
 
 
 def _holds(pair: Observation, shift: Shift) -> bool:
-    """Return True if the elements from inside are shifted."""
+    """Return True if the elements that do not come from the edge are shifted."""
     return pair.equals(_at_edge(shift, pair, pair.got))
 
 
 def _is_evidence(pair: Observation, shift: Shift) -> bool:
-    """Return True if enough elements have moved; two elements fit a transpose as well as a shift."""
+    """Return True if enough elements moved: two elements fit a transpose as well as a shift."""
     inside = shift.inside(pair.expected.shape)
     moved = inside & pair.wrong & (pair.got != 0)
     longer = all(dim < 0 or pair.expected.shape[dim] > 2 for dim, _ in shift.steps)
@@ -142,7 +142,7 @@ def _is_evidence(pair: Observation, shift: Shift) -> bool:
 
 
 def swapped(evidence: Evidence) -> Iterator[Detection]:
-    """Detect the gradient of another input, or exchanged inputs or grad_outputs."""
+    """Detect a gradient of the wrong input, or exchanged inputs or grad_outputs."""
     first = evidence.first
     for label in first.other_gradients:
         back = evidence.everywhere(partial(_is_exchanged, label=label))
@@ -185,14 +185,14 @@ def _exchangeable(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 MOST_TURNS = 4
-"""Largest number of dimensions for which every order is tried."""
+"""Maximum number of dimensions for which every order is tried."""
 
 
 ERRORS = " (error {:.1g} of its largest element then, {:.2g} before)"
 
 
 def transposed(evidence: Evidence) -> Iterator[Detection]:
-    """Detect exchanged dimensions, dimensions in another order, or the memory order of the transpose."""
+    """Detect swapped dimensions, dimensions in a different order, or the memory order of the transpose."""
     first = evidence.first
     for words, turn in _turns(first.expected.dim()):
         after = replace(first, right=turn(first.expected))
@@ -229,7 +229,7 @@ def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
 
 
 def _laid(right: Tensor, first: int, second: int) -> Tensor:
-    """Return the right numbers in the memory order of the transpose: a reshape instead of a transpose."""
+    """Return the right numbers in the memory order of the transpose, as by a reshape in its place."""
     return right.transpose(first, second).reshape(right.shape)
 
 
@@ -248,14 +248,14 @@ class BroadcastTerms:
     shape: torch.Size
 
     def part(self, dims: Sequence[int], kept: slice) -> Tensor | None:
-        """Sum a slice of the terms along some dimensions, and all along the others."""
+        """Sum the terms: a slice of them along some dimensions, all of them along the other dimensions."""
         if not {*dims} <= {*self.dims}:
             return None
         index = [kept if dim in dims else slice(None) for dim in range(self.values.dim())]
         return self.values[tuple(index)].sum(self.dims).reshape(self.shape)
 
     def by_torch(self) -> Tensor | None:
-        """Sum as autograd does for a gradient of that shape; None if it cannot."""
+        """Sum the terms as autograd does for a gradient of that shape; None if this fails."""
         try:
             return self.values.sum_to_size(self.shape)
         except RuntimeError:  # the shape does not broadcast to it
@@ -263,7 +263,7 @@ class BroadcastTerms:
 
 
 def _terms(pair: Observation) -> BroadcastTerms | None:
-    """Compute the terms of a right gradient, as they add up to it; None where its input was not broadcast."""
+    """Compute the terms whose sum is the right gradient; None if its input was not broadcast."""
     right = pair.expected
     if not isinstance(pair.own, Tensor) or not pair.own.numel():
         return None
@@ -293,14 +293,14 @@ def _put_together(pair: Observation, name: str) -> Tensor | None:
     values: list[Tensor] = []
     for part in pair.parts(name):
         if int(part.count_nonzero()) > 1:
-            return None  # not broadcast: it depends on several elements
+            return None  # not broadcast: a result depends on several elements
         values.append(part.sum())
     shape = pair.results[name].shape
     return torch.stack(values).reshape(shape) if 0 < len(values) == shape.numel() else None
 
 
 def _sets(dims: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the sets of some dimensions, small ones first."""
+    """Yield the sets of some dimensions, from small to large."""
     return chain.from_iterable(combinations(dims, count) for count in range(1, len(dims) + 1))
 
 

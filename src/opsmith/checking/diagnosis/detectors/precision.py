@@ -1,8 +1,8 @@
 """Detect a computation in a lower precision than the inputs', and elements that are not finite.
 
-Rounding differs from a slightly wrong formula in two ways: all numbers are numbers of the lower precision; or
-the error has the size of its rounding, and changes completely when the inputs are perturbed by a few
-roundings. The error of a formula changes as little as its inputs do.
+Rounding differs from a slightly wrong formula: either all numbers are numbers of the lower precision, or the
+error has the size of its rounding, and changes completely if the inputs are perturbed by a few roundings. The
+error of a formula changes only as little as the inputs.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from opsmith.judging.compare import largest_magnitude
 
 LOWER_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 NUMBERS = 16
-"""Number of values that must be of lower precision: a whole number is a number of any dtype."""
+"""Number of values that must be of lower precision and no integers, which every dtype has."""
 
 ROUGH = 0.5
-"""Share of the error that must change."""
+"""Minimum share of the error that must change."""
 
 MOVED = 4.0
 """Perturbation of the inputs, in roundings of the lower precision."""
 
 LITTLE = 0.5
-"""A smaller perturbation: rounding changes nearly as much, a formula in proportion."""
+"""A smaller perturbation: rounding errors change nearly as much, a formula's error in proportion."""
 
 LARGEST = 0.125
-"""Largest error relative to the largest element that may be rounding."""
+"""Maximum error that may be rounding, relative to the largest element."""
 
 
 def precision(evidence: Evidence) -> Iterator[Detection]:
-    """Detect numbers of a lower precision, or an error of its size that behaves as rounding does."""
+    """Detect numbers of a lower precision, or an error of its size that behaves like rounding."""
     got = evidence.first.computed
     if got is None or not evidence.first.got.isfinite().all():
         return
@@ -61,14 +61,14 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _telling(evidence: Evidence, dtype: torch.dtype) -> bool:
-    """Return True if enough right numbers are not numbers of the lower precision."""
+    """Return True if enough right numbers do not exist in the lower precision."""
     right = [pair.expected.real for pair in evidence.pairs]
     digits = sum(int((each.to(dtype).to(each.dtype) != each).sum()) for each in right)
     return digits >= min(NUMBERS, evidence.first.expected.numel())
 
 
 def _spread(pair: Observation) -> bool:
-    """Return True if most elements are off, as in rounding, and not a few."""
+    """Return True if most elements are wrong, as by rounding, and not only a few."""
     return 2 * int((pair.error > 0).sum()) >= int((pair.expected != 0).sum())
 
 
@@ -105,16 +105,16 @@ def nonfinite(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _placed(evidence: Evidence, mask: Mask) -> tuple[str, str | None]:
-    """Count the elements of a mask, and describe their positions if these are not all."""
+    """Count the elements of a mask, and describe their positions unless all are set."""
     chosen = mask(evidence.first)
     count, total = int(chosen.sum()), chosen.numel()
     return f"{count} of {total}", None if count == total else describe_elements(evidence, mask)
 
 
 def not_matched(evidence: Evidence) -> Detection | None:
-    """Describe what stands where the right one is nan or infinite, if that is another number.
+    """Describe the computed numbers where the right tensor is nan or infinite, if they differ.
 
-    Only of results: the gradient of a reference may be nan where another is right.
+    Only for results: a gradient of the reference may be nan where a different gradient is right.
     """
     pair, other = evidence.first, _unmatched(evidence.first)
     if pair.computed is None or not bool(other.any()):
@@ -135,7 +135,7 @@ def _unmatched(pair: Observation) -> Tensor:
 
 
 def _named(values: Tensor) -> str:
-    """Name the number that all of some elements are, or else their kind."""
+    """Name the number that all of some elements equal, or else their kind."""
     if bool(values.isnan().all()):
         return "nan"
     if bool((values == values[0]).all()):

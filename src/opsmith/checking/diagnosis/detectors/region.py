@@ -1,7 +1,7 @@
-"""Detect errors that are confined to some indices, or to elements where a condition holds.
+"""Detect errors that are confined to some indices, or to elements for which a condition is true.
 
 A condition is evidence only if it is unlikely to fit by chance. There are C(n, k) ways to choose k wrong
-elements of n. The more conditions are tried, the larger this number must be: its logarithm must not be below
+elements of n. The more conditions are tried, the larger this number must be: its logarithm must be at least
 the bits of the condition.
 """
 
@@ -61,16 +61,16 @@ def inside(evidence: Evidence) -> str:
 
 
 MOST_WORDS, WIDEST = 2, 80
-"""Largest number of equally good descriptions in a message, and their length."""
+"""Maximum number of equally good descriptions in a message, and their maximum length."""
 
 Mask = Callable[[Observation], Tensor]
 """Mask of the elements of a pair."""
 
 
 def describe_elements(evidence: Evidence, mask: Mask) -> str | None:
-    """Describe the elements of a mask, as every pair confirms it; None if there is no description.
+    """Describe the elements of a mask in a way that every pair confirms; None if there is no description.
 
-    By a rule of their indices, which must hold at other sizes; by a condition; or by a list of their indices.
+    The description is a rule of their indices that is true at other sizes, a condition, or a list of indices.
     """
     pairs, others = [*evidence.pairs], [*evidence.other_sizes]
     here, everywhere = (ElementTable.of(each, mask) for each in (pairs, pairs + others))
@@ -102,7 +102,7 @@ class Rule(Generic[T, R]):
     """Indices along one dimension, at every size; or a mask of elements, at every shape.
 
     Args:
-        words: Description, as in `in its last row`; of indices, `{}` stands for the counted item.
+        words: Description, such as `in its last row`; for indices, `{}` is replaced by the counted item.
         at: Returns the indices at a size, or the mask of a shape.
     """
 
@@ -115,7 +115,7 @@ ElementRule = Rule[torch.Size, Tensor]
 
 
 def element_rules(mask: Tensor) -> Iterator[ElementRule]:
-    """Yield descriptions of a set of elements, the simplest first; the last one lists them.
+    """Yield descriptions of a set of elements, from simple to complex; the last lists the elements.
 
     Example:
         >>> import torch
@@ -142,7 +142,7 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
 
 
 def index_rules(found: list[int], size: int) -> Iterator[IndexRule]:
-    """Yield descriptions of indices along a dimension, the simplest first."""
+    """Yield descriptions of indices along a dimension, from simple to complex."""
     if not found or len(found) == size:
         return
     low, high = found[0], found[-1]
@@ -194,7 +194,7 @@ def _boxes(mask: Tensor) -> Iterator[ElementRule]:
     for chosen in product(*choices):
         named = dict(zip(limited, chosen, strict=True))
         if int(mask.sum()) == 1 and any(each.words.startswith("{}") for each in chosen) and mask.dim() > 1:
-            continue  # a single index is described before
+            continue  # a single index has been described before
         words = " and ".join(_position_words(each.words, dim, mask.dim()) for dim, each in named.items())
         yield ElementRule(f"in {words}", partial(_box, named=named))
 
@@ -254,22 +254,22 @@ def _flat(shape: torch.Size, each: IndexRule) -> Tensor:
 
 
 PLAIN, THRESHOLD, BAND = 10.0, 16.0, 22.0
-"""Bits of a condition: without a threshold, with one, with two."""
+"""Bits of a condition: without a threshold, with one threshold, with two."""
 
 SLIPS = 0.02
-"""Share of the elements of a condition that may be right by chance."""
+"""Maximum share of the elements of a condition that may be right by chance."""
 
 TINY = 1e-3
-"""Size relative to the largest element below which a fault does not show."""
+"""Size, relative to the largest element, below which a fault cannot be seen."""
 
 CONSTANTS = 8
-"""Largest number of distinct values that conditions of equality are made of."""
+"""Maximum number of distinct values for which conditions of equality are made."""
 ABOUT = "about"
 
 
 @dataclass(frozen=True)
 class ElementTable:
-    """The elements of all pairs, one pair after the other, with the values beside them.
+    """The elements of all pairs, one pair after another, with the values aligned with them.
 
     Args:
         wrong: Mask of the wrong elements.
@@ -283,18 +283,18 @@ class ElementTable:
 
     @classmethod
     def of(cls, pairs: Sequence[Observation], wrong: Callable[[Observation], Tensor]) -> ElementTable:
-        """Build the table of some pairs."""
+        """Make the table of some pairs."""
         masks = [wrong(pair).flatten() for pair in pairs]
         excused = [negligible(pair, wrong(pair)).flatten() for pair in pairs]
         return cls(torch.cat(masks), torch.cat(excused), pairs)
 
     def by_shape(self, at: Callable[[torch.Size], Tensor]) -> Tensor:
-        """Return a mask of each shape, as one of all elements."""
+        """Return a mask of all elements, made from a mask of each shape."""
         return torch.cat([at(pair.expected.shape).flatten() for pair in self.pairs])
 
     @cached_property
     def columns(self) -> dict[Source, Tensor]:
-        """Numbers beside each element, by their source."""
+        """Numbers aligned with each element, by their source."""
         beside = [values_beside(pair) for pair in self.pairs]
         return {
             source: torch.cat([each[source].flatten() for each in beside])
@@ -304,12 +304,12 @@ class ElementTable:
 
     @property
     def bits(self) -> float:
-        """Logarithm of the number of ways to choose so many elements, in bits."""
+        """Number of ways to choose so many elements, as a logarithm in bits."""
         counted = self.wrong | ~self.excused
         return chances(int(counted.sum()), int(self.wrong.sum()))
 
     def fits(self, chosen: Tensor) -> bool:
-        """Return True if a condition holds for the wrong elements, and for no other that is evidence."""
+        """Return True if a condition is true for the wrong elements, and false for all other evidence."""
         if bool((self.wrong & ~chosen).any()):
             return False
         extra = int((chosen & ~self.wrong & ~self.excused).sum())
@@ -318,9 +318,9 @@ class ElementTable:
 
 
 def negligible(pair: Observation, wrong: Tensor) -> Tensor:
-    """Mark the elements in which a fault does not show, since the right and the computed one are tiny.
+    """Mark the elements in which a fault cannot be seen, since both tensors are tiny there.
 
-    If the fault makes zeros nonzero, as a mask that is too wide does, every element is evidence.
+    If the fault makes zeros nonzero, like a mask that is too wide, every element is evidence.
     """
     size = pair.expected.abs()
     small = size <= TINY * largest_magnitude(pair.expected)
@@ -328,7 +328,7 @@ def negligible(pair: Observation, wrong: Tensor) -> Tensor:
 
 
 def chances(many: int, chosen: int) -> float:
-    """Compute the bits of one choice of so many elements among many."""
+    """Compute the bits of a choice of some elements among many."""
     if not 0 < chosen < many:
         return 0.0
     log_count = math.lgamma(many + 1) - math.lgamma(chosen + 1) - math.lgamma(many - chosen + 1)
@@ -336,14 +336,15 @@ def chances(many: int, chosen: int) -> float:
 
 
 def conditions(table: ElementTable) -> Iterator[str]:
-    """Yield the conditions that fit a table, the simplest first."""
+    """Yield the conditions that fit a table, from simple to complex."""
     for bits, words, chosen in _candidates(table):
         if table.bits >= bits and table.fits(chosen):
             yield words
 
 
 Candidate = tuple[float, str, Tensor]
-"""Bits of a condition, its words, and the mask of the elements for which it holds, over all pairs in turn."""
+"""Bits of a condition, its text, and the mask of the elements for which it is true, for all pairs in
+order."""
 
 
 def _candidates(table: ElementTable) -> Iterator[Candidate]:
@@ -378,7 +379,7 @@ def _candidates(table: ElementTable) -> Iterator[Candidate]:
 
 
 def _of_two(columns: Mapping[Source, Tensor]) -> Iterator[Candidate]:
-    """Yield comparisons of numbers beside each element, and of those with a number argument."""
+    """Yield comparisons of numbers aligned with each element, with each other and with a number argument."""
     for ((first, how), first_values), ((other, kind), other_values) in combinations(columns.items(), 2):
         if how != "number":
             yield from _against(first, first_values, other, other_values)
@@ -404,7 +405,7 @@ def _thresholds(table: ElementTable, name: str, each: Tensor) -> Iterator[Candid
 
 
 def _bounds(table: ElementTable, name: str, each: Tensor, ends: int) -> Iterator[Candidate]:
-    """Yield the bound that separates the wrong elements from the others, or an interval with two ends."""
+    """Yield the bound that separates the wrong from the right elements, or an interval with two bounds."""
     wrong, others = each[table.wrong], each[~table.wrong & ~table.excused]
     if not wrong.numel() or not others.numel():
         return
@@ -425,7 +426,7 @@ def _bounds(table: ElementTable, name: str, each: Tensor, ends: int) -> Iterator
 
 
 def between(low: float, high: float) -> str:
-    """Format the simplest number from `low` to `high`, with `about` where it has many digits.
+    """Format the simplest number from `low` to `high`, with `about` if it has many digits.
 
     Example:
         >>> between(0.98, 1.04), between(-0.2, 0.3), between(0.7312, 0.7341), between(-math.inf, -2.5)

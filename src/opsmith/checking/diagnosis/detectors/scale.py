@@ -1,6 +1,6 @@
-"""Detect a factor, and name it: on the whole tensor, a wrong sign, or a factor for each index.
+"""Detect a factor of the whole tensor or of each index, or a wrong sign, and name the factor.
 
-A factor on a part is `region`, which describes that fault better.
+A factor of a part belongs to `region`, which describes this fault better.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from opsmith.judging.compare import all_finite
 
 
 def scale(evidence: Evidence) -> Iterator[Detection]:
-    """Detect a factor: constant on all inputs; or varying, but with a name or confirmed by many numbers."""
+    """Detect a factor that is constant on all inputs, or varies but has a name or many numbers as proof."""
     factors = [each for each in map(factor_of, evidence.pairs) if each is not None]
     if len(factors) != len(evidence.pairs) or abs(factors[0] - 1) < SAME:
         return
@@ -47,7 +47,7 @@ def scale(evidence: Evidence) -> Iterator[Detection]:
     if computed is not None:
         close = max(NAMED, 16 * torch.finfo(computed.dtype).eps)
     if evidence.first.tolerance is not None:
-        close = max(close, 1e-4)  # finite differences have no more digits
+        close = max(close, 1e-4)  # finite differences have only these digits
     names = named_factors(evidence, factors, close)
     shown = shown_factor(factor, close)
     few = min(int(pair.expected.nan_to_num(0.0, 0.0, 0.0).count_nonzero()) for pair in evidence.pairs) < FEW
@@ -65,12 +65,12 @@ def scale(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _whole(shown: str) -> bool:
-    """Return True if a factor is a whole number, or one over it."""
+    """Return True if a factor is an integer, or 1 over an integer."""
     return shown.lstrip("-").removeprefix("1/").isdigit()
 
 
 def factor_of(pair: Observation) -> complex | None:
-    """Return the factor between a pair's tensors; None if no factor explains all elements."""
+    """Return the factor between a pair's two tensors; None if no factor explains all elements."""
     if not pair.same_shape or not pair.got.any():
         return None
     known = pair.expected.isfinite()  # finite differences do not know every element
@@ -81,7 +81,7 @@ def factor_of(pair: Observation) -> complex | None:
 def steady_factor(
     evidence: Evidence, measure: Callable[[Observation], complex | None] = factor_of
 ) -> complex | None:
-    """Return the factor that a measure finds, if it is the same in every observation."""
+    """Return the factor that a function finds, if it is the same in every observation."""
     first = measure(evidence.first)
     same = first is not None and evidence.everywhere(
         lambda pair: cmath.isclose(measure(pair) or 0, first, rel_tol=SAME)
@@ -90,10 +90,10 @@ def steady_factor(
 
 
 MOST = 3
-"""Largest number of names in a message, where they are equally good."""
+"""Maximum number of equally good names in a message."""
 
 LARGEST = 64
-"""Largest denominator of a factor that is shown as a fraction."""
+"""Maximum denominator of a factor that is shown as a fraction."""
 
 CONSTANTS: Mapping[str, float] = MappingProxyType(
     {
@@ -155,7 +155,7 @@ OF_ARGUMENTS: Mapping[str, Callable[[float], float]] = {
 
 
 def shown_factor(factor: complex, close: float = NAMED) -> str:
-    """Format a factor of some relative precision for a message.
+    """Format a factor for a message, given its relative precision.
 
     Example:
         >>> shown_factor(1 / 12), shown_factor(3.14159265358979), shown_factor(2.71828)
@@ -177,11 +177,11 @@ def shown_factor(factor: complex, close: float = NAMED) -> str:
 
 
 def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) -> list[str]:
-    """Name the quantities that the factors equal, on their inputs and at other sizes; the likeliest first.
+    """Name the quantities that equal the factors, also at other sizes; the likeliest name comes first.
 
     Args:
         evidence: Pairs; the factors are those of `evidence.pairs`.
-        factors: One for each pair.
+        factors: A factor for each pair.
         close: Relative precision of the factors.
     """
     cases = [*zip(evidence.pairs, factors, strict=True)]
@@ -196,7 +196,7 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
     names = (
         [first] if named and all(math.isclose(each.real, value, rel_tol=close) for _, each in cases) else []
     )
-    # A small number that fits everywhere is likelier than a function of sizes, unless it is just a size.
+    # A small number that always fits is likelier than a function of sizes, but not than a size itself.
     simple = Fraction(abs(value)).limit_denominator(LARGEST) if math.isfinite(value) else Fraction(LARGEST)
     plain = names == [first] and max(simple.numerator, simple.denominator) <= 4
     known = [(quantities(pair, plain=plain), factor.real) for pair, factor in cases]
@@ -207,11 +207,11 @@ def named_factors(evidence: Evidence, factors: Sequence[complex], close: float) 
 
 
 def quantities(pair: Observation, *, plain: bool) -> dict[str, float]:
-    """Return what a factor may be, by name: sizes, number arguments, and simple functions of them.
+    """Return candidates for a factor by name: sizes, number arguments, and simple functions of them.
 
     Args:
         pair: The observation.
-        plain: True to leave functions of sizes out.
+        plain: True to leave out functions of sizes.
     """
     found: dict[str, float] = {}
     of_sizes = {form: FORMS[form] for form in ("{}", "1 over {}")} if plain else OF_SIZES
@@ -223,7 +223,7 @@ def quantities(pair: Observation, *, plain: bool) -> dict[str, float]:
 
 
 def sizes(pair: Observation) -> dict[str, float]:
-    """Return numbers of elements and sizes of dimensions, by name; the input's own first."""
+    """Return numbers of elements and sizes of dimensions, by name; the input's own come first."""
     every = {**pair.inputs, **pair.results}
     order = sorted(every, key=lambda label: label != pair.argument)
     tensors = {label: every[label] for label in order if isinstance(every[label], Tensor)}
@@ -239,7 +239,7 @@ def sizes(pair: Observation) -> dict[str, float]:
 
 
 def arguments(pair: Observation) -> dict[str, float]:
-    """Return the numbers among the arguments, and tensors of one element."""
+    """Return the arguments that are numbers or tensors of one element."""
     return {
         f"`{label}`": float(value)
         for label, value in pair.inputs.items()
@@ -249,11 +249,11 @@ def arguments(pair: Observation) -> dict[str, float]:
 
 
 SHOWN = 6
-"""Largest number of factors in a message."""
+"""Maximum number of factors in a message."""
 
 
 def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
-    """Detect factors equal to the number of occurrences of an index, or constant on fresh inputs."""
+    """Detect factors that equal the number of occurrences of an index, or are constant on fresh inputs."""
     numbers = [torch.stack([pair.got, pair.expected]) for pair in evidence.pairs]
     if all(all_finite(each) and not each.is_complex() and each.numel() > 2 for each in numbers):
         yield from _of_groups(evidence.first)
@@ -261,7 +261,7 @@ def per_index_scale(evidence: Evidence) -> Iterator[Detection]:
 
 
 def _steady(evidence: Evidence) -> Iterator[Detection]:
-    """Detect factors by position alone, the same on every fresh input."""
+    """Detect factors that depend only on the position, and are the same on every fresh input."""
     rights, mines = (
         torch.stack([getattr(pair, side) for pair in evidence.pairs]) for side in ("expected", "got")
     )
@@ -270,7 +270,7 @@ def _steady(evidence: Evidence) -> Iterator[Detection]:
         return
 
     def fitted(*dims: int) -> Tensor:
-        """Fit factors, each constant along some dimensions."""
+        """Fit factors that are constant along some dimensions."""
         over = (0, *(dim + 1 for dim in dims))
         weight = (rights * rights).sum(over, keepdim=True)[0]
         return torch.where(weight > 0, (rights * mines).sum(over, keepdim=True)[0] / weight, 1.0)
@@ -312,7 +312,7 @@ COUNTS = MappingProxyType(
 
 
 def _of_groups(first: Observation) -> Iterator[Detection]:
-    """Yield means over groups instead of sums, and the reverse."""
+    """Yield hypotheses of means over groups in place of sums, and of sums in place of means."""
     for (name, how), counts in values_beside(first).items():
         if not how.startswith("times") or not _varied(counts.clamp_min(1)[first.expected != 0]):
             continue

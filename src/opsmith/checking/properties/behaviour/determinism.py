@@ -92,8 +92,8 @@ def _look(
             difference = exact_difference(other, one)
             if difference is not None and within_rounding(one, other):
                 if run.subject.specification.rounds_alike:
-                    words = "a sum whose order changes from run to run does this; say so by"
-                    yield Note(f"{what}, by rounding alone: {words} `deterministic=False`")
+                    words = "a sum whose order changes from run to run may cause this; declare it by"
+                    yield Note(f"{what}, only by rounding: {words} `deterministic=False`")
                 return
             if difference is not None and by == "call" and _within_bounds(run, place, (one, other)):
                 continue
@@ -101,8 +101,8 @@ def _look(
             continue
         seeded = " though both drew from the same random state" if run.subject.draws else ""
         message = (
-            f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. A global "
-            "that changes, a clock, or threads that write in any order do this"
+            f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. Causes may "
+            f"be a global that changes, a clock, or threads that write in any order"
         )
         evidence = {DIFFERS: "result" if by == "call" else "gradient", **difference.evidence()}
         # A surrogate gradient is wrong on purpose, and random numbers may decide if it passes.

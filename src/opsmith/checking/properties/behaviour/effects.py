@@ -66,8 +66,8 @@ def _of_import(imported: ImportChanges) -> Failure:
     source, changed = imported.source, imported.changed
     words = [f"{name} from {short_repr(was)} to {short_repr(now)}" for name, (was, now) in changed.items()]
     message = (
-        f"importing `{source}` changes {', '.join(words)}, for the whole process: leave that to the program, "
-        "or put it back"
+        f"importing `{source}` changes {', '.join(words)}, for the whole process: leave this to the program, "
+        f"or restore it"
     )
     load = "runpy.run_path" if source.endswith(".py") else "importlib.import_module"
     replay = (
@@ -238,7 +238,7 @@ def _shared_memory(observed: EffectsRun) -> Findings:
             if bare and _is_recorded_view(result, other):
                 yield Note(f"`{names[at]}` is a view of {label}, and autograd knows it")
                 break
-            why = ", and autograd does not know it: a write into one changes the other unseen" if bare else ""
+            why = ", unknown to autograd: a write into one silently changes the other" if bare else ""
             message = f"`{names[at]}` shares memory with {label}{why}; {hint}"
             yield observed.failure(names[at], "aliases-input", message, where)
             break
@@ -323,8 +323,8 @@ def _second_backward(
             yield Note(f"a second backward through the same graph is refused: {first_line(second.error)}")
             return
         message = (
-            f"a second backward through the same graph (`retain_graph=True`) raises {second}; the first one "
-            "has removed or changed what was kept. Leave it as it is"
+            f"a second backward through the same graph (`retain_graph=True`) raises {second}; the first "
+            f"backward has removed or changed saved values. Do not change them"
         )
         yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
@@ -339,8 +339,8 @@ def _second_backward(
         if not differ_beyond_rounding(*pair) or not all(_alike(pair, other) for other in anew):
             continue
         message = (
-            f"a second backward through the same graph gives another gradient of `{label}` than the first, "
-            f"and so it does in a new call{by or collecting}. Leave what is kept as it is"
+            f"a second backward through the same graph gives a gradient of `{label}` that differs from the "
+            f"first, also in a new call{by or collecting}. Do not change what is kept"
         )
         yield observed.failure(argnum, "mutates-saved", message)
 
@@ -480,7 +480,7 @@ def _settings(observed: EffectsRun) -> Findings:
     for name, (was, now) in changed.items():
         message = (
             f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
-            f"{short_repr(was)}: take it as an argument, or put it back"
+            f"{short_repr(was)}: take it as an argument, or restore it"
         )
         yield observed.failure(None, "side-effect", message, evidence={"setting": name})
 

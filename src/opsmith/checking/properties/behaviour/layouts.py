@@ -314,7 +314,7 @@ def layout_cases(
     draws = bool(subject.draws or drawing_operations(subject, sample))
     if draws:
         yield Note(
-            "layouts of inputs were left out: it draws, and what is drawn for a tensor follows its layout"
+            "layouts of inputs were left out: it draws random numbers, whose order depends on the layout"
         )
     dtypes = (torch.float32,) if subject.single_precision else ALWAYS_CHECKED
     by_dtype = subject.specification.kernels or subject.kind.in_library

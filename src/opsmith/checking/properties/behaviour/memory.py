@@ -105,8 +105,8 @@ def _kept_for_ever(run: Run, stays: Sequence[WatchedMemory], where: str) -> Fail
         by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, as one in C++"
     message = (
         f"the memory of {_what(stays)} of a call is kept for ever{by}: it is not freed when the results and "
-        "the graph are gone. Keep tensors by `ctx.save_for_backward` alone; a cache holds constants, not "
-        "arguments or results of calls"
+        f"the graph are gone. Keep tensors only by `ctx.save_for_backward`; a cache must hold constants, not "
+        f"arguments or results of calls"
     )
     return _failure("leak", run, stays, message, where)
 

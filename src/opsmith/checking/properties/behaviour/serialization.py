@@ -119,7 +119,7 @@ def _same(subject: Subject, again: Any, what: str) -> Findings:
             steady = subject.specification.rounds_alike
             differ = exact_difference(got, right) if steady else differ_beyond_rounding(got, right)
             if form_difference(got, right, strides=True) or differ:
-                message = f"what comes back from {what} gives another `{result.name}`"
+                message = f"the copy from {what} returns a different `{result.name}`"
                 yield run.failure(None, "stale-state", message)
 
 

@@ -44,7 +44,7 @@ def run(subject: Subject) -> Findings:
     yield from each_run(NAME, partial(_check, every=subject.samples), few, devices=True)
     if len(own) > most:
         few_words = "only the first was" if most == 1 else f"the first {most} were"
-        yield Note(f"of {len(own)} samples, {few_words} looked at")
+        yield Note(f"of {len(own)} samples, {few_words} checked")
 
 
 def _check(run: Run, every: Sequence[Sample]) -> Findings:
@@ -71,14 +71,14 @@ def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
     difference = _difference(run, memory.clear)
     if difference is None:
         return None
-    words = f"the same call gives something else the second time: {difference}; the first is taken as right"
+    words = f"the same call gives a different result the second time: {difference}; the first counts as right"
     if _difference(run, begin_anew) is not None:
         return run.failure(None, "nondeterministic", words)
     before = OutsideState.of(run.subject.functions)
     run.values()
     changed = ", ".join(name for name, _ in before.changes())
     by = f"; each changes {changed}" if changed else ""
-    message = f"{words}{by}. From the same state both give the same. {KEPT_HINT}"
+    message = f"{words}{by}. From the same state, both results agree. {KEPT_HINT}"
     return run.failure(None, "stale-state", message)
 
 
@@ -140,7 +140,7 @@ MODE_HINT = (
 )
 
 CALLER_HINT = (
-    "It looks at who calls: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs as "
+    "It looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs as "
     "an argument"
 )
 
@@ -157,7 +157,7 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     evidence = {"kept in": holders} if holders else {}
     if isinstance(given, Raised):
         hint = MODE_HINT if interleaved.alone else hint
-        message = f"{called} raises {given}; {alone} it goes well.{by} {hint}"
+        message = f"{called} raises {given}; {alone} it succeeds.{by} {hint}"
         yield run.failure(None, "raises" if interleaved.alone else stale, message, evidence=evidence)
         return
     names, right = calls.runs[interleaved.call].names(), calls.right[interleaved.call].tensors
@@ -168,13 +168,13 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
             yield by_mode(calls, interleaved, position)
         elif differs:
             difference = describe_difference(one, other)
-            message = f"{named} of {called} is another one than {alone}: {difference}.{by} {hint}"
+            message = f"{named} of {called} differs from the same call {alone}: {difference}.{by} {hint}"
             yield run.failure(named.name, stale, message, named.where, evidence)
         elif held_to_bits and one is not None and other is not None and not same_bits(one, other):
-            yield Note(f"{named} rounds otherwise {interleaved.when} than with gradients in one thread")
+            yield Note(f"{named} rounds differently {interleaved.when} than with gradients in one thread")
 
 
-BESIDE_GRADIENTS = "That with gradients is taken as right"
+BESIDE_GRADIENTS = "The result with gradients is taken as right"
 
 
 def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
@@ -202,16 +202,16 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
         one = needed[0] if len(needed) == 1 else None
         which = f"where `{one}` requires no gradient" if one else "where no input requires one"
         message = (
-            f"`{name}` is another one {which}, with gradients enabled as well as {interleaved.when}: "
-            f"{describe_difference(right, plain)}. {BESIDE_GRADIENTS}: what a call returns must not depend "
-            "on what requires a gradient"
+            f"`{name}` differs {which}, with gradients enabled as well as {interleaved.when}: "
+            f"{describe_difference(right, plain)}. {BESIDE_GRADIENTS}: the results of a call must not depend "
+            f"on which inputs require a gradient"
         )
         return fail(one or name, "input-needs-grad", message)
-    changed = f"`{name}` of a call that is made {interleaved.when} is another one"
+    changed = f"`{name}` of a call that is made {interleaved.when} differs"
     difference = describe_difference(right, given)
     off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
     if _reference_stays(calls, interleaved, position):
-        message = f"{changed}, and the reference's is not: {off}. Its implementation depends on the mode"
+        message = f"{changed}, but the reference's does not: {off}. Its implementation depends on the mode"
         return fail(name, "kernel-mismatch", message)
     return fail(name, "unknown", f"{changed}: {off}, so that the mode decides")
 
@@ -236,7 +236,7 @@ def result_by_need(
     for at in differing(plain, needed):
         if at not in unsteady:
             name = subject.results(sample)[at].name
-            return f"`{name}` is another one then: {describe_difference(plain[at], needed[at])}"
+            return f"`{name}` differs then: {describe_difference(plain[at], needed[at])}"
     return None
 
 

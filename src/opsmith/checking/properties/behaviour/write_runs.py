@@ -472,8 +472,8 @@ class WriteCase(LayoutCase):
             fault = twin.fault(position, output)
             if fault is not None:
                 words = (
-                    f"a second call, on what the first one wrote, makes another `{label}` than the "
-                    f"functional form of the same values: {fault}; keep nothing between calls"
+                    f"a second call, on the values that the first call wrote, gives a `{label}` that differs "
+                    f"from the functional form's: {fault}; keep nothing between calls"
                 )
                 yield self._wrong(label, "stale-state", words, fault)
 

@@ -153,23 +153,24 @@ OUTSIDE = {
 """AddressSanitizer's kinds of accesses outside of an object."""
 
 GONE = {
-    "heap-use-after-free": "memory that was given back",
+    "heap-use-after-free": "memory that was freed",
     "stack-use-after-scope": "a variable whose scope has ended",
     "stack-use-after-return": "a variable of a function that has returned",
 }
 
 MISUSED = {
-    "double-free": "it gives the same memory back twice",
-    "attempting": "it gives back memory that is none of its own, or was not allocated",
-    "alloc-dealloc-mismatch": "it gives memory back in another way than it got it, as by `new` and `free`",
+    "double-free": "it frees the same memory twice",
+    "attempting": "it frees memory that is not its own, or was not allocated",
+    "alloc-dealloc-mismatch": "it allocates and frees memory in ways that do not match, such as `new` and "
+    "`free`",
     "memcpy-param-overlap": "it copies memory onto itself with `memcpy`",
     "negative-size-param": "it copies a negative number of bytes",
 }
 
 ENDS = {
-    "stack-overflow": "it needs more of the stack than there is",
-    "FPE": "it divides a whole number by zero",
-    "ABRT": "it calls `abort`, or throws where nothing catches",
+    "stack-overflow": "it needs more stack than there is",
+    "FPE": "it divides an integer by zero",
+    "ABRT": "it calls `abort`, or throws an exception that nothing catches",
     "ILL": "it runs an instruction that this processor does not have",
 }
 """Kinds of AddressSanitizer errors that end a process, with descriptions."""

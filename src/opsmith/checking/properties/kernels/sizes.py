@@ -247,8 +247,8 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
             reported.add(refused.argument)
             message = (
                 f"it computes {result} for {refused.sample}, which the reference refuses ({refused.error}): "
-                "sizes that are given in C++ are not shown to it, and what the kernel reads may lie beyond "
-                "its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
+                "the reference does not see sizes that are computed in C++, and the kernel may read outside "
+                "of its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
             )
             evidence = {"sample": str(refused.sample), "refused": refused.error}
             again = check_again(subject, property)

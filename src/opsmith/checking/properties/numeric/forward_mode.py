@@ -124,8 +124,8 @@ def _against_all(tangents: Tangents, together: Tangents) -> Findings:
     for at, words in apart(known, right):
         name = tangents.subject.results(tangents.sample)[at].name
         message = (
-            f"the tangent of `{name}` by `{label}` is another one where `{label}` alone has a tangent than "
-            f"where every input has one: {words}"
+            f"the tangent of `{name}` by `{label}` changes if the other inputs have tangents of zeros: "
+            f"{words}"
         )
         yield tangents.failed("forward-mode", message, {})
         return

@@ -134,8 +134,8 @@ def _about_refused(subject: Subject, refused: dict[str, tuple[str, Sample]]) -> 
 WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient is not checked"
 
 UNDECIDED = (
-    "finite differences decide no element of a gradient in any sample, and nothing else does: give "
-    "samples at which the results move smoothly"
+    "nothing decides any element of a gradient, not even finite differences: give samples at which the "
+    "results change smoothly"
 )
 
 
@@ -575,14 +575,14 @@ def _reference_failure(right: RightGradient) -> Findings:
     yield right.among.failure(
         right.label,
         found.cause,
-        f"autograd through the reference gives another gradient of `{right.label}` than finite differences "
-        f"of it: {difference}{reason}. {HIDES}",
+        f"autograd through the reference gives a gradient of `{right.label}` that differs from its finite "
+        f"differences: {difference}{reason}. {HIDES}",
         evidence={"sample": sample, "grad_output": right.grad_outputs.name},
     )
 
 
 LEFT_OUT = (
-    "its backward returns None there in every case: where that is meant, adopt the class, and declare it by "
+    "its backward always returns None for this input: if you mean this, adopt the class, and declare it by "
     "`operator.gradients({}=opsmith.non_differentiable)`"
 )
 

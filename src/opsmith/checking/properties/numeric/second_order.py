@@ -74,8 +74,8 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
         yield Skipped(f"finite differences of the gradient decide nothing in {brief}")
     for by in claim.kinked():
         yield Note(
-            f"the gradient has a kink in {brief}, by `{gradients.label(by)}`: whatever lies between its "
-            "one-sided derivatives is right there"
+            f"the gradient has a kink in {brief}, by `{gradients.label(by)}`: any value between its "
+            f"one-sided derivatives is right there"
         )
     if claim.worst() is None:
         return
@@ -144,8 +144,8 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     for position, words in apart(alone, together.derivatives(weighted, gradients.by_each)):
         label = gradients.labels
         message = (
-            f"the second order by `{label}` is another one where `{label}` alone requires a gradient than "
-            f"where every input does: {words}, by `{gradients.label(gradients.by_each[position])}`"
+            f"the second order by `{label}` changes if `{label}` alone requires a gradient, and not every "
+            f"input: {words}, by `{gradients.label(gradients.by_each[position])}`"
         )
         yield gradients.failure(argnum, "second-order", message)
         return

@@ -62,7 +62,7 @@ FIRST = 4
 def run(subject: Subject) -> Findings:
     """Put special values into every input of some samples, one input at a time."""
     if subject.draws:
-        yield Skipped("it draws random numbers: what it gives at a value is another thing each time")
+        yield Skipped("it draws random numbers, so its result for the same value differs from call to call")
         return
     yield from covered_runs(NAME, _check, "no sample has a floating tensor with elements", subject)
 

@@ -80,7 +80,7 @@ class Casting(Run):
             self.refuse(f"{left}: {first_line(difference.error)}")
             return None
 
-        form = f"{words} {{}} is further off than rounding to {dtype_name(self.lower)} explains"
+        form = f"{words} {{}} differs by more than rounding to {dtype_name(self.lower)} explains"
         yield from compare_outputs(self, form, outputs, found, fault, set())
 
     def refuse(self, reason: str) -> None:
@@ -200,7 +200,7 @@ def _backward_raised(casting: Casting, found: Raised) -> Findings:
     else:
         labels = ", ".join(casting.sample.labels[argnum] for argnum in casting.argnums)
         cause = "dtype" if re.search(_DTYPE, str(found.error)) else "raises"
-        message += "The dtypes that the forward saves and that come in are not the same there"
+        message += "There the dtypes of saved tensors and of grad_outputs differ"
         evidence = of_exception(found.error, str(casting))
         yield casting.failure(labels, cause, message, casting.backward_location(), evidence)
 
@@ -236,8 +236,8 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: st
     if after == before:
         return
     message = (
-        f"{what} under autocast leaves autocast in another state: on, dtype and cache were {before}, and are "
-        f"{after}"
+        f"{what} under autocast changes the state of autocast: enabled, dtype and cache were {before}, and "
+        f"are {after}"
     )
     yield casting.failure(None, "side-effect", message)
     torch.set_autocast_enabled(kind, before[0])

@@ -235,7 +235,7 @@ class Tracing:
 
     def judged(self, calls: Sequence[PlainCall], found: Sequence[CallValues]) -> Findings:
         """Compare results and gradients of traced calls with those of plain calls."""
-        form = f"{self.words}{{}} is another than without"
+        form = f"{self.words}{{}} differs from the plain call"
         for call, traced in zip(calls, found, strict=True):
             notes: list[Note] = []
             names, count = call.names(self.subject.specification.where), len(call.recorded)

@@ -452,7 +452,7 @@ def _fault_of_equal(
     """The difference of a batch of equal examples: its form, or examples that differ but must be equal."""
     fault = form_difference(got, _repeated(results[position], count))
     if fault is None and same and got is not None and any(_differs(got[0], each) for each in got):
-        return Difference((), "another one for equal examples", "the same one", aspect="result")
+        return Difference((), "different for equal examples", "the same", aspect="result")
     return fault
 
 
@@ -520,7 +520,7 @@ def _declared(subject: Subject) -> Findings:
     if subject.specification.batching is None:
         yield Skipped("it declares no `batching=`")
     elif subject.draws:
-        yield Skipped("it draws random numbers, which one call draws in another order than many")
+        yield Skipped("it draws random numbers, whose order differs between one call and many")
     else:
         yield from each_run(BATCHED, _batches, subject)
 
