@@ -115,7 +115,9 @@ def test_an_error_in_one_of_several_targets_has_status_1(
     ("target", "says"),
     [
         ("kernels/:one", ("`kernels/` is a folder, and `one` is looked for", "`kernels/operators.py:one`")),
-        ("kernels/.hidden/empty", ("no Python file in the folder `kernels/.hidden/empty` declares",)),
+        ("kernels/.hidden/empty", ("there is no Python file in the folder `kernels/.hidden/empty`",)),
+        ("no_file", ("there is no Python file in the folder `no_file`", "or a folder that holds one")),
+        ("bare", ("no Python file in the folder `bare` declares an operator, Function or custom op",)),
         ("none/", ("`none/` names neither a file nor a module",)),
         ("", ("`` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]")),
         (":one", ("`:one` names neither a file nor a module",)),
@@ -126,9 +128,11 @@ def test_an_error_in_one_of_several_targets_has_status_1(
     ],
 )
 def test_folders_with_nothing_to_check_are_refused(
-    opsmith: Run, folder: Path, target: str, says: tuple[str, ...]
+    opsmith: Run, write: Write, folder: Path, target: str, says: tuple[str, ...]
 ) -> None:
     (folder / ".hidden" / "empty").mkdir()
+    write("no code", "no_file/deeper/notes.txt")
+    write("", "bare/plain.py")
     done = opsmith("check", target, *FAST)
     assert done.exit_code == 2
     for words in says:
