@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from opsmith import errors
 from opsmith.checking import Failure, Outcome, Report
+from opsmith.checking.causes import CAUSES
 from opsmith.judging.compare import Difference
 
 FAILURE = Failure(
@@ -97,6 +99,14 @@ def test_a_failure_in_text() -> None:
         "    second()",
         "  more: opsmith rule sign",
     ]
+
+
+def test_the_hint_of_an_error_stands_for_the_fix_of_its_cause() -> None:
+    error = errors.CompileError("the C++ compiler refuses the kernel", hint="fix the first of these")
+    hinted = Failure("forward", None, "raises", f"CompileError: {error.message()}")
+    assert [label for label, _ in hinted.guidance()] == ["cause"]
+    plain = Failure("forward", None, "raises", "RuntimeError: the hint: none")
+    assert plain.guidance()[-1] == ("fix", CAUSES["raises"].fix)
 
 
 def test_a_failure_that_follows_from_another_is_one_line() -> None:

@@ -194,6 +194,7 @@ MESSAGES = [
     ("not_a_module_at_all", ["there is no module `not_a_module_at_all`", "the path of a `.py` file"]),
     ("opsmith.nothing_there", ["there is no module `opsmith.nothing_there`"]),
     ("a b", ["`a b` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]"]),
+    ("sys", ["`sys` declares no operator, Function or custom op"]),
     ("opsmith.errors", ["`opsmith.errors` declares no operator", "name the module that does"]),
 ]
 

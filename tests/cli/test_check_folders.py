@@ -129,9 +129,11 @@ def test_an_error_in_one_of_several_targets_has_status_1(
     ],
 )
 def test_folders_with_nothing_to_check_are_refused(
-    opsmith: Run, folder: Path, target: str, says: tuple[str, ...]
+    opsmith: Run, write: Write, folder: Path, target: str, says: tuple[str, ...]
 ) -> None:
     (folder / ".hidden" / "empty").mkdir()
+    write("no code", "no_file/deeper/notes.txt")
+    write("", "bare/plain.py")
     done = opsmith("check", target, *FAST)
     assert done.exit_code == 2
     for words in says:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
 from opsmith.checking.output.annotations import Unchecked, lines
-from opsmith.core.location import innermost, line_at, parsed, short_location
+from opsmith.core.location import innermost, line_at, parsed, short_location, where
 
 HERE = innermost.__code__.co_filename
 
@@ -28,6 +31,51 @@ HERE = innermost.__code__.co_filename
 )
 def test_a_location_is_a_file_and_a_number(where: str | None, found: tuple[str, int] | None) -> None:
     assert parsed(where) == found
+
+
+def doubling(function: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def doubled() -> int:
+        return 2 * function()
+
+    return doubled
+
+
+class Methods:
+    @staticmethod
+    def of_one() -> int:
+        return 1
+
+    @staticmethod
+    @doubling
+    # a comment
+    def of_two() -> int:
+        return 2
+
+    def of_none(self) -> int:
+        return 3
+
+    of_lambda = staticmethod(lambda: 4)
+
+
+@doubling
+def decorated() -> int:
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (Methods.of_one, "def of_one() -> int:"),
+        (Methods.of_two, "def of_two() -> int:"),
+        (Methods.of_none, "def of_none(self) -> int:"),
+        (Methods.of_lambda, "of_lambda = staticmethod(lambda: 4)"),
+        (decorated, "@doubling"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_the_line_of_a_method_is_that_of_its_def(function: Callable[..., int], line: str) -> None:
+    assert line_at(where(function)) == line
 
 
 @pytest.mark.parametrize("where", ["x:²", "len", f"x:{'9' * 5000}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ UNVERIFIED = "unverified"
 
 RESULT = "result"
 """Evidence of a failure that is reported for an argument: the wrong result. The gradient is not meant."""
+
+_HINT = re.compile("^ +hint: ", re.MULTILINE)
 
 REQUIRED = (("forward",), ("gradient", "surrogate"))
 """Groups of properties: a check passes only if one property of each group ran and passed."""
@@ -128,10 +131,14 @@ class Failure:
         return framed(failure_page(self), 480, f"failure: {self.heading()}")
 
     def guidance(self) -> list[tuple[str, str]]:
-        """The rows below the message, each a label and a text: the place, its line, the cause, the fix."""
+        """The rows below the message, each a label and a text: the place, its line, the cause, the fix.
+
+        The hint of an error in the message is about this very failure: it stands for the fix of the cause.
+        """
         cause = CAUSES.get(self.cause)
         rows = [("where", self.where or ""), ("line", line_at(self.where or ""))]
-        rows += [("cause", cause.meaning), ("fix", cause.fix)] if cause is not None else []
+        if cause is not None:
+            rows += [("cause", cause.meaning), ("fix", "" if _HINT.search(self.message) else cause.fix)]
         return [(label, text) for label, text in rows if text]
 
     def __str__(self) -> str:

@@ -242,7 +242,7 @@ def _subjects(
             continue
         found += [new for new in named if all(new.value is not before.value for before in found)]
     if not found and not refused and not optional:
-        raise nothing_declared(", ".join(targets))
+        raise nothing_declared(*targets)
     return found, refused
 
 

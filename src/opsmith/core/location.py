@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -31,17 +31,31 @@ def chain_of(error: BaseException) -> list[BaseException]:
 def where(function: Callable[..., Any]) -> str:
     """Return `file:line` of a Python function without decorators, or of a kernel's source; else its name.
 
+    The line of a method is that of its `def`; of another function, that of its first decorator.
+
     Example:
         >>> where(len)
         'len'
     """
-    code = code_of(function)
+    code = function if isinstance(function, CodeType) else code_of(function)
     if code is None:
         source = getattr(function, "where", None)
         if isinstance(source, str):
             return source
         return str(getattr(function, "__name__", type(function).__qualname__))
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{code.co_filename}:{_first_line(code)}"
+
+
+def _first_line(code: CodeType) -> int:
+    first = code.co_firstlineno
+    scope = code.co_qualname.rpartition(".")[0]
+    if not scope or scope.endswith("<locals>"):
+        return first
+    lines = linecache.getlines(code.co_filename)[first - 1 :]
+    if not lines or not lines[0].lstrip().startswith("@"):
+        return first
+    own = re.compile(rf"\s*(?:async\s+)?def\s+{code.co_name}\b")
+    return next((number for number, line in enumerate(lines, first) if own.match(line)), first)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from opsmith import errors
-from opsmith.targets.target import Target
+from opsmith.targets.target import Target, nothing_declared
 
 _LIBRARY = re.compile(rb"\b(?:opsmith|torch)\b")
 _DECLARATION = re.compile(rb"\b(?:operator|adopt|Function|custom_op)\b")
@@ -57,14 +57,6 @@ def targets_of(text: str, *, optional: bool = False) -> list[Target]:
     if not found and not optional:
         raise nothing_declared(text)
     return found
-
-
-def nothing_declared(folder: str) -> errors.OperatorNotFoundError:
-    """Return the error for a folder without anything to check."""
-    return errors.OperatorNotFoundError(
-        f"no Python file in the folder `{folder}` declares an operator, Function or custom op",
-        hint='declare one with `@opsmith.operator("mylib::name")`, or name the folder that has it',
-    )
 
 
 def _files(folder: Path) -> Iterator[Path]:

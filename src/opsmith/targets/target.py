@@ -180,6 +180,19 @@ def _broken(what: str, error: BaseException) -> errors.ModuleImportError:
     )
 
 
+def nothing_declared(*folders: str) -> errors.OperatorNotFoundError:
+    """Return the error for folders without anything to check."""
+    named = f"the folder{'s' * (len(folders) > 1)} {listed(folders)}"
+    if not any(file for folder in folders for file in Path(folder).rglob("*.py")):
+        return errors.OperatorNotFoundError(
+            f"there is no Python file in {named}", hint="name a file or module, or a folder that holds one"
+        )
+    return errors.OperatorNotFoundError(
+        f"no Python file in {named} declares an operator, Function or custom op",
+        hint='declare one with `@opsmith.operator("mylib::name")`, or name the folder that has it',
+    )
+
+
 _FILE = re.compile(r"(?P<source>.+?\.py)(?::(?P<name>.+))?")
 _MODULE = re.compile(r"(?P<source>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>.+))?")
 
@@ -303,6 +316,9 @@ class Target:
 
     def _none(self, module: ModuleType) -> errors.OperatorNotFoundError:
         classes = self._others(module)
+        folders = [] if getattr(module, "__file__", None) else getattr(module, "__path__", [])
+        if folders and not classes:  # without `__init__.py`
+            return nothing_declared(*map(os.path.relpath, folders))
         functions = all(map(is_function_class, classes.values()))
         what = "Functions" if functions else "Functions and custom ops"
         also = f", but the {what} {listed(list(classes))}" if classes else ", Function or custom op"

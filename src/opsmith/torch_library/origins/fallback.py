@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from opsmith import errors
 from opsmith.core.call_arguments import requires_gradient, tensors_in
+from opsmith.core.location import where
 from opsmith.core.origins.declared import MAPPED, SECOND, TRACED, TRANSFORMED
 from opsmith.core.origins.function_class import AdoptedFunction, Obstacle
 from opsmith.torch_library import capabilities
@@ -70,7 +71,7 @@ def run_or_fall_back(
         if not raised_by_torch and (real or instead is None or adopted.has_stand_in(method)):
             raise  # the code's own exception; on real tensors it is raised again
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        in_forward = adopted.where in [f"{code.co_filename}:{code.co_firstlineno}" for code in codes]
+        in_forward = adopted.where in map(where, codes)
         found = Obstacle("forward" if in_forward else method, reason)
         again, adopted.facts.suspected[key] = key in adopted.facts.suspected, found
         if instead is None:
