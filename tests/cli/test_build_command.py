@@ -406,8 +406,8 @@ def test_a_module_that_cannot_be_imported_leaves_the_others_to_be_built_alone(
         opsmith("build", str(package)),
         2,
         f"`{package.name}.extra` cannot be imported: ModuleNotFoundError",
-        "hint: install the package with the module `no_such_module_of_extra`, or correct the import; or build "
-        f"a single module, such as `{package.name}.ops`",
+        "hint: install the package with the module `no_such_module_of_extra`, or correct the import; "
+        f"or build a single module, such as `{package.name}.ops`",
     )
     found = SourcePackage.as_it_is(f"{package.name}.ops")
     assert [kernel.operator.name for kernel in found.kernels] == [f"{space}::plain"]

@@ -141,7 +141,7 @@ def test_through_torch_s_library(operator: Any) -> None:
         ([torch.empty(3)], errors.UsageError, "`out` is not a tensor for each result"),
         ((torch.empty(3), torch.empty(3)), errors.UsageError, "`out` is not a tensor for each result"),
         (None, errors.UsageError, "`out` is not a tensor for each result"),
-        (torch.empty(3, requires_grad=True), errors.MutationError, "none flows through `out=`"),
+        (torch.empty(3, requires_grad=True), errors.MutationError, "no gradient flows through `out=`"),
     ],
     ids=["longer", "of-more-dimensions", "dtype", "device", "expanded", "list", "tuple", "none", "gradient"],
 )
@@ -180,14 +180,14 @@ def test_gradients_are_refused(operator: Any) -> None:
     x = torch.randn(2, 3, requires_grad=True)
     out = buffers(operator, x.detach())
     for _ in range(2):
-        with pytest.raises(errors.MutationError, match="none flows through `out=`"):
+        with pytest.raises(errors.MutationError, match="no gradient flows through `out=`"):
             operator.out(x, out=out)
         with torch.no_grad():
             operator.out(x, out=out)
         assert_close(out, operator(x.detach()))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones(2, 3))
-        with pytest.raises(errors.MutationError, match="none flows through `out=`"):
+        with pytest.raises(errors.MutationError, match="no gradient flows through `out=`"):
             operator.out(dual, out=out)
 
 

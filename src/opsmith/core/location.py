@@ -28,7 +28,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def where(function: Callable[..., Any]) -> str:
+def where(function: Callable[..., Any] | CodeType) -> str:
     """Return `file:line` of a Python function without decorators, or of a kernel's source; else its name.
 
     The line of a method is that of its `def`; of another function, that of its first decorator.

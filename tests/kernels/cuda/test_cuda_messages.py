@@ -288,7 +288,7 @@ def test_a_template_whose_number_is_not_given() -> None:
         (
             {"grid": "x.shape[2]"},
             "cannot be computed",
-            "`x.shape[2]`: `x.shape[2]` is out of range: there are 1",
+            "`x.shape[2]`: `x.shape[2]` is out of range: there are 1 items",
         ),
         ({"grid": "0 * x.numel"}, "outside the limits of a GPU", "0, for x [3], result [3]"),
         ({"block": (64, 32)}, "outside the limits of a GPU", "64 x 32, for x [3], result [3]"),
