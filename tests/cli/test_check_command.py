@@ -316,6 +316,7 @@ def test_ctrl_c_has_status_130_and_no_traceback_and_what_is_finished_is_printed(
             "operator": f"{space}::wrong",
             "file": str(file),
             "message": "interrupted by Ctrl-C before it was checked",
+            "where": None,
         }
     ]
     assert "interrupted by Ctrl-C" in page.read_text(encoding="utf-8")
