@@ -227,7 +227,7 @@ def wrong_write(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]
 
 
 def unsteady_backward(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain a second backward that differs through the same graph by gradients that differ between runs."""
+    """Explain why a second backward through the same graph differs, if gradients differ between runs."""
     if failure.property == "effects" and failure.cause == "mutates-saved" and failure.input is not None:
         found = (each for each in before if each.property == "determinism")
         yield from (

@@ -386,7 +386,7 @@ class Contract:
         return tuple(results)
 
     def _refuse_other(self, function: Callable[..., Any], returned: Any, written: Tensor) -> None:
-        """Refuse any value other than the written argument, or a view of all of it."""
+        """Refuse a value that is neither the written argument nor a view of all of it."""
         name = self.specification.schema.returns
         if returned is written or (returned is None and function is not self.specification.reference):
             return  # a kernel need not return the written argument

@@ -138,7 +138,7 @@ def resized(
     most: float = math.inf,
     **options: Any,
 ) -> Iterator[Variation]:
-    """Yield the sample at other sizes; indices into a dimension stay valid, and distinct indices distinct.
+    """Yield the sample at other sizes; indices into a dimension stay valid, distinct indices stay distinct.
 
     Args:
         to: New sizes, by the names of the symbols.

@@ -54,8 +54,8 @@ def _attached(
 class Refusal:
     """The rule of a node between a value and its sources.
 
-    It raises when it is differentiated, at any level of autograd or `torch.func`, if a source has a graph or
-    tangent there, but the value has none.
+    Differentiating the node raises an error if a source has a graph or a tangent, but the value has none. This
+    is tested at each level of autograd and `torch.func`.
 
     Args:
         error: Makes the error.

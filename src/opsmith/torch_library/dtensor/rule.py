@@ -117,7 +117,8 @@ class DTensorRule:
     def adapted(self, values: list[Any]) -> list[Any]:
         """Validate argument values, and replicate arguments of an in-place call that torch cannot place.
 
-        A written argument stays unchanged; it is refused if its new value needs communication.
+        An argument that the call writes is not replicated. The call is refused if its new value needs
+        communication.
 
         Raises:
             PlacementError: In this case, or if `validated_placements` raises it.

@@ -48,8 +48,8 @@ class Derivatives(Run):
     ) -> Claim:
         """Derivatives of a function that is itself a derivative.
 
-        Fewer elements are moved: it costs more than a call, and a wrong derivative is rarely wrong in one
-        element.
+        Fewer elements are moved, because each move costs more than a call, and a wrong derivative is rarely
+        wrong in only one element.
         """
         elements = max(1, self.subject.effort.moved(self.sample.elements) // SHARE)
         return Claim(function, packed, weights, got, elements, self.subject.generator)
