@@ -77,7 +77,7 @@ def test_with_kernels_for_gpus(opsmith: Command, tmp_path: Path) -> None:
         ([], 2, "name the operators for a library for torch"),
         ([f"{FILE}:none"], 2, "none"),
         ([f"{FILE}:add_into", "--cpu", "x86-64-v2,x86-64-v3"], 2, "is compiled for one level of processors"),
-        ([f"{FILE}:add_into", "--cpu", "z80"], 2, "there is no level `z80` of processors"),
+        ([f"{FILE}:add_into", "--cpu", "z80"], 2, "there is no level `z80` of linux-x86_64 processors"),
         ([f"{FILE}:add_into", "--verify"], 2, "`--verify` is not for a library for torch"),
         ([f"{FILE}:add_into", "--cuda", "gpu"], 2, "`gpu` is not an architecture of GPUs"),
         ([f"{FILE}:add_into", "-o", "here"], 2, "`--output` is not for a library for torch"),

@@ -101,7 +101,7 @@ def test_the_summary_is_the_same_however_it_is_folded() -> None:
     [
         (plain, {"gradient of every input": "ordinary autograd of the reference"}),
         (derived, {"gradient of x": "derived: the reference, run again", "gradient of y": "opsmith.zero"}),
-        (square, {"gradient of x": "backward of Square, tests/drawing/drawn.py:79"}),
+        (square, {"gradient of x": "backward of Square, tests/drawing/drawn.py:80"}),
         (opaque, {}),
         (several, {}),
     ],

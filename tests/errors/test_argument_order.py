@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import opsmith
 from opsmith import errors
+from opsmith.core.location import where
 
 Place = Callable[[Callable[..., Any]], str]
 X, Y = torch.tensor([3.0, 5.0]), torch.tensor([1.0, 4.0])
@@ -165,7 +166,7 @@ def test_what_is_given_by_name_may_stand_anywhere(name: str) -> None:
     assert operator(torch.ones(1), by=2.0, plus=3.0).item() == 5.0
 
 
-def test_a_signature_in_another_order(name: str, says: Any, place: Place) -> None:
+def test_a_signature_in_another_order(name: str, says: Any) -> None:
     with says(
         errors.UsageError,
         f"""
@@ -173,7 +174,7 @@ def test_a_signature_in_another_order(name: str, says: Any, place: Place) -> Non
           argument: signature
           expected: 2 arguments: x, y
           got: 2: y, x
-          where: {place(Minus.forward)}
+          where: {where(Minus.forward)}
           hint: name the arguments of forward, without `ctx`, in its order
         """,
     ):

@@ -163,6 +163,8 @@ def test_every_torch_that_is_pinned_has_a_part_and_a_size() -> None:
     assert pin is not None
     others = [name.removeprefix("torch-") for name in pinned]
     assert tuple(sorted([pin[1], *others])) == TESTED
-    sentence = re.search(rf"Tested on torch {pin[1]}, and on ([\d., and]*) by `make test-all`", readme)
+    sentence = re.search(
+        rf"tested on the CPU with torch {pin[1]}, and by `make test-all` with ([\d., and]*)", readme
+    )
     assert sentence is not None
     assert re.findall(r"\d+\.\d+", sentence[1]) == others

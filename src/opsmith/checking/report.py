@@ -326,11 +326,12 @@ class Report:
 
     def unmet(self) -> list[str]:
         """The requested properties that had to run: the properties of `missing`, or all if none ran."""
-        asked = [outcome.property for outcome in self.outcomes if not outcome.left_out]
-        if all(outcome.status == "skipped" for outcome in self.outcomes):
-            return asked or self.missing()
         left_out = {outcome.property for outcome in self.outcomes if outcome.left_out}
-        return [name for name in self.missing() if name not in left_out]
+        unmet = [name for name in self.missing() if name not in left_out]
+        if not unmet and all(outcome.status == "skipped" for outcome in self.outcomes):
+            asked = [outcome.property for outcome in self.outcomes if not outcome.left_out]
+            return asked or self.missing()
+        return unmet
 
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON's types, with its version under `"schema"`."""

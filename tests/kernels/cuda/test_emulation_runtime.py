@@ -342,7 +342,7 @@ def test_shared_memory_that_no_gpu_has(
     operator = declared(f"shared_{name}", f"{declaration} y[threadIdx.x] = x[threadIdx.x];", **words)
     with pytest.raises(errors.LaunchError) as caught:
         opsmith.emulate(operator, torch.ones(32))
-    assert caught.value.problem.endswith("needs more shared memory than the GPU has for one")
+    assert caught.value.problem.endswith("needs more shared memory than the GPU has for one block")
     assert (caught.value.argument, got in (caught.value.got or "")) == (argument, True)
     assert caught.value.expected == "at most 232448 bytes on any GPU, static and dynamic together"
 

@@ -81,7 +81,7 @@ def test_what_python_cannot_read() -> None:
     [
         ("bias.numel", "`bias` is None, which has no `numel`"),
         ("count / (x.dim - 3)", "it divides by zero"),
-        ("stride[2]", "`stride[2]` is out of range: there are 2"),
+        ("stride[2]", "`stride[2]` is out of range: there are 2 items"),
         ("count[0]", "`count[0]` indexes a value that has no items"),
         ("bias + 1", "`bias` is not a number"),
         ("ceil(bias)", "must be real number, not NoneType"),

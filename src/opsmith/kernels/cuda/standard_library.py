@@ -38,7 +38,7 @@ def missing_hint(printed: str) -> str | None:
 
     Example:
         >>> missing_hint('kernel.cu(1): error: identifier "M_PI" is undefined')
-        '`M_PI`: write the number, or a constant of `#include <math_constants.h>`, as CUDART_PI'
+        '`M_PI`: write the number, or a constant of `#include <math_constants.h>` such as CUDART_PI'
     """
     for found in _MISSING.finditer(printed):
         header = found["nvrtc"] or found["gcc"] or found["clang"]

@@ -54,8 +54,8 @@ def _attached(
 class Refusal:
     """The rule of a node between a value and its sources.
 
-    Differentiating the node raises an error if a source has a graph or a tangent, but the value has none. Each
-    level of autograd and `torch.func` is tested.
+    Differentiating the node raises an error if a source has a graph or a tangent, but the value has none.
+    Each level of autograd and `torch.func` is tested.
 
     Args:
         error: Makes the error.

@@ -1,5 +1,5 @@
 // The gradient of involution by its input: each pixel of the image gathers the cotangent of all pixels whose
-// windows contain it, weighted by their kernels. There are no atomic additions, so the results are
+// windows contain it, weighted by their kernels. Each thread adds alone to its pixel, so the results are
 // deterministic.
 //
 // In columns counted with the padding, tap v of column j meets column j S + v D = t S + phase, with j = t -
