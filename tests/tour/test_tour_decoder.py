@@ -36,7 +36,11 @@ def test_it_writes_text_and_says_how_the_weights_were_made(tmp_path: Path) -> No
         True
     ] * 4
     assert isinstance(given.console.file, io.StringIO)
-    assert texts[0] in given.console.file.getvalue()
+    printed = given.console.file.getvalue()
+    assert printed.startswith(
+        "two texts of the small model, which learnt bytes from Python's documentation:\n"
+    )
+    assert texts[0] in printed
 
 
 @pytest.mark.slow

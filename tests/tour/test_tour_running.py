@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import opsmith
 import opsmith.tour
 from opsmith import errors
+from opsmith.checking import Outcome, Report
+from opsmith.checking.report import read_reports
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.cli.app import app
 from opsmith.core.output_file import replacing
@@ -119,6 +121,30 @@ def test_thread_count_is_restored() -> None:
     with pytest.raises(ZeroDivisionError):
         fails()
     assert torch.get_num_threads() == before
+
+
+def test_each_check_prints_its_line_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = context(tmp_path)
+    printed: list[list[str]] = []
+
+    def check(operator: Any, *, skip: Any, **options: Any) -> Report:
+        assert isinstance(given.console.file, io.StringIO)
+        printed.append(given.console.file.getvalue().splitlines())
+        outcomes = [Outcome(name, "skipped", "left out, as asked", left_out=True) for name in skip]
+        return Report(operator.name, (Outcome("forward", "passed"), Outcome("vmap", "skipped"), *outcomes), 0)
+
+    monkeypatch.setattr(operators, "check", check)
+    operators.run(given)
+    assert [len(lines) for lines in printed] == [*range(1, 1 + len(operators.OPERATORS))]
+    assert printed[0] == [
+        "8 operators, a line for each when its check ends; left out by the tour, since they compile further "
+        "kernels, for GPUs: cuda, resources"
+    ]
+    for operator, line in zip(operators.OPERATORS, printed[-1][1:], strict=False):
+        assert line.startswith(f"{operator.name} ")
+        assert "properties:  1 passed,  1 skipped  " in line
+    for report in read_reports((tmp_path / "checks.json").read_text()).values():
+        assert report.omissions() == f"{operators.LEFT_OUT}: cuda, resources"
 
 
 # torch warns of its own deprecated names when it first loads the formulas of forward mode.

@@ -487,6 +487,15 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def _by_reason(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
+    """Group the properties of outcomes by the reason why they did not run."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        reason = "; ".join([*filter(None, [outcome.reason]), *outcome.notes])
+        found.setdefault(reason or "no reason is known", []).append(outcome.property)
+    return found
+
+
 def _indented(text: str, by: str = "  ") -> list[str]:
     return [f"{by}{line}" for line in text.splitlines()]
 

@@ -120,6 +120,7 @@ def run(context: TourContext) -> StageResult:
         return StageResult(False, "the logits are not finite numbers", {"about": about})
     written = write(network, context)
     rate = written.count / written.seconds
+    context.console.print("two texts of the small model, which learnt bytes from Python's documentation:")
     for text in written.texts[:2]:
         context.console.print(text, markup=False, highlight=False, soft_wrap=True)
     details = {

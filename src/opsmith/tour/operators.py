@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import opsmith
 from opsmith import ops
 from opsmith.checking import Report, check
+from opsmith.checking.report import Status
 from opsmith.checking.side_effects.global_settings import thread_count
 from opsmith.ops.decoder import Decoder, DecoderSizes, PagedCache, generate
 from opsmith.ops.involution import involution, involution_input_gradient, involution_weight_gradient
@@ -150,15 +152,16 @@ def build_kernels() -> None:
 def run(context: TourContext) -> StageResult:
     """Check the operators at quick effort, print a table, and write the reports to `checks.json`."""
     reports: dict[str, Report] = {}
-    seconds: dict[str, float] = {}
+    say = partial(context.console.print, highlight=False, soft_wrap=True)
+    say(f"{len(OPERATORS)} operators, a line for each when its check ends; {LEFT_OUT}: {', '.join(SKIPPED)}")
     with progress(context.console, "checking", len(OPERATORS)) as advance:
         for operator in OPERATORS:
             start = perf_counter()
-            reports[operator.name] = check(operator, seed=context.seed, effort="quick", skip=SKIPPED)
-            seconds[operator.name] = perf_counter() - start
+            report = check(operator, seed=context.seed, effort="quick", skip=SKIPPED)
+            reports[operator.name] = report = _with_reason(report)
+            say(_line(report, perf_counter() - start))
             advance(operator.name)
-    context.console.print(_table(reports, seconds))
-    context.console.print(THOROUGHLY, markup=False, highlight=False, soft_wrap=True)
+    say(THOROUGHLY)
     for report in reports.values():
         for failure in report.failures:
             context.console.print(f"{report.operator}: {failure.message}", markup=False)
@@ -173,13 +176,18 @@ def run(context: TourContext) -> StageResult:
 
 
 THOROUGHLY = "to check them thoroughly: opsmith check opsmith.ops --thorough"
-STATUSES = ("passed", "skipped")
+STATUSES: tuple[Status, ...] = ("passed", "skipped")
 
 
-def _table(reports: dict[str, Report], seconds: dict[str, float]) -> Table:
-    table = Table("operator", "check", "passed", "skipped", "seconds")
-    for name, report in reports.items():
-        counts = [str(sum(outcome.word() == status for outcome in report.outcomes)) for status in STATUSES]
-        verdict = "[green]passed" if report.passed else "[red]failed"
-        table.add_row(name, verdict, *counts, f"{seconds[name]:.1f}")
-    return table
+def _with_reason(report: Report) -> Report:
+    """Say in a report why the tour leaves properties out."""
+    outcomes = (replace(each, reason=LEFT_OUT) if each.left_out else each for each in report.outcomes)
+    return replace(report, outcomes=tuple(outcomes))
+
+
+def _line(report: Report, seconds: float) -> str:
+    width = max(len(operator.name) for operator in OPERATORS)
+    verdict = "[green]passed[/green]" if report.passed else "[red]failed[/red]"
+    words = [outcome.word() for outcome in report.outcomes if not outcome.left_out]
+    counts = ", ".join(f"{words.count(status):2} {status}" for status in STATUSES)
+    return f"{report.operator:{width}}  {verdict}  properties: {counts}  {seconds:5.1f} s"
