@@ -91,11 +91,9 @@ def test_the_documentation_has_the_counts_of_the_corpus() -> None:
         " ".join((root / name).read_text().split()) for name in ("README.md", "docs/cuda-kernels.md")
     )
     assert f"corpus of {len(RIGHT) + len(WRONG)} kernels" in readme
-    assert (
-        f"nothing for the {len(RIGHT)} right kernels. For {by_cause} of the {len(WRONG)} wrong kernels"
-        in readme
-    )
-    assert f"it names the fault; for {by_values} it reports only wrong values" in readme
+    assert f"nothing for the {len(RIGHT)} right kernels" in readme
+    assert f"For {by_cause} of the {len(WRONG)} wrong kernels it names the fault" in readme
+    assert f"for {by_values} it reports only wrong values" in readme
     assert f"For {len(RIGHT)} right kernels the check reports nothing. The other {len(WRONG)} kernels" in page
     assert f"For {by_cause} of them the check names the fault; for {by_values} it reports only" in page
 
