@@ -374,12 +374,7 @@ class Report:
 
     def skipped(self) -> dict[str, list[str]]:
         """The requested properties that did not run, by reason."""
-        found: dict[str, list[str]] = {}
-        for outcome in self.outcomes:
-            if outcome.status == "skipped" and not outcome.left_out:
-                reason = "; ".join([*filter(None, [outcome.reason]), *outcome.notes])
-                found.setdefault(reason or "no reason is known", []).append(outcome.property)
-        return found
+        return _by_reason(each for each in self.outcomes if each.status == "skipped" and not each.left_out)
 
     def skipped_lines(self) -> list[str]:
         """The number of skipped properties, and a line for each reason; empty if none was skipped."""
@@ -390,9 +385,9 @@ class Report:
         ]
 
     def omissions(self) -> str:
-        """One line: the properties that the caller left out; empty if there are none."""
-        names = ", ".join(outcome.property for outcome in self.outcomes if outcome.left_out)
-        return f"left out, as asked: {names}" if names else ""
+        """One line: the properties that the caller left out, with the reason; empty if there are none."""
+        every = _by_reason(each for each in self.outcomes if each.left_out)
+        return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in every.items())
 
     def rejections(self) -> str:
         """One line: the derived inputs that the operator rejects; empty if there are none."""
@@ -441,6 +436,15 @@ class Report:
         return printable("\n".join(lines))
 
 
+def _by_reason(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
+    """Group the properties of outcomes by the reason why they did not run."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        reason = "; ".join([*filter(None, [outcome.reason]), *outcome.notes])
+        found.setdefault(reason or "no reason is known", []).append(outcome.property)
+    return found
+
+
 def _outcome_dict(outcome: Outcome) -> dict[str, Any]:
     failures = [vars(failure) for failure in outcome.failures]
     more = {"word": outcome.word(), "seconds": round(outcome.seconds, 6), "failures": failures}
@@ -485,15 +489,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return str(value)
-
-
-def _by_reason(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
-    """Group the properties of outcomes by the reason why they did not run."""
-    found: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        reason = "; ".join([*filter(None, [outcome.reason]), *outcome.notes])
-        found.setdefault(reason or "no reason is known", []).append(outcome.property)
-    return found
 
 
 def _indented(text: str, by: str = "  ") -> list[str]:
