@@ -13,8 +13,8 @@ import opsmith
 from opsmith.kernels.languages import OWN
 
 ROOT = Path(opsmith.__file__).parent
-DEVICES = {"cuda"}
-"""Keys that are types of devices, too: a string of these says nothing of a language."""
+WORDS = {"cuda", "derived"}
+"""Keys that are types of devices or common words, too: a string of these says nothing of a language."""
 REGISTRY = "kernels/languages.py"
 BUILDS_ON = {("cuda", "cpp"), ("runtime", "cpp")}
 """Folders that import from another one: the emulation and the runtime are compiled as kernels in C++ are."""
@@ -54,7 +54,7 @@ def named_in(source: str, folder: str = "") -> Iterator[tuple[str, int]]:
                 key != folder
                 and (folder, key) not in BUILDS_ON
                 and any(
-                    text == module or text.startswith(f"{module}.") or (text == key and key not in DEVICES)
+                    text == module or text.startswith(f"{module}.") or (text == key and key not in WORDS)
                     for text in texts
                 )
             ):

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opsmith
 from opsmith import errors
+from opsmith.build.elf import fault_of
+from opsmith.build.toolchain import find_toolchain
 from opsmith.torch_library import capabilities as queries
 from opsmith.torch_library.capabilities import capability
 from opsmith.torch_library.capabilities.capability import CAPABILITIES, PROVIDERS
@@ -1095,3 +1098,48 @@ def test_a_self_test_may_need_another_capability(name: str, monkeypatch: pytest.
     deciding.start()
     deciding.join(timeout=300)
     assert [each.on for each in found] == [True], found
+
+
+def test_fused_graphs() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.exp() * y.sum(), (x > 0)
+
+    graphs = capabilities.fused_graphs(function, [torch.randn(3, 4), torch.randn(2)], [0, 1])
+    assert isinstance(graphs, capabilities.FusedGraphs)
+    assert graphs.differentiable == (True, False)
+    assert graphs.gradients == (0, 1)
+    x, y = torch.randn(5, 6).requires_grad_(), torch.randn(7).requires_grad_()
+    results = graphs.forward(x.detach(), y.detach())
+    values = {"input": [x.detach(), y.detach()], "result": results[:2], "hidden": results[2:]}
+    values["shape"] = values["input"]
+    grad = torch.randn(5, 6)
+    found = graphs.backward(*(values[kind][at] for kind, at in graphs.taken), grad)
+    assert_close(found, torch.autograd.grad(function(x, y)[0], (x, y), grad))
+    assert "L['t0'].size()[0]" in graphs.condition
+    with torch.no_grad():  # a thread makes them, without the caller's grad mode
+        assert capabilities.fused_graphs(function, [torch.randn(3, 4), torch.randn(2)], [0]).gradients == (0,)
+    assert capabilities.fused_graphs(function, [torch.randn(3, 4), torch.randn(2)], []).backward is None
+
+
+@pytest.fixture
+def library_of_a_graph(tmp_path: Path) -> Path:
+    """The library of the sum of exp(x) over the last dimension."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.exp().sum(-1),)
+
+    graphs = capabilities.fused_graphs(function, [torch.randn(3, 4)], [])
+    capabilities.compile_graph(graphs.forward, tmp_path / "graph.so", find_toolchain().command[0])
+    return tmp_path / "graph.so"
+
+
+@pytest.mark.slow
+def test_compile_graph(library_of_a_graph: Path) -> None:
+    assert fault_of(library_of_a_graph) is None
+
+
+@pytest.mark.slow
+def test_load_graph(library_of_a_graph: Path) -> None:
+    run = capabilities.load_graph(library_of_a_graph)
+    x = torch.randn(6, 9)
+    assert_close(run([x]), [x.exp().sum(-1)])

@@ -249,6 +249,10 @@ class Aspects:
         copies: Literal["allowed"] = ...,
     ) -> Self: ...
     @overload
+    def kernel(
+        self, device: str, /, *, derived: Literal[True], dtypes: Dtypes | None = None, strict: bool = False
+    ) -> Self: ...
+    @overload
     def kernel(self, device: str, /, **options: Unpack[CudaOptions]) -> Self: ...
     @overload
     def kernel(self, device: str, /, **options: Unpack[TritonOptions]) -> Self: ...
@@ -263,6 +267,7 @@ class Aspects:
         cuda: UnknownOption = ...,
         cuda_file: UnknownOption = ...,
         triton: UnknownOption = ...,
+        derived: UnknownOption = ...,
         dtypes: Dtypes | None = None,
         strict: bool = False,
         copies: Literal["allowed"] = ...,
@@ -290,7 +295,8 @@ class Aspects:
                 parameters are the arguments and then the results. `cpp_file=` is a file with it, in the
                 folder of the calling file. `entry=` is its name, by default the operator's. `flags=`,
                 `include_dirs=` and `libraries=` are lists for the compiler and the linker. For CUDA C++ and
-                Triton see `CudaOptions` and `TritonOptions`. An installed package may add a language.
+                Triton see `CudaOptions` and `TritonOptions`. `derived=True` derives the kernel and its
+                backward from the reference. An installed package may add a language.
                 `copies="allowed"`, in each language: an argument that the kernel writes may be copied into a
                 layout that it takes, and back; without this option it does not take such calls.
 

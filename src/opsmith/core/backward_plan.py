@@ -10,7 +10,7 @@ from typing import Any
 
 from opsmith.core.formula import Formula, NotImplementedGradient, Zero
 from opsmith.core.gradients import NEEDED
-from opsmith.core.kernels import choose
+from opsmith.core.kernels import Kernel, choose
 from opsmith.core.specification import Specification
 
 
@@ -105,7 +105,16 @@ def runs_ordinary(
         return False
     if forward_mode and specification.tangents.rules:
         return False
-    return not takes_kernel(specification, values)
+    if not takes_kernel(specification, values):
+        return True
+    kernels = specification.kernels if values is None else [kernel_of(specification, values)]
+    return bool(kernels) and all(each is not None and each.differentiable for each in kernels)
+
+
+def kernel_of(specification: Specification, values: list[Any]) -> Kernel | None:
+    """Return the kernel that takes a call with these values; None if the reference computes it."""
+    accepted, _ = choose(specification.kernels, values)
+    return accepted and accepted.kernel
 
 
 def takes_kernel(specification: Specification, values: list[Any] | None) -> bool:

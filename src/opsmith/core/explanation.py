@@ -94,7 +94,10 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
         replace(specification, schema=specification.formula_schema),
         frozenset(filter(rules.differentiable, specification.schema.tensor_names)),
     )
+    of_kernel = accepted is not None and ordinary
     saved = () if ordinary or own_autograd else _saved(plan)
+    if of_kernel and isinstance(built, BuiltKernel):
+        saved = built.saved(values)
     written_over = tuple(
         f"`{name}`: the backward needs its value before the call"
         for name in specification.schema.written
@@ -110,7 +113,7 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
             for name, rule in specification.tangents.rules.items()
         },
         saved,
-        ordinary,
+        ordinary and not of_kernel,
         any(each.runs_again for each in sources.values()),
         tuple(specification.origin.notes(in_place=bool(specification.schema.written))),
         own_autograd,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from opsmith.core.backward_plan import runs_ordinary
+from opsmith.core.backward_plan import kernel_of, runs_ordinary
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.formula import Formula, NonDifferentiable
 from opsmith.core.gradients import Rule
@@ -16,10 +16,10 @@ from opsmith.core.location import where
 from opsmith.core.origins.function_class import ClassFormula
 from opsmith.core.specification import Specification
 
-Kind = Literal["formula", "declared", "own", "stand-in", "missing", "ordinary", "reference"]
+Kind = Literal["formula", "declared", "own", "stand-in", "missing", "kernel", "ordinary", "reference"]
 """Written as code; declared by a value; the autograd of an adopted operator; derived from the stand-in;
-missing, as none can be derived; ordinary autograd of the reference; derived from the reference, which the
-backward runs again."""
+missing, as none can be derived; the backward of a kernel; ordinary autograd of the reference; derived from
+the reference, which the backward runs again."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ def _without_rule(specification: Specification, values: list[Any] | None) -> Gra
     if specification.opaque:
         return GradientSource("missing", "none: the operator is opaque and no formula is given")
     if runs_ordinary(specification, values):
+        kernel = None if values is None else kernel_of(specification, values)
+        if kernel is not None:
+            return GradientSource("kernel", "backward of the kernel", kernel.where)
         return GradientSource("ordinary", "ordinary autograd of the reference")
     return GradientSource("reference", "derived: the reference, run again")
 

@@ -98,11 +98,12 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
         key: Key of the language; empty for a kernel that no author wrote, such as an emulation.
         language: Name of the language, for messages.
         pure: True if it is known to write only into arguments declared as written, and to return new tensors.
-            traced: Computes the results in operations that torch.compile traces; None if torch.compile cannot
-        see the kernel.
-            by_context: True if the context of a call decides whether the kernel takes it. The choice is then
-        made for each call, not by the call's signature.
-            manner: Description of how the kernel runs on its device, for messages; may be empty.
+        traced: Computes the results in operations that torch.compile traces; None if torch.compile cannot see
+            the kernel.
+        by_context: True if the context of a call decides whether the kernel takes it. The choice is then made
+            for each call, not by the call's signature.
+        differentiable: True if autograd records its operations, because it has a backward of its own.
+        manner: Description of how the kernel runs on its device, for messages; may be empty.
         required: True to raise an error if it can neither be loaded nor built.
     """
 
@@ -112,6 +113,7 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
     pure = False
     traced: Callable[..., Any] | None = None
     by_context: ClassVar[bool] = False
+    differentiable: ClassVar[bool] = False
     manner: str = ""
     required = False
 
@@ -190,6 +192,10 @@ class BuiltKernel(errors.ErrorSubject, GuardedPart, ABC, Generic[S]):
 
     def narrow_indices(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return the 32-bit indices that calls with these values use, by the compiler's names."""
+        return ()
+
+    def saved(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """Return the names of the values that its backward needs; only a differentiable kernel has one."""
         return ()
 
     @abstractmethod
@@ -285,6 +291,11 @@ class Kernel:
     def by_context(self) -> bool:
         """True if the context of a call decides whether the kernel takes it."""
         return isinstance(self.given, BuiltKernel) and self.given.by_context
+
+    @property
+    def differentiable(self) -> bool:
+        """True if autograd records its operations."""
+        return isinstance(self.given, BuiltKernel) and self.given.differentiable
 
     @property
     def deterministic(self) -> bool:

@@ -29,6 +29,7 @@ OWN: Mapping[str, str] = {
     "cpp": "opsmith.kernels.cpp.language",
     "cuda": "opsmith.kernels.cuda.language",
     "triton": "opsmith.kernels.triton.language",
+    "derived": "opsmith.kernels.derived.language",
 }
 """Modules of opsmith's own languages, by key; each is imported when its language is first named."""
 FILE = "_file"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opsmith import errors
-from opsmith.core.backward_plan import BackwardPlan, backward_plan, runs_ordinary
+from opsmith.core.backward_plan import BackwardPlan, backward_plan, kernel_of, runs_ordinary
 from opsmith.core.call_arguments import tensors_in, type_error
 from opsmith.core.forked_locks import lock_of
 from opsmith.core.kernels import BuiltKernel, Kernel, choose, refuse_strictly
@@ -659,7 +659,12 @@ class DispatcherRegistration:
         mapped = transformed and specification.schema.new_values
         if not (sharded or mapped) and runs_ordinary(specification, values, forward_mode=forward_mode):
             refuse_strictly(choose(specification.kernels, values)[1], specification.name)
-            results = self._by_reference(values)
+            kernel = kernel_of(specification, values)
+            results = (
+                run_call(specification, self.held(kernel.function), values)
+                if kernel
+                else self._by_reference(values)
+            )
             self._validated = specification
             roles = zip(results, specification.schema.results, strict=True)
             return tuple(result if role.differentiable else detached(result) for result, role in roles)

@@ -225,12 +225,13 @@ class RouteTable:
         contiguous = writes and self._takes_by_layout(function, rejected)
         if contiguous and not all(each.is_contiguous() for _, each in written_tensors(specification, values)):
             return None
-        records = requires and not writes and not (specification.gradients.given or accepted)
+        recorded = accepted is None or accepted.kernel.differentiable
+        records = requires and not writes and recorded and not specification.gradients.given
         compute = Computation(
             specification,
             function,
             self._registered.held(function),
-            below_autograd=bool(accepted or specification.opaque),
+            below_autograd=bool((accepted or specification.opaque) and not records),
             has_graph=records,
             contiguous=contiguous,
             tensors_of=None if self._only_tensors else self._tensors,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the types of all names; their values are looked up below
     from opsmith.torch_library.capabilities.private.fake_registration import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.fake_tensors import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.forward_mode import *  # noqa: F403
+    from opsmith.torch_library.capabilities.private.fused_graphs import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.inlining import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.known_calls import *  # noqa: F403
     from opsmith.torch_library.capabilities.private.library_operators import *  # noqa: F403

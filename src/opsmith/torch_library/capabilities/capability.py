@@ -355,6 +355,12 @@ CAPABILITIES = {
             provides=("add_fake",),
         ),
         Capability(
+            name="fused_graphs",
+            purpose="kernels that are derived from the reference, with a backward of their own",
+            instead="the reference computes in place of these kernels",
+            provides=("FusedGraphs", "compile_graph", "fused_graphs", "load_graph"),
+        ),
+        Capability(
             name="onnx_registry",
             purpose="a shared registry of translations for the model and the bodies of an export to ONNX",
             instead="torch makes the registry twice, and an export takes longer",

@@ -413,3 +413,34 @@ def operators_behind_modes() -> AbstractContextManager[list[Any] | None]:
 def tracing_imported() -> bool:
     """Return True, so that callers use tensors without data."""
     return True
+
+
+class FusedGraphs:
+    """The graphs of a function, which no public name of torch makes."""
+
+
+def fused_graphs(function: Callable[..., Any], tensors: Sequence[Tensor], needed: Any) -> FusedGraphs:
+    """Refuse to make the graphs of a function.
+
+    Raises:
+        ToolchainError: Always.
+    """
+    raise errors.ToolchainError(
+        "no kernel can be derived from a reference with this torch",
+        expected="a torch with which the capability `fused_graphs` is on",
+        got=str(torch.__version__),
+        hint="`opsmith doctor` lists all capabilities; until then the reference computes the operator",
+    )
+
+
+def compile_graph(graph: Any, path: Any, compiler: str) -> None:
+    """Compile no graph, because `fused_graphs` makes none."""
+
+
+def load_graph(path: Any) -> Any:
+    """Load no graph.
+
+    Raises:
+        ToolchainError: Always.
+    """
+    return fused_graphs(load_graph, (), ())

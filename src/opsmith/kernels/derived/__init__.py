@@ -1,0 +1,1 @@
+"""Kernels that are derived from the reference: fused forwards and backwards, compiled by Inductor."""
