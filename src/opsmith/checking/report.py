@@ -413,7 +413,7 @@ class Report:
             return f"{self.operator}: passed{beside}"
         if self.passed_as_asked:
             missing = ", ".join(self.missing())
-            return f"{self.operator}: passed as far as asked{beside}; not checked: {missing}"
+            return f"{self.operator}: passed the requested properties{beside}; not checked: {missing}"
         return f"{self.operator}: NOT PASSED: {' and '.join(self.unmet())} could not be checked{beside}"
 
     __repr__ = titled_repr(verdict)
@@ -466,7 +466,7 @@ def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
     if report.fails(outcome):
         return "failed", min(outcome.failures, key=Failure.rank).heading()
     if outcome.status == "skipped" and not outcome.left_out and outcome.property in report.missing():
-        return "failed", f"it could not be checked: {outcome.reason}"
+        return "failed", f"the property could not be checked: {outcome.reason}"
     return outcome.status, outcome.reason
 
 

@@ -44,7 +44,9 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
             return
         for each in tensors:
             if each.dtype in FEWER and _rounded(each):
-                found[:] = [f"{operator} takes {dtype_name(each.dtype)}{' beside float64' * bool(wide)}"]
+                found[:] = [
+                    f"{operator} takes {dtype_name(each.dtype)}{' together with float64' * bool(wide)}"
+                ]
 
     with capabilities.observe_operators(lambda operator, kwargs: None, given):
         compute()
