@@ -119,7 +119,7 @@ def test_what_was_asked_for_decides_the_status(opsmith: Run, write: Write) -> No
     file = write()
     assert opsmith("check", f"{file}:wrong", "--only", "forward").exit_code == 0
     assert (
-        "passed as far as asked; not checked: gradient"
+        "passed the requested properties; not checked: gradient"
         in opsmith("check", f"{file}:wrong", "--only", "forward").stdout
     )
     skipped = ("gradient", "forward_mode", "second_order", "integration")

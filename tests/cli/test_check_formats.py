@@ -218,7 +218,7 @@ def test_junit_counts_failures_skipped_and_passed(reports: tuple[Path, list[Repo
         Outcome("forward", "passed", seconds=0.25),
         Outcome("gradient", "passed", seconds=0.5, failures=(warned,)),
         Outcome("vmap", "skipped", "it is slow\x00"),
-        Outcome("opcheck", "skipped", "left out, as asked", left_out=True),
+        Outcome("opcheck", "skipped", "left out on request", left_out=True),
     )
     report = Report("demo::op", outcomes, seed=0)
     suite = ElementTree.fromstring(junit([*found, report]))[0]

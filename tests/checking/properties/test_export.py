@@ -95,7 +95,9 @@ def test_an_operator_that_cannot_be_traced_is_found() -> None:
 
     (failure,) = exported(declare(shift), (X,)).failures
     assert failure.cause == "raises"
-    assert failure.message.startswith("torch.export.export(..., strict=False) raises where a call does not: ")
+    assert failure.message.startswith(
+        "torch.export.export(..., strict=False) raises, but a plain call does not: "
+    )
 
 
 def test_quick_exports_nothing() -> None:
@@ -109,7 +111,7 @@ def test_a_generator_is_left_out() -> None:
 
     found = exported(declare(noisy), (X, torch.Generator()))
     assert (found.status, found.reason) == ("skipped", "no sample can be exported")
-    assert found.notes == ("a sample with a generator was left out: no exported program takes one",)
+    assert found.notes == ("a sample with a generator was left out: no exported program takes a generator",)
 
 
 @pytest.mark.slow

@@ -56,14 +56,14 @@ def named(x: Tensor, name: str) -> Layout:
         ("transposed", (3, 4), (1, 3), 0),
         ("transposed", (2, 3, 4), (12, 1, 3), 0),
         ("transposed in dimensions 0 and 1", (2, 3, 4), (4, 8, 1), 0),
-        ("with its dimensions in reverse", (2, 3, 4), (1, 2, 6), 0),
+        ("with reversed dimensions", (2, 3, 4), (1, 2, 6), 0),
         ("sliced with a step", (5,), (2,), 1),
         ("every other row", (3, 4), (8, 1), 4),
         ("a chunk of a larger tensor", (3, 4), (8, 1), 4),
-        ("one element into its memory", (3, 4), (4, 1), 1),
+        ("at an offset of one element in its memory", (3, 4), (4, 1), 1),
         ("channels last", (2, 3, 2, 3), (18, 1, 9, 3), 0),
         ("channels last", (2, 3, 2, 2, 2), (24, 1, 12, 6, 3), 0),
-        ("with an odd stride where it has one element", (1, 4), (7, 1), 0),
+        ("with an odd stride in a dimension of size 1", (1, 4), (7, 1), 0),
         ("a negated view", (3,), (2,), 1),
     ],
 )
@@ -207,7 +207,7 @@ def test_an_incoming_gradient_that_is_refused_is_a_fault_in_any_words() -> None:
     (failure,) = found(Refusing, [(torch.randn(3, 4),)]).failures
     assert (failure.cause, failure.input) == ("layout", "x")
     assert "ValueError: grad must be contiguous" in failure.message
-    assert "one element into its memory" in failure.evidence["right for"]
+    assert "at an offset of one element in its memory" in failure.evidence["right for"]
     assert {"transposed", "every other row"} <= set(failure.evidence["wrong for"].split(", "))
 
 
@@ -263,7 +263,7 @@ def test_a_forgotten_conjugation_is_found() -> None:
 
     z = torch.complex(torch.randn(3, 4), torch.randn(3, 4))
     (failure,) = found(Imaginary, [(z,)]).failures
-    assert "wrong where it is a conjugate view" in failure.message
+    assert "wrong where `x` is a conjugate view" in failure.message
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_spills_are_found() -> None:
     assert found.status == "failed"
     (failure,) = found.failures
     assert failure.cause == "resources"
-    told = "the CUDA kernel takes more than it may: for float64, N=4, sm_90 it spills "
+    told = "the CUDA kernel exceeds its limits: for float64, N=4, sm_90 it spills "
     assert failure.message.startswith(told)
     assert failure.where == operator.specification.kernels[0].function.where
     assert failure.evidence["most bytes spilled"] > 0

@@ -178,13 +178,13 @@ def test_either_side_of_a_kink_is_right_and_noted() -> None:
     assert found.notes
     for note in found.notes:
         assert note.startswith("the gradient of `x` at `x` = ")
-        assert note.endswith("it is a kink or an edge, where both are as good")
+        assert note.endswith("the function has a kink or an edge there, and both values are valid")
 
 
 def test_what_is_wrong_everywhere_is_left_to_gradient() -> None:
     found = outcome(declared("wrong_everywhere", torch.sin, lambda grad, x: -grad * x.cos()))
     assert found.status == "passed"
-    assert found.notes == ("special values skipped for `x`: it is already wrong on sample 0",)
+    assert found.notes == ("special values were skipped for `x`, which is already wrong on sample 0",)
 
 
 class Magnitude(Function):

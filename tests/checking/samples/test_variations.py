@@ -382,7 +382,7 @@ def test_sizes_that_give_another_number_of_results_are_rejected() -> None:
 
     found = derived(declared(unbound, [(torch.rand(2),), (torch.rand(2, 3),), (torch.rand(2, 5),)]))
     assert {sample.flat[0].shape[0] for sample in found.samples} == {2}
-    assert any("it returns 0 tensors, where its declaration says 2" in each for each in found.rejected)
+    assert any("it returns 0 tensors, but its declaration says 2" in each for each in found.rejected)
 
 
 def test_a_flag_that_gives_more_results_is_rejected() -> None:

@@ -169,9 +169,7 @@ def test_the_report_names_what_begins_anew() -> None:
     named = f"with fresh copies of `MEAN` of the module `{__name__}` for each call"
     assert remark == f"two runs give different numbers; the other properties ran {named}"
     (remark,) = check(CentresByDict).remarks
-    assert remark.endswith(
-        "the other properties ran with the state that it keeps between calls restored before each call"
-    )
+    assert remark.endswith("the other properties ran with the operator's state restored before each call")
 
 
 @pytest.mark.slow
@@ -197,7 +195,7 @@ def test_what_calls_leave_behind_is_not_called_nondeterministic() -> None:
     assert "nondeterministic" not in {each.cause for each in found.failures}, str(found)
     (failure,) = [each for each in found.failures if each.property == "state"]
     assert "each changes `MEAN` of the module" in failure.message
-    assert "From the same state, both results agree" in failure.message
+    assert "If both calls begin with the same state, the results agree" in failure.message
 
 
 LOOKUP = torch.zeros(20)

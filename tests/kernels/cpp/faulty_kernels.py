@@ -132,7 +132,7 @@ fault(
     "never_set",
     "uninitialized",
     "result",
-    "`result` depends on what a variable holds before something is written to it",
+    "`result` depends on a variable that the kernel reads before the first write",
     body="  T sum;\n  for (int64_t i = 0; i < n; i++) sum += x[i];  // fault\n"
     "  if (n) y[0] += sum * T(1e-30);\n",
 )
@@ -148,7 +148,7 @@ fault(
     "divides_by_zero",
     "undefined",
     None,
-    "its behaviour is undefined in C\\+\\+: division by zero",
+    "the kernel's behaviour is undefined in C\\+\\+: division by zero",
     body="  volatile int zero = 0;\n  if (n) y[0] += T(int(n) / zero);  // fault\n",
     deadly=True,
 )
@@ -156,7 +156,7 @@ fault(
     "recurses",
     "raises",
     None,
-    "it needs more stack than there is",
+    "the kernel needs more stack than is available",
     body="  volatile char room[100000000];  // fault\n  room[n] = 1;\n  if (n && room[n] == 2) y[0] = 0;\n",
     deadly=True,
 )
@@ -172,7 +172,7 @@ fault(
     "leaves",
     "raises",
     None,
-    "it ends the process, with status 0, instead of returning",
+    "the operator ends the process with status 0, instead of returning",
     body="  if (n) std::exit(0);  // fault\n",
     deadly=True,
 )

@@ -224,7 +224,7 @@ def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pyt
         "no process runs with AddressSanitizer",
         "  expected: Python and torch with the sanitizer's library loaded before all others",
         "  got: no shadow memory",
-        "  hint: check without `sanitize`, or with another g++, named in CXX",
+        "  hint: check without `sanitize`, or name another g++ in CXX",
     ]
 
 
