@@ -11,8 +11,12 @@ import opsmith
 
 ONLY = ["forward", "gradient", "effects", "memory"]
 SAYS = {
-    "sine_that_collects_in_what_was_saved": "`.grad` of a saved tensor adds up the gradients of all backwards",
-    "reversible_that_collects_in_its_weight": "`.grad` of `ctx.weight` adds up the gradients of all backwards",
+    "sine_that_collects_in_what_was_saved": (
+        "`.grad` of a saved tensor adds up the gradients of all backwards"
+    ),
+    "reversible_that_collects_in_its_weight": (
+        "`.grad` of `ctx.weight` adds up the gradients of all backwards"
+    ),
     "exponential_in_a_box": "in a reference cycle (`ctx.box` holds it)",
     "argument_in_a_closure": "stays on the context as `ctx.derivative` after the backward",
     "affine_with_its_input_frozen": "when `weight` and `bias` require a gradient",

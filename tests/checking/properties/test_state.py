@@ -245,9 +245,9 @@ def test_a_class_that_raises_without_a_check_is_found() -> None:
     failure = failure_of(LooksAhead, [(X,)])
     assert (failure.severity, failure.cause, failure.input) == ("error", "looks-at-caller", None)
     says = (
-        "that a check runs, raises ValueError: not in a check; the same call in this check succeeds. The operator "
-        "looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. Take the value "
-        "as an argument"
+        "that a check runs, raises ValueError: not in a check; the same call in this check succeeds. "
+        "The operator looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. "
+        "Take the value as an argument"
     )
     assert says in failure.message
 
