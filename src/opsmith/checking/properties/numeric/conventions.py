@@ -341,7 +341,7 @@ def is_right_among_symmetric(gradient: ShownGradient) -> bool:
 CONVENTIONS = (
     Convention(
         "every sample has a symmetric matrix there, and the gradient is right along symmetric "
-        "matrices: if other matrices are allowed, add a sample with one",
+        "matrices: if other matrices are allowed, add a sample with a matrix that is not symmetric",
         is_right_among_symmetric,
         "strained",
         of_numbers=True,
