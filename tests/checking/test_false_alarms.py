@@ -394,4 +394,4 @@ def test_a_number_of_another_sample_that_does_not_fit_here_is_a_limit() -> None:
     assert report.passed_as_asked, report
     (limit,) = report.limits
     assert limit.cause == "raises"
-    assert "`dim=-1` where it had 1" in limit.evidence["sample"]
+    assert "`dim=-1` instead of 1" in limit.evidence["sample"]

@@ -449,7 +449,7 @@ def test_sanitised_an_operator_without_a_kernel_in_cpp_says_so(
     done = opsmith("check", f"{write()}:right", "--sanitize", *FAST)
     assert done.exit_code == 0, done.output
     (line,) = [line for line in done.stdout.splitlines() if "sanitized" in line]
-    assert line.strip() == "sanitized: it has no kernel in C++"
+    assert line.strip() == "sanitized: the operator has no kernel in C++"
 
 
 @pytest.mark.slow

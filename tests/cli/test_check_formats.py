@@ -186,7 +186,7 @@ def test_a_report_that_passes_nothing_is_a_finding(write: Write) -> None:
     )
     case = ElementTree.fromstring(junit([report])).find(".//failure")
     assert case is not None
-    assert case.attrib["message"] == "it could not be checked: no sample requires one"
+    assert case.attrib["message"] == "the property could not be checked: no sample requires one"
 
 
 def test_what_could_not_be_checked_stands_at_the_line_that_raises(write: Write, tmp_path: Path) -> None:

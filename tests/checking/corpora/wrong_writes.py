@@ -83,7 +83,7 @@ def writes_before_the_start() -> Any:
     return Writes, matrix()
 
 
-@mutant("effects", "mutates-input", "x", "the first of them between its own")
+@mutant("effects", "mutates-input", "x", "the first between its own elements")
 def writes_between_the_elements() -> Any:
     class Writes(Twice):
         @staticmethod

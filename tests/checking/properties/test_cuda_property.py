@@ -305,4 +305,4 @@ def test_an_operator_without_such_a_kernel_is_skipped() -> None:
 
     plain.samples(lambda make: [(make(2),)])
     outcome = outcome_of(plain)
-    assert (outcome.status, outcome.reason) == ("skipped", "it has no kernel in CUDA C++")
+    assert (outcome.status, outcome.reason) == ("skipped", "the operator has no kernel in CUDA C++")

@@ -164,7 +164,7 @@ def test_an_input_that_is_refused_in_words_of_its_own_is_listed() -> None:
     outcome = found(doubled, [(torch.randn(3, 4),)])
     assert outcome.status == "passed"
     (note,) = [each for each in outcome.notes if "does not take `x` transposed, sliced with a step" in each]
-    assert "and says so: ValueError: x must be contiguous" in note
+    assert ": ValueError: x must be contiguous" in note
 
 
 def test_what_some_operation_says_is_no_answer_of_its_own() -> None:

@@ -37,7 +37,7 @@ def failure_of(name: str) -> Failure:
 
 
 SAYS = {
-    "in_place_decay_of_whole_vectors": "a call writes outside of `state`, into memory of others: ",
+    "in_place_decay_of_whole_vectors": "a call writes outside of `state`, into memory of other tensors: ",
     "in_place_decay_over_the_gaps": (
         "a call writes outside of `state`, into `x`, whose elements alternate with its elements in "
         "memory: at [0, 0] it is "
@@ -216,7 +216,7 @@ def test_a_refused_layout_is_a_note() -> None:
     operator, samples = writer("test", "decay")
     found = mutation(operator.kernel("cpu", kernel), samples, "quick")
     assert not found.failures
-    words = "it does not take `state` transposed, and says so: ValueError: the state must be contiguous"
+    words = "the operator refuses `state` transposed: ValueError: the state must be contiguous"
     assert words in found.notes
 
 

@@ -77,7 +77,7 @@ def variations(subject: Subject) -> Variations:
         >>> from opsmith.checking.effort import EFFORTS
         >>> from opsmith.checking.subject_kinds import subject_of
         >>> print(variations(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).samples[1])
-        sample 6 (x [0, 5]; sample 0 with `x.shape[0]` at 0 where it had 3)
+        sample 6 (x [0, 5]; sample 0 with `x.shape[0]` = 0 instead of 3)
     """
     refuse_unfit_results(subject)
     effort, trial = subject.effort, _Trial(subject)
