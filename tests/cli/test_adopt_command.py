@@ -160,7 +160,7 @@ def test_one_class_is_named_behind_a_colon(opsmith: Run, write: Write) -> None:
     done = opsmith("adopt", f"{file}:Thrice")
     assert done.exit_code == 1
     assert "Twice" not in done.stdout
-    assert "it is the right one times 2/3" in " ".join(done.stdout.split())
+    assert "it is the right tensor times 2/3" in " ".join(done.stdout.split())
 
 
 @pytest.mark.slow

@@ -461,7 +461,7 @@ def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
     Example:
         >>> skipped = Outcome("forward", "skipped", "there are no samples")
         >>> verdict_of(Report("demo::twice", (skipped,), seed=0), skipped)
-        ('failed', 'it could not be checked: there are no samples')
+        ('failed', 'the property could not be checked: there are no samples')
     """
     if report.fails(outcome):
         return "failed", min(outcome.failures, key=Failure.rank).heading()

@@ -14,7 +14,7 @@ def kernel() -> Any:
     return square("kernel").kernel("cpu", lambda x: x * x + 1e-3)
 
 
-@wrong("forward", "kernel-mismatch", "result", "it is the right one times 2")
+@wrong("forward", "kernel-mismatch", "result", "it is the right tensor times 2")
 def kernel_by_two() -> Any:
     return square("kernel_by_two").kernel("cpu", lambda x: 2 * x * x)
 

@@ -179,7 +179,7 @@ WINDOW = torch.linspace(0.5, 1.5, 5, dtype=torch.float64)
             ROWS[:1],
             "x",
             lambda grad, x: 3 * grad * x * x * WINDOW,
-            "1/2, 3/4, 1, 5/4, 3/2; the same on",
+            "1/2, 3/4, 1, 5/4, 3/2; the factors are the same on",
         ),
     ],
 )

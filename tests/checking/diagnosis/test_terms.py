@@ -131,7 +131,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x, weight: grad * (x @ weight).sigmoid(),
             "missing-term",
-            "what flows through `x @ weight`",
+            "the part that flows through `x @ weight`",
         ),
         (
             gated,
@@ -139,7 +139,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x, weight: _through_the_gate(grad, x, weight),
             "missing-term",
-            "what flows through `x` in `x * gate`",
+            "the part that flows through `x` in `x * gate`",
         ),
         (
             unit,
@@ -147,7 +147,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad / x.norm(dim=-1, keepdim=True),
             "missing-term",
-            "what flows through `x * x`",
+            "the part that flows through `x * x`",
         ),
         (
             polynomial,
@@ -155,7 +155,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (1 + 3 * x.cos()),
             "missing-term",
-            "what flows through `x.exp()`",
+            "the part that flows through `x.exp()`",
         ),
         (
             polynomial,
@@ -171,7 +171,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (1 + x.cos() - x.exp()),
             "scale",
-            "it has 1/3 times what flows through `x.sin()`",
+            "it has the part that flows through `x.sin()`",
         ),
         (
             three,
@@ -179,7 +179,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (x.cos() + x * x.exp()),
             "missing-term",
-            "what flows through `x.cos()` at",
+            "the part that flows through `x.cos()` at",
         ),
         (
             linear,
@@ -285,7 +285,7 @@ def test_another_term_is_not_a_missing_one(formula: Any) -> None:
             "for 2 times the grad_output, it is not 2 times as large",
         ),
         (lambda grad, x: 2 * x * grad / grad.norm(), "nonlinear-grad", "it is not linear"),
-        (lambda grad, x: 2 * x * grad.clamp_min(0), "nonlinear-grad", "for -1 times as much"),
+        (lambda grad, x: 2 * x * grad.clamp_min(0), "nonlinear-grad", "for -1 times the grad_output"),
         (lambda grad, x: 2 * x * grad + 0.1, "nonlinear-grad", "it is not"),
         (lambda grad, x: 2 * x * grad.clamp(max=40), "nonlinear-grad", "it is not"),
     ],

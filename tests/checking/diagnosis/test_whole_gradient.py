@@ -125,9 +125,9 @@ COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.com
             "scale",
             "the right tensor times 1/2",
         ),
-        (square, SQUARES, "x", lambda grad, x: 6 * grad * x, "scale", "the right one times 3"),
-        (square, SQUARES, "x", lambda grad, x: -4 * grad * x, "scale", "the right one times -2"),
-        (square, SQUARES, "x", lambda grad, x: 2 * math.pi * grad * x, "scale", "the right one times pi"),
+        (square, SQUARES, "x", lambda grad, x: 6 * grad * x, "scale", "the right tensor times 3"),
+        (square, SQUARES, "x", lambda grad, x: -4 * grad * x, "scale", "the right tensor times -2"),
+        (square, SQUARES, "x", lambda grad, x: 2 * math.pi * grad * x, "scale", "the right tensor times pi"),
         (
             square,
             SQUARES,
@@ -199,8 +199,8 @@ def test_what_explains_all_is_named(
         (lambda grad, x: 2 * x * grad + 0.1, "plus the same number everywhere"),
         (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right tensor"),
         (lambda grad, x: -2 * x * grad * (1 + 1e-3 * x), "by up to 2"),
-        (lambda grad, x: grad, "with the factor `x` once too few, and times 1/2"),
-        (lambda grad, x: 2 * x * grad * x, "with the factor `x` once too often"),
+        (lambda grad, x: grad, "divided by `x`, and multiplied by 1/2"),
+        (lambda grad, x: 2 * x * grad * x, "multiplied by `x`"),
         (lambda grad, x: (2 * x * grad).flip(1), "in the reverse order along dimension 1"),
     ],
 )

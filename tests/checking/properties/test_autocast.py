@@ -186,7 +186,7 @@ def test_mixed_dtypes_that_raise_are_found_where_a_rule_makes_them_one() -> None
     (failure, *_) = autocast(declare(matmul).kernel("cpu", kernel), (X, W), effort="quick").failures
     assert (failure.cause, failure.input) == ("raises", "x")
     assert failure.message == (
-        "under autocast, with `x` alone in bfloat16, it raises RuntimeError: not this one"
+        "under autocast, with only `x` in bfloat16, the operator raises RuntimeError: not this one"
     )
 
 

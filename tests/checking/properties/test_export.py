@@ -84,8 +84,8 @@ def test_an_operator_that_is_missing_from_the_program_is_found(monkeypatch: pyte
     (failure,) = exported(operator, (X,)).failures
     assert failure.cause == "unknown"
     assert failure.message == (
-        f"the exported program calls `test_export.{operator.name.partition('::')[2]}.default` 0 times of 1, "
-        "and aten.mul.Tensor"
+        f"the exported program calls `test_export.{operator.name.partition('::')[2]}.default` 0 times "
+        "instead of 1; it calls aten.mul.Tensor"
     )
 
 

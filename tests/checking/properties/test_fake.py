@@ -139,7 +139,7 @@ def test_sizes_that_are_wrong_for_symbols_alone_are_found(custom_op: Any) -> Non
 
     (failure,) = fake(custom_op(double, counting), (X,)).failures
     assert failure.cause == "fake-mismatch"
-    assert "`result` has the shape [3, 5], and really [3, 4]" in failure.message
+    assert "`result` has the shape [3, 5], but the real shape is [3, 4]" in failure.message
 
 
 class ThroughNumpy(Doubled):
@@ -171,7 +171,7 @@ def test_a_class_that_leaves_torch_is_noted(leaving: Any) -> None:
     assert found.status == "passed"
     assert found.notes[0].startswith(
         "the forward does not run on fake tensors, which have a shape and a dtype but no data, "
-        "so that it cannot be "
+        "so it cannot be "
     )
 
 

@@ -216,7 +216,7 @@ def test_a_refused_layout_is_a_note() -> None:
     operator, samples = writer("test", "decay")
     found = mutation(operator.kernel("cpu", kernel), samples, "quick")
     assert not found.failures
-    words = "the operator refuses `state` transposed: ValueError: the state must be contiguous"
+    words = "the operator refuses `state` (transposed): ValueError: the state must be contiguous"
     assert words in found.notes
 
 
@@ -227,7 +227,7 @@ def test_an_exception_in_a_layout_is_a_failure() -> None:
     operator, samples = writer("test", "decay")
     (failure,) = mutation(operator.kernel("cpu", kernel), samples[:1], "quick").failures
     assert failure.cause == "layout"
-    assert "and wrong where `x` is transposed: RuntimeError: view size" in failure.message
+    assert "and wrong where `state` is transposed: RuntimeError: view size" in failure.message
 
 
 def test_an_exception_in_a_mode_is_a_failure() -> None:

@@ -80,7 +80,7 @@ def test_complex_samples_leave_the_narrow_dtypes_out() -> None:
 def test_a_dtype_in_which_the_reference_is_lost_is_noted() -> None:
     notes = outcome(declare(_variance), "forward", (torch.tensor([[100.0, 100.5, 101.0, 101.5]]),)).notes
     assert any(
-        "is not checked in bfloat16, in which the reference itself loses more than half of its digits" in note
+        "is not checked in bfloat16, because the reference itself loses more than half of its digits" in note
         for note in notes
     )
 
@@ -279,7 +279,9 @@ def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
     found = outcome(operator, "determinism", (X,))
     assert found.status == "passed"
     note = found.notes[0]
-    assert note.startswith("two calls give different `result`, only by rounding: a sum whose order changes")
+    assert note.startswith(
+        "two calls give different `result`, but only rounding differs: a sum whose order changes"
+    )
 
 
 @pytest.mark.compile

@@ -68,8 +68,9 @@ def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
         (None, "not-refused"),
     ]
     assert of_w.message.startswith(
-        "the kernel computes a result of the shape [3, 5] for sample 0 (x [3, 5], w [6]; sample 0 with `w.shape[0]` "
-        "= 6 instead of 5), but the reference refuses this sample (ValueError: expected as many weights as columns)"
+        "the kernel computes a result of the shape [3, 5] for sample 0 (x [3, 5], w [6]; sample 0 with "
+        "`w.shape[0]` = 6 instead of 5), but the reference refuses this sample (ValueError: expected as many "
+        "weights as columns)"
     )
     assert "tensors. Refuse these sizes in `sizes`, by OPSMITH_CHECK" in of_w.message
     assert of_both.evidence["refused"] == "ValueError: expected an odd number of columns"

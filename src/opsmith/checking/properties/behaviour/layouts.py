@@ -62,7 +62,7 @@ def run(subject: Subject) -> Findings:
     )
     for label, texts in refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
-        yield Note(f"the operator refuses {label} {words}: {text}")
+        yield Note(f"the operator refuses {label} ({words}): {text}")
 
 
 def samples_of_each_form(subject: Subject) -> Subject:

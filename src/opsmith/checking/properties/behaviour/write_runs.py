@@ -334,7 +334,7 @@ class WriteCase(LayoutCase):
         elif not place.name:
             yield raised(self.name, self.subject, run.error, f"{self.sample}, {mode.name}")
         elif is_stated(run.error) and not run.in_backward:
-            yield Note(f"the operator refuses `{label}` {place.name}: {text}")
+            yield Note(f"the operator refuses `{label}` ({place.name}): {text}")
         else:
             wrong = self._wrong(label, "layout", f"{self._right_elsewhere(f'`{label}`', place)}: {text}")
             self._holds([wrong], place, mode)
