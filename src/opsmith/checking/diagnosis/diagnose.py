@@ -104,7 +104,7 @@ def diagnose(observation: Observation) -> Diagnosis:
         >>> import torch
         >>> right = torch.linspace(1, 2, 6, dtype=torch.float64)
         >>> diagnose(Observation(-right, right)).reason
-        'it is the right one times -1'
+        'it is the right tensor times -1'
     """
     evidence = Evidence(observation)
     if not observation.same_shape:

@@ -32,7 +32,7 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
         >>> low_precision_operand(lambda: x * torch.full((2,), 0.1))
-        'aten.mul.Tensor takes float32 beside float64'
+        'aten.mul.Tensor takes float32 together with float64'
         >>> low_precision_operand(lambda: x * 0.1)
     """
     found: list[str] = []
