@@ -824,4 +824,4 @@ def test_a_mistake_of_ours_in_a_convention_leaves_what_is_wrong(monkeypatch: pyt
         "opsmith itself failed when it looked for a convention that explains this (NameError: "
         in failure.message
     )
-    assert failure.message.endswith(": please report that")
+    assert failure.message.endswith(": please report this error")

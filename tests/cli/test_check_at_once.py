@@ -212,4 +212,4 @@ def test_a_system_that_forks_no_more_says_so(
     monkeypatch.setattr("opsmith.checking.processes.child.os.fork", fork)
     done = opsmith("check", str(write()), "-j", "2", *FAST)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the system forks no process: Resource temporarily unavailable" in done.stderr
+    assert "the system cannot fork a process: Resource temporarily unavailable" in done.stderr

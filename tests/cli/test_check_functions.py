@@ -250,7 +250,7 @@ def test_a_function_that_ends_the_process_on_a_guess_ends_no_isolated_check(
     done = opsmith("check", f"{file}:Sinking", "--isolate", "--limit", "60", *FAST)
     assert (done.exit_code, done.stdout) == (2, "")
     assert (
-        "Sinking: there are no samples to check the operator on, and on guessed arguments the operator "
+        "Sinking: there are no samples to check it on, and on guessed arguments the operator "
         "ends the process instead of returning or raising an error"
     ) in (done.stderr)
 

@@ -118,7 +118,7 @@ def _with_samples(subject: Subject, samples: GivenSamples) -> Subject:
     calls = _drawn(specification, samples, subject.seed, subject.name)
     if not calls:
         raise errors.MissingSamplesError(
-            f"there are no samples to check the operator on{missing_words(specification)}",
+            f"there are no samples to check it on{missing_words(specification)}",
             operator=specification.name,
             where=specification.where,
             hint=_sampling_hint(specification, subject.kind),

@@ -57,7 +57,7 @@ def accumulates_into_a_parameter() -> Any:
     "effects",
     "side-effect",
     None,
-    "of its `bias`, its numbers change with each call",
+    "its `bias` changed: its numbers change with each call",
     "stale-state",
     "nondeterministic",
 )

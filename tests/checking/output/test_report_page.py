@@ -104,7 +104,7 @@ def test_the_legend_holds_the_signs_that_are_there_and_no_others() -> None:
     assert "Under a dtype" not in Reader(page([GOOD])).text
     fine = replace(GOOD, outcomes=tuple(replace(each, dtypes=DTYPES) for each in GOOD.outcomes))
     text = Reader(page([fine])).text
-    assert "Under a dtype: ✓ it ran in this dtype without a failure property result" in text
+    assert "Under a dtype: ✓ the property ran in this dtype without a failure property result" in text
 
 
 def test_every_link_leads_somewhere_and_no_id_is_given_twice() -> None:

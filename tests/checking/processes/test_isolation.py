@@ -326,7 +326,7 @@ def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pyt
 
     before = set(os.listdir("/dev/fd"))
     monkeypatch.setattr(os, "fork", fork)
-    words = "the system forks no process: Cannot allocate memory"
+    words = "the system cannot fork a process: Cannot allocate memory"
     with pytest.raises(errors.UsageError, match=words):
         run_isolated("forward", leave, where=HERE)
     assert set(os.listdir("/dev/fd")) == before

@@ -426,7 +426,7 @@ def test_the_hint_for_an_offset_is_a_copy(way: str) -> None:
     report = opsmith.check(pairs, samples=[(torch.randn(3, 4),)], only=["layouts"])
     assert bool(report.failures) is (way == "contiguous")
     assert all(
-        "or take `grad.clone(memory_format=torch.contiguous_format)`" in each.message
+        "or use `grad.clone(memory_format=torch.contiguous_format)`" in each.message
         for each in report.failures
     )
 

@@ -103,7 +103,7 @@ class ComplexTangent(Sine):
 def test_a_complex_tangent_of_a_real_result_is_told() -> None:
     (failure,) = checked(ComplexTangent).failures
     assert (failure.property, failure.input, failure.cause) == ("forward_mode", "x", "dtype")
-    words = "is torch.complex128, and `result` is torch.float64: return the real part"
+    words = "is torch.complex128, and `result` is torch.float64: return the real part of the tangent"
     assert failure.message == f"the tangent of `result` by `x` {words}"
 
 

@@ -391,7 +391,7 @@ def test_a_flag_that_gives_more_results_is_rejected() -> None:
 
     found = derived(declared(max_pooled, [(torch.rand(3, 4), False)]))
     assert {sample.flat[1] for sample in found.samples} == {False}
-    assert any("it returns 0 tensors, 2 values, where" in each for each in found.rejected)
+    assert any("it returns 0 tensors, 2 values, but" in each for each in found.rejected)
 
 
 def test_only_mere_numbers_are_made_larger_or_smaller() -> None:

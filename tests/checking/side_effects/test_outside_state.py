@@ -261,7 +261,7 @@ def test_numbers_that_are_added_to_a_gradient_of_a_module_are_seen_and_restored(
     NORM.weight.grad += 1
     ((name, change),) = state.changes()
     assert "NORM" in name
-    assert change.startswith("of its `weight`, its `.grad` was written")
+    assert change.startswith("its `weight` changed: its `.grad` was written")
     state.restore()
     assert torch.equal(NORM.weight.grad, torch.zeros(3))
     del NORM.weight
