@@ -249,10 +249,8 @@ def test_a_function_that_ends_the_process_on_a_guess_ends_no_isolated_check(
     file = write(FUNCTIONS)
     done = opsmith("check", f"{file}:Sinking", "--isolate", "--limit", "60", *FAST)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert (
-        "Sinking: there are no samples to check it on, and on guessed arguments the operator "
-        "ends the process instead of returning or raising an error"
-    ) in (done.stderr)
+    words = "there are no samples to check it on, and on guessed arguments the operator ends the process"
+    assert f"Sinking: {words}" in done.stderr
 
 
 def test_a_name_that_is_neither_lists_functions_too(opsmith: Run, write: Write) -> None:
