@@ -284,7 +284,7 @@ def test_a_backward_that_alone_has_a_constant_of_float32_loses_digits() -> None:
     failures = opsmith.check(Decay, samples=[(matrix().double(),)], only=FAST).failures
     assert [(each.property, each.input, each.cause) for each in failures] == [("gradient", "x", "precision")]
     (failure,) = failures
-    assert "in the backward aten.mul.Tensor takes float32 beside float64" in failure.message
+    assert "in the backward, aten.mul.Tensor takes float32 together with float64" in failure.message
     assert opsmith.check(DecayOfItsDtype, samples=[(matrix().double(),)], only=FAST).passed
 
 
