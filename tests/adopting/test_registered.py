@@ -370,7 +370,7 @@ def test_check_finds_a_kernel_that_fails_in_a_narrow_dtype() -> None:
     assert (failure.cause, failure.message) == ("raises", "RuntimeError: out of cheese")
     assert "in float16 on cpu" in failure.evidence["sample"]
     assert [note for note in report.outcomes[0].notes if "left out" in note] == [
-        "bfloat16 was left out on cpu: the operator's own kernel does not run in it: "
+        "bfloat16 was left out on cpu: the operator's own kernel does not run in this dtype: "
         "\"sine\" not implemented for 'BFloat16'"
     ]
 

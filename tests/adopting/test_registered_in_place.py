@@ -52,7 +52,9 @@ def test_a_call_writes_as_the_operator_does(kind: str) -> None:
         version = given._version
         assert call(given, y, 0.5) is None
         assert_close(storage, torch.stack([torch.ones(3, dtype=torch.float64), y * 0.5], 1))
-        assert given._version == version + 1, "a backward that saved the value from before takes the new one"
+        assert given._version == version + 1, (
+            "a backward that saved the old value silently uses the new value"
+        )
     assert handle.explain(x, y).forward == "the operator's own kernel"
     new = handle.functional(x, y)
     assert_close(new, x * y * 2)

@@ -129,7 +129,7 @@ def test_what_was_left_out_is_skipped_and_says_so() -> None:
     outcomes = by_property(opsmith.check(cube, samples=[(torch.rand(3),)], only=["forward"]))
     assert list(outcomes) == list(USUAL)
     assert outcomes["forward"].status == "passed"
-    assert (outcomes["effects"].status, outcomes["effects"].reason) == ("skipped", "left out, as asked")
+    assert (outcomes["effects"].status, outcomes["effects"].reason) == ("skipped", "left out on request")
     both = by_property(opsmith.check(cube, samples=[(torch.rand(3),)], only=FAST, skip="gradient"))
     assert both["gradient"].left_out
 
@@ -211,7 +211,7 @@ def test_assert_correct_raises_the_report() -> None:
     assert assert_correct(cube, samples=samples, only=FAST).passed
     assert assert_correct(cube, samples=samples, only="forward").passed_as_asked
     with pytest.raises(
-        AssertionError, match=r"(?s)session::half: FAILED: gradient.*it is the right one times 1/2"
+        AssertionError, match=r"(?s)session::half: FAILED: gradient.*it is the right tensor times 1/2"
     ):
         assert_correct(half, samples=samples, only=FAST)
 

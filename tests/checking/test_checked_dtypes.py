@@ -165,8 +165,11 @@ def test_a_sum_in_the_default_dtype_is_named_with_what_to_write() -> None:
         effort="quick",
     )
     (failure,) = report.failures
-    assert "it goes through a tensor in torch's default dtype" in failure.message
-    assert "make it by `x.new_zeros(shape)`, or with `dtype=x.dtype`" in failure.message
+    assert "its values go through a tensor in torch's default dtype" in failure.message
+    assert (
+        "for example of `torch.zeros(shape)`; create that tensor by `x.new_zeros(shape)`, or with "
+        "`dtype=x.dtype`"
+    ) in failure.message
 
 
 def drawn_with_a_seed(x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def test_a_dtype_of_few_digits_that_a_class_refuses_is_left_out_with_its_words()
     report = opsmith.check(RefusesHalf, samples=[(drawn(3, 4),)], only=["forward"], effort="quick")
     assert not report.failures
     notes = " ".join(note for outcome in report.outcomes for note in outcome.notes)
-    assert "bfloat16 was left out: the reference does not run in it: no bfloat16" in notes
+    assert "bfloat16 was left out: the reference does not run in this dtype: no bfloat16" in notes
 
 
 def test_a_kernel_that_is_wrong_in_half_precision_alone_is_an_error() -> None:
@@ -78,7 +78,7 @@ def test_an_approximation_is_a_warning_with_its_size_and_a_larger_error_is_an_er
     samples = [(drawn(3, 4),)]
     (failure,) = opsmith.check(Approximate, samples=samples, only=["gradient"]).failures
     assert (failure.cause, failure.severity) == ("approximate", "warning")
-    assert "of its largest element. Where that is meant, `accept` it" in failure.message
+    assert "of its largest element. If you intend this error, `accept` it" in failure.message
     monkeypatch.setattr(Approximate, "share", 5e-2)
     (failure,) = opsmith.check(Approximate, samples=samples, only=["gradient"]).failures
     assert (failure.cause, failure.severity) == ("unknown", "error")
@@ -402,4 +402,7 @@ def test_a_write_into_an_argument_names_both_ways_out() -> None:
     report = opsmith.check(
         MasksLabels, samples=[(drawn(4, 3), drawn(4, 3))], only=["effects"], effort="quick"
     )
-    assert "work on a copy, `.clone()`, or `ctx.mark_dirty(labels)` and return it" in report.errors[0].message
+    assert (
+        "work on a copy, `.clone()`, or call `ctx.mark_dirty(labels)` and return `labels`"
+        in report.errors[0].message
+    )

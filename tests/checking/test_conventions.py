@@ -37,7 +37,7 @@ class DoublesInFloat32(Function):
         return grad * (2 if grad.dtype == torch.float32 else 1)
 
 
-RIGHT = "in float64 it is right, and in float32 it is not"
+RIGHT = "it is right in float64, but not in float32"
 
 
 def test_float64_is_called_right_where_it_is() -> None:
@@ -272,7 +272,7 @@ def test_a_gradient_that_passes_straight_through_what_rounds_is_a_warning(name: 
     report = gradient_of(checked, sample)
     assert report.warnings, report
     assert not report.errors, report
-    assert any("passes straight through what rounds" in each.message for each in report.warnings)
+    assert any("the gradient of a straight-through estimator" in each.message for each in report.warnings)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
@@ -453,7 +453,7 @@ class StoresAndForgets(StoresInFewDigits):
 def test_a_gradient_of_what_is_saved_in_few_digits_is_a_warning() -> None:
     report = gradient_of(StoresInFewDigits, (drawn(3, 4), True))
     assert not report.errors, report
-    assert "it is right for what the forward saves in float8_e4m3fn" in report.warnings[0].message
+    assert "it is right for the values that the forward saves in float8_e4m3fn" in report.warnings[0].message
     assert gradient_of(StoresAndForgets, (drawn(3, 4), True)).errors
 
 
@@ -584,7 +584,7 @@ def test_a_gradient_that_is_right_along_symmetric_matrices_is_a_warning(checked:
     assert {(each.input, each.given, each.severity) for each in report.failures} == {
         ("x", "strained", "warning")
     }, report
-    assert "along symmetric matrices it is right" in report.failures[0].message
+    assert "the gradient is right along symmetric matrices" in report.failures[0].message
 
 
 @pytest.mark.parametrize(
@@ -820,5 +820,8 @@ def test_what_rounds_by_keyword_passes_straight_too() -> None:
 def test_a_mistake_of_ours_in_a_convention_leaves_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(conventions, "OTHERS")
     (failure,) = gradient_of(Rounds, (drawn(3, 4), 4)).errors
-    assert "opsmith itself failed to look for a convention that explains it (NameError: " in failure.message
-    assert failure.message.endswith(": please report that")
+    assert (
+        "opsmith itself failed when it looked for a convention that explains this (NameError: "
+        in failure.message
+    )
+    assert failure.message.endswith(": please report this error")

@@ -46,7 +46,10 @@ def test_a_forward_runs_without_grad_mode() -> None:
     report = opsmith.check(SineByNumpy, samples=[(drawn(3, 4),)], only=["forward", "gradient"])
     assert report.passed, report
     notes = " ".join(str(outcome) for outcome in report.outcomes)
-    assert "it does not go through it: finite differences decide" in notes
+    assert (
+        "autograd through the forward was left out, because autograd does not record the forward: "
+        "finite differences decide"
+    ) in notes
 
 
 def test_settings_that_may_not_be_assigned_are_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +315,9 @@ def test_a_gradient_that_a_class_refuses_in_its_own_words_is_no_fault(kind: type
     report = opsmith.check(kind, samples=[(drawn(3, 4), torch.tensor(1.5))], effort="quick")
     assert report.passed, report
     notes = next(each for each in report.outcomes if each.property == "gradient").notes
-    assert "it refuses a gradient by `x`: RuntimeError: there is no gradient with respect to x" in notes
+    assert (
+        "the operator refuses a gradient of `x`: RuntimeError: there is no gradient with respect to x"
+    ) in notes
 
 
 def test_beside_a_refused_gradient_a_wrong_one_is_found() -> None:
@@ -389,4 +394,4 @@ def test_a_number_of_another_sample_that_does_not_fit_here_is_a_limit() -> None:
     assert report.passed_as_asked, report
     (limit,) = report.limits
     assert limit.cause == "raises"
-    assert "`dim=-1` where it had 1" in limit.evidence["sample"]
+    assert "`dim=-1` instead of 1" in limit.evidence["sample"]

@@ -45,7 +45,7 @@ def test_samples_of_wrong_shapes_are_one_failure_and_nothing_else_runs(checked: 
     assert (failure.property, failure.cause, failure.follows) == ("forward", "raises", None)
     assert "shapes cannot be multiplied" in failure.message
     reasons = {outcome.reason for outcome in report.outcomes if outcome.property != "forward"}
-    assert reasons == {"it could not be run at all: see `forward`"}
+    assert reasons == {"the operator could not run at all: see `forward`"}
     assert not report.passed
 
 

@@ -154,7 +154,7 @@ def test_a_class_is_checked_on_samples_from_which_its_types_are_told() -> None:
     report = opsmith.check(Half, samples=[(torch.rand(3) + 1, 2)], only=FAST)
     (failure,) = report.failures
     assert (failure.input, failure.cause) == ("x", "scale")
-    assert "it is the right one times 1/2" in failure.message
+    assert "it is the right tensor times 1/2" in failure.message
     assert failure.where is not None
     assert failure.where.startswith(__file__)
 
@@ -225,9 +225,10 @@ def test_tangents_differ_from_a_forward_that_rounds_by_no_more_than_its_rounding
         for each, name in ((RoundedRight, "rounded"), (RoundedThrough, "rounded_through"))
     )
     assert outcome(right, "forward_mode").status == "passed", right
-    assert "the tangents and differences of the forward differ" in " ".join(
-        outcome(right, "forward_mode").notes
-    )
+    assert (
+        "the tangents and the finite differences of the forward differ by rounding to float32, for "
+        "example because the backward has a constant in float64 and the forward has it in float32"
+    ) in " ".join(outcome(right, "forward_mode").notes)
     assert outcome(wrong, "forward_mode").word() == "warning"
 
 
@@ -283,7 +284,7 @@ def test_a_backward_that_alone_has_a_constant_of_float32_loses_digits() -> None:
     failures = opsmith.check(Decay, samples=[(matrix().double(),)], only=FAST).failures
     assert [(each.property, each.input, each.cause) for each in failures] == [("gradient", "x", "precision")]
     (failure,) = failures
-    assert "in the backward aten.mul.Tensor takes float32 beside float64" in failure.message
+    assert "in the backward, aten.mul.Tensor takes float32 together with float64" in failure.message
     assert opsmith.check(DecayOfItsDtype, samples=[(matrix().double(),)], only=FAST).passed
 
 
@@ -317,7 +318,10 @@ def test_results_of_float32_for_float64_lose_digits(dtype: torch.dtype) -> None:
     assert "`result` is torch.float32 for arguments in torch.float64" in failure.message
     single = opsmith.check(InSingle, samples=[(matrix().to(dtype),)], only=["forward"])
     assert single.passed_as_asked
-    left_out = "dtypes other than float32 were left out: it computes in float32"
+    left_out = (
+        "the operator computes in float32, also for arguments "
+        "in float64: two of its computations may differ by the rounding of float32"
+    )
     assert left_out in outcome(single, "forward").notes
 
 
@@ -389,7 +393,7 @@ def test_a_narrow_dtype_that_numpy_lacks_is_left_out() -> None:
     report = opsmith.check(operator, samples=[(torch.ones(2),)], only=["forward", "gradient"])
     assert report.passed_as_asked
     (note,) = report.outcomes[0].notes
-    assert note.startswith("bfloat16 was left out on cpu: the class's forward does not run in it")
+    assert note.startswith("bfloat16 was left out on cpu: the class's forward does not run in this dtype")
 
 
 class Halved(Function):
@@ -415,7 +419,11 @@ class ProductOfOne(Product):
 def test_a_backward_that_no_sample_reaches_is_not_passed(given: Tensor) -> None:
     report = opsmith.check(ProductOfOne, samples=[(given, given)], effort="quick")
     assert outcome(report, "gradient").status == "skipped"
-    assert "add one with floating tensors" in outcome(report, "gradient").reason or not given.numel()
+    assert (
+        "no sample has a differentiable input: add a sample with floating tensors"
+        in outcome(report, "gradient").reason
+        or not given.numel()
+    )
     assert not report.passed
 
 
@@ -457,7 +465,7 @@ def test_a_class_may_draw_in_its_forward_and_not_again_in_its_backward() -> None
     assert 'kind="stochastic"' in " ".join(outcome(right, "randomness").notes)
     wrong = opsmith.check(DropoutDrawnAgain, samples=[(matrix(), 0.5)], effort="quick").failures[0]
     assert (wrong.property, wrong.cause) == ("randomness", "nondeterministic")
-    assert "save what the forward drew" in wrong.message
+    assert "save the numbers that the forward drew" in wrong.message
     assert wrong.where.startswith(__file__)
 
 

@@ -203,8 +203,9 @@ def test_the_message_and_its_hint(library: torch.library.Library) -> None:
     report = opsmith.check(operator, samples=TWO, only=["mutation"], isolate=False)
     (failure,) = report.failures
     assert failure.message == (
-        "`y` is declared in `mutates_args=` or its schema, and the operator writes into it on no sample: "
-        "take it out of `mutates_args=` or its schema, or write into it, as `.copy_(...)` does"
+        "`y` is declared in `mutates_args=` or its schema, but the operator does not write into it "
+        "on any sample: remove it from `mutates_args=` or its schema, or write into it, for example "
+        "by `.copy_(...)`"
     )
     right = registered(adds, ("x",), library, None)
     assert opsmith.check(right, samples=TWO, only=["mutation"], isolate=False).failures == ()

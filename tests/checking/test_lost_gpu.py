@@ -41,7 +41,9 @@ def test_it_is_a_finding_and_nothing_else_runs() -> None:
     report = opsmith.check(doubled, only=["forward", "gradient", "vmap"])
     (failure,) = report.failures
     assert (failure.property, failure.cause) == ("forward", "raises")
-    late = "a GPU reports it only after the call: `CUDA_LAUNCH_BLOCKING=1` shows which call it was"
+    late = (
+        "a GPU reports the error only after the call: `CUDA_LAUNCH_BLOCKING=1` shows the call that caused it"
+    )
     assert f"AcceleratorError: {MESSAGE}" in failure.message
     assert late in failure.message
     reasons = {each.property: each.reason for each in report.outcomes}

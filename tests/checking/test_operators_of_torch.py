@@ -35,7 +35,9 @@ def test_an_input_by_which_torch_has_no_derivative_is_left_out() -> None:
     (gradient,) = (each for each in report.outcomes if each.property == "gradient")
     assert gradient.status == "passed"
     (note,) = gradient.notes
-    assert note == "torch has no derivative by `a`: the derivative for 'igamma: input' is not implemented."
+    assert note == (
+        "torch has no derivative with respect to `a`: the derivative for 'igamma: input' is not implemented."
+    )
 
 
 def test_an_operator_without_any_derivative_in_torch_is_no_failure_and_no_pass() -> None:
@@ -46,7 +48,7 @@ def test_an_operator_without_any_derivative_in_torch_is_no_failure_and_no_pass()
     assert not report.failures, report
     (gradient,) = (each for each in report.outcomes if each.property == "gradient")
     assert gradient.status == "skipped"
-    assert gradient.reason.startswith("torch has no derivative by `x`: the derivative for")
+    assert gradient.reason.startswith("torch has no derivative with respect to `x`: the derivative for")
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def test_opcheck_leaves_out_a_reference_that_looks_at_data() -> None:
     report = checked(hot, (torch.tensor([0, 2, 1]),), only=["opcheck"])
     assert not report.failures, report
     (opcheck,) = (each for each in report.outcomes if each.property == "opcheck")
-    assert "test_faketensor was left out, since the reference looks at data" in str(opcheck.notes)
+    assert "test_faketensor was left out, because the reference looks at data" in str(opcheck.notes)
 
 
 def test_a_sparse_tensor_may_be_saved() -> None:

@@ -255,7 +255,7 @@ def test_a_gradient_that_is_refused_in_every_sample_is_not_checked() -> None:
     assert not report.failures
     (outcome,) = [each for each in report.outcomes if each.property == "gradient"]
     assert outcome.status == "skipped"
-    assert "it refuses a gradient by `x`: NotImplementedError: reduction none" in outcome.reason
+    assert "the operator refuses a gradient of `x`: NotImplementedError: reduction none" in outcome.reason
 
 
 WEIGHT = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
@@ -307,7 +307,10 @@ def test_float64_that_is_refused_in_words_is_a_limit_and_the_rest_is_checked_in_
     assert failure.message == f"it takes float32 and not float64: {words}"
     assert failure.where == f"{__file__}:{demanding_float32.__code__.co_firstlineno + 2}"
     assert failure.dtypes == ("float64",)
-    assert f"it takes float32 and not float64 ({words}), and was checked in float32" in report.remarks
+    assert (
+        f"the operator takes float32, but not float64 ({words}), so it was checked in float32"
+        in report.remarks
+    )
 
 
 @pytest.mark.slow

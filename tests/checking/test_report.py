@@ -54,10 +54,15 @@ def report(**statuses: str) -> Report:
             {"forward": "passed", "gradient": "out"},
             False,
             True,
-            "passed as far as asked; not checked: gradient",
+            "passed the requested properties; not checked: gradient",
         ),
         ({"forward": "passed", "gradient": "skipped", "surrogate": "out"}, False, False, "NOT PASSED: "),
-        ({"forward": "out", "gradient": "out", "surrogate": "passed"}, False, True, "passed as far as asked"),
+        (
+            {"forward": "out", "gradient": "out", "surrogate": "passed"},
+            False,
+            True,
+            "passed the requested properties",
+        ),
         ({"effects": "passed", "forward": "out", "gradient": "skipped"}, False, False, "NOT PASSED: "),
         ({"forward": "out", "gradient": "out"}, False, False, "NOT PASSED: "),
         (

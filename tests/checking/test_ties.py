@@ -44,7 +44,7 @@ def test_a_gradient_that_is_right_where_two_inputs_belong_together_is_a_warning_
     assert not report.errors, report
     failure = next(each for each in report.failures if (each.property, each.input) == ("gradient", "x"))
     assert (failure.severity, failure.given) == ("warning", "strained")
-    assert "`adjoint` and `matrix` belong together in your samples" in failure.message
+    assert "`adjoint` and `matrix` depend on each other in your samples" in failure.message
 
 
 class SumsToOne(Function):
@@ -66,7 +66,7 @@ def test_a_gradient_that_is_right_for_weights_that_sum_to_one_is_a_warning_for_o
     report = opsmith.check(SumsToOne, samples=[sample], only=["gradient", "values"])
     (failure,) = report.failures
     assert (failure.property, failure.input, failure.severity) == ("values", "x", "warning")
-    assert "`weights` holds 0 or -0, and no longer sums to one, as in every sample: " in failure.message
+    assert "`weights` holds 0 or -0, and no longer sums to one, but does in every sample: " in failure.message
 
 
 class ResizesItsBuffer(Function):
@@ -89,7 +89,7 @@ def test_a_buffer_without_elements_has_no_gradient_and_may_be_resized() -> None:
     report = opsmith.check(ResizesItsBuffer, samples=[sample], only=["gradient", "effects", "state"])
     assert not report.errors, report
     notes = " ".join(note for outcome in report.outcomes for note in outcome.notes)
-    assert "`buffer` has no elements: there is no gradient by it to compare" in notes
+    assert "`buffer` has no elements: its gradient has no elements to compare" in notes
 
 
 class WideBackward(Function):

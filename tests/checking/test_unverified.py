@@ -79,7 +79,7 @@ def test_a_kernel_for_a_dtype_that_the_chosen_properties_do_not_use_is_unverifie
         assert report.passed_as_asked is (ran == (0, 1, 2))
         assert bool(report.unverified) is (ran != (0, 1, 2))
         for failure in report.failures:  # what it says is done in the last turn
-            assert failure.message.endswith("; add one that it takes or check `forward`, too")
+            assert failure.message.endswith("; add a sample that it takes or check `forward`, too")
     accepted = {("forward", "not-exercised"): "the samples are in float64"}
     report = opsmith.check(operator, only=["layouts"], effort="quick", strict=True, accept=accepted)
     assert (report.passed_as_asked, report.unverified) == (True, ())

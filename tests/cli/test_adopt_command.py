@@ -38,8 +38,14 @@ REPORT = {
         ["`activation` and `derivative` are called", "(torch.randn(3, 4), ACTIVATION, DERIVATIVE)"],
     ),
     "AverageOfMany": ("works", ["tried on tensors[0] [3, 4]"]),
-    "Square": ("wrong", ["the gradient of `x` is wrong", "it is the right one times 1/2", "functions.py:78"]),
-    "ScaleRows": ("wrong", ["wrong for one that is expanded", "`grad.contiguous()`", "functions.py:92"]),
+    "Square": (
+        "wrong",
+        ["the gradient of `x` is wrong", "it is the right tensor times 1/2", "functions.py:78"],
+    ),
+    "ScaleRows": (
+        "wrong",
+        ["wrong for a grad_output that is expanded", "`grad.contiguous()`", "functions.py:92"],
+    ),
     "LeakyReLUInPlace": ("works", []),
     "Arctangent": (
         "works",
@@ -139,7 +145,9 @@ def test_a_second_order_that_is_mended_has_a_line(opsmith: Run, write: Write) ->
     assert done.exit_code == 0, done.output
     assert "gains jvp, vmap; mends second order; keeps torch.compile" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "- mends second order: by `apply`, the second order by `x` is wrong: it lacks " in words
+    assert (
+        "- mends second order: by `apply`, the derivative of the gradient of `x` is wrong: it lacks " in words
+    )
     (read,) = json.loads(opsmith("adopt", str(file), "--json").stdout)["functions"]
     assert read["abilities"]["second order"] == "mended"
     assert read["mends"][0] in words
@@ -152,7 +160,7 @@ def test_one_class_is_named_behind_a_colon(opsmith: Run, write: Write) -> None:
     done = opsmith("adopt", f"{file}:Thrice")
     assert done.exit_code == 1
     assert "Twice" not in done.stdout
-    assert "it is the right one times 2/3" in " ".join(done.stdout.split())
+    assert "it is the right tensor times 2/3" in " ".join(done.stdout.split())
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def test_a_process_that_dies_loses_no_other_report(opsmith: Run, write: Write, s
     assert all(report["passed"] for report in read["reports"])
     killed, left = read["unchecked"]
     assert (killed["operator"], left["operator"]) == (f"{space}::killed", f"{space}::left")
-    assert "the process that checked it is gone: the process dies of SIGKILL" in killed["message"]
-    assert "it ends the process, with status 0, instead of returning" in left["message"]
+    assert "the process that checked the operator is gone: the process dies of SIGKILL" in killed["message"]
+    assert "the operator ends the process with status 0, instead of returning" in left["message"]
     assert "opsmith check --isolate" in done.stderr
 
 
@@ -212,4 +212,4 @@ def test_a_system_that_forks_no_more_says_so(
     monkeypatch.setattr("opsmith.checking.processes.child.os.fork", fork)
     done = opsmith("check", str(write()), "-j", "2", *FAST)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the system forks no process: Resource temporarily unavailable" in done.stderr
+    assert "the system cannot fork a process: Resource temporarily unavailable" in done.stderr

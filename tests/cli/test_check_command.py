@@ -119,7 +119,7 @@ def test_what_was_asked_for_decides_the_status(opsmith: Run, write: Write) -> No
     file = write()
     assert opsmith("check", f"{file}:wrong", "--only", "forward").exit_code == 0
     assert (
-        "passed as far as asked; not checked: gradient"
+        "passed the requested properties; not checked: gradient"
         in opsmith("check", f"{file}:wrong", "--only", "forward").stdout
     )
     skipped = ("gradient", "forward_mode", "second_order", "integration")
@@ -449,7 +449,7 @@ def test_sanitised_an_operator_without_a_kernel_in_cpp_says_so(
     done = opsmith("check", f"{write()}:right", "--sanitize", *FAST)
     assert done.exit_code == 0, done.output
     (line,) = [line for line in done.stdout.splitlines() if "sanitized" in line]
-    assert line.strip() == "sanitized: it has no kernel in C++"
+    assert line.strip() == "sanitized: the operator has no kernel in C++"
 
 
 @pytest.mark.slow

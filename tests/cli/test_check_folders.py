@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_with_its_file(
     monkeypatch.chdir(tmp_path)
     done = opsmith("check", "ops/", *FAST, "--format", "text", "--format", "lines")
     assert done.exit_code == 2
-    assert f"{space}::right: passed as far as asked" in done.stdout
+    assert f"{space}::right: passed the requested properties" in done.stdout
     assert "2 operators: 1 passed, 0 not passed, 1 could not be checked" in done.stdout
     assert f"ops/broken.py:1: error: ops/broken.py: could not be checked: `{tmp_path}" in done.stdout
     assert (

@@ -186,7 +186,7 @@ def test_a_report_that_passes_nothing_is_a_finding(write: Write) -> None:
     )
     case = ElementTree.fromstring(junit([report])).find(".//failure")
     assert case is not None
-    assert case.attrib["message"] == "it could not be checked: no sample requires one"
+    assert case.attrib["message"] == "the property could not be checked: no sample requires one"
 
 
 def test_what_could_not_be_checked_stands_at_the_line_that_raises(write: Write, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_junit_counts_failures_skipped_and_passed(reports: tuple[Path, list[Repo
         Outcome("forward", "passed", seconds=0.25),
         Outcome("gradient", "passed", seconds=0.5, failures=(warned,)),
         Outcome("vmap", "skipped", "it is slow\x00"),
-        Outcome("opcheck", "skipped", "left out, as asked", left_out=True),
+        Outcome("opcheck", "skipped", "left out on request", left_out=True),
     )
     report = Report("demo::op", outcomes, seed=0)
     suite = ElementTree.fromstring(junit([*found, report]))[0]

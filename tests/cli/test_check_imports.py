@@ -77,7 +77,7 @@ def test_a_setting_that_the_import_changes_is_a_warning_of_the_first_operator(
     (failure,) = failures(first)
     found = failure["property"], failure["cause"], failure["severity"], failure["given"]
     assert found == ("effects", "side-effect", "warning", "unpromised")
-    hint = "leave this to the program, or restore it"
+    hint = "let the program change the setting, or restore it"
     assert failure["message"] == (
         f"importing `{file}` changes {CHANGES[line]}, for the whole process: {hint}"
     )

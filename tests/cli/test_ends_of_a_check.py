@@ -87,9 +87,24 @@ def line_of(text: str, words: str) -> int:
 @pytest.mark.parametrize(
     ("name", "options", "words", "says"),
     [
-        ("Leaving", (), None, "SystemExit: 0; it ends the process instead of returning or raising an error"),
-        ("LeavingAtOnce", (), None, "SystemExit: 0; it ends the process"),
-        ("Leaving", ("--isolate",), None, "SystemExit: 0; it ends the process"),
+        (
+            "Leaving",
+            (),
+            None,
+            "SystemExit: 0; the operator ends the process instead of returning or raising an error",
+        ),
+        (
+            "LeavingAtOnce",
+            (),
+            None,
+            "SystemExit: 0; the operator ends the process instead of returning or raising an error",
+        ),
+        (
+            "Leaving",
+            ("--isolate",),
+            None,
+            "SystemExit: 0; the operator ends the process instead of returning or raising an error",
+        ),
         ("Interrupting", ("--isolate",), "raise KeyboardInterrupt", "KeyboardInterrupt: "),
         ("Unbuilt", (), "raise RuntimeError", "RuntimeError: my kernel was not built"),
         ("Unbuilt", ("--isolate",), "raise RuntimeError", "RuntimeError: my kernel was not built"),
@@ -166,7 +181,7 @@ def test_under_isolation_a_dry_run_names_its_sample(opsmith: Run, write: Write) 
     done = opsmith("check", f"{write(FUNCTIONS)}:Dropping", "--samples", "X", "--isolate", "--json", *FAST)
     (failure,) = json.loads(done.stdout)["reports"][0]["outcomes"][0]["failures"]
     assert failure["message"] == (
-        "it ends the process, with status 0, instead of returning, on sample 0 (x [3, 4])"
+        "the operator ends the process with status 0, instead of returning, on sample 0 (x [3, 4])"
     )
 
 

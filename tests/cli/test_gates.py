@@ -228,7 +228,7 @@ def test_a_kernel_that_the_chosen_properties_do_not_run_is_named_with_the_way_ou
     shown, report = as_chosen(opsmith, file, "--only", chosen, "--strict")
     assert shown.exit_code == 1, shown.output
     (name,) = report["unverified"]
-    assert name.endswith(f" (`{property}`, which runs it, is skipped: left out, as asked)")
+    assert name.endswith(f" (`{property}` runs it, but is skipped: left out on request)")
     (failure,) = [each for outcome in report["outcomes"] for each in outcome["failures"]]
     assert failure["message"].endswith(f"; check `{property}`, too")
     for each in {property, more}:

@@ -165,7 +165,7 @@ def test_a_process_that_crashes_is_described() -> None:
 
 def test_a_process_that_prints_no_answer_is_described() -> None:
     found = asyncio.run(in_child(["-c", "import sys; sys.stderr.write('words'); sys.exit(3)"], 60))
-    assert found == {"error": "it ends the process, with status 3, instead of returning\nwords"}
+    assert found == {"error": "the operator ends the process with status 3, instead of returning\nwords"}
 
 
 def message(method: str, *number: int, **parameters: Any) -> bytes:

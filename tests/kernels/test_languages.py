@@ -72,7 +72,7 @@ def test_only_may_name_what_no_kernel_has_named(install: Install) -> None:
     operator = declared("unnamed")
     operator.samples(lambda make: [(make(3),)])
     report = opsmith.check(operator, only=["toy"], effort="quick")
-    assert report.outcomes[-1].reason == "it has no kernel in Toy"
+    assert report.outcomes[-1].reason == "the operator has no kernel in Toy"
 
 
 def test_the_error_for_an_unknown_name_beside_it_names_that_one(install: Install) -> None:

@@ -216,7 +216,7 @@ def test_check_says_that_no_compiler_tells(monkeypatch: pytest.MonkeyPatch) -> N
     report = opsmith.check(rows, samples=[(torch.ones(2, 3),)], only=["forward"], effort="quick")
     (outcome,) = (each for each in report.outcomes if each.property == "forward")
     where = rows.specification.kernels[0].where
-    assert f"no compiler tells if indices of {where} have 32 bits: there is no C++ compiler" in outcome.notes
+    assert f"no compiler shows if indices of {where} have 32 bits: there is no C++ compiler" in outcome.notes
 
 
 CUDA = """

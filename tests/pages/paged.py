@@ -89,7 +89,7 @@ FAILURE = Failure(
     "gradient",
     "weight",
     "transposed",
-    "the gradient of `weight` is the transpose of the right one",
+    "the gradient of `weight` is the transpose of the right tensor",
     "operators.py:12",
     {"error": 3e-16},
     "boom()",

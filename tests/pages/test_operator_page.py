@@ -142,7 +142,7 @@ def test_the_check_is_a_matrix_with_its_failures_unfolded(text: str) -> None:
     cells = [re.findall(r'<td class="dtype (\w*)">', row) for row in rows if "why" not in row]
     assert cells == [["passed", "passed"], ["failed", "unclear"]]
     words = Reader(check).text
-    assert "the gradient of weight is the transpose of the right one" in words
+    assert "the gradient of weight is the transpose of the right tensor" in words
     assert "gradient of weight: transposed" in words
     assert "where operators.py:12 cause Two dimensions of the gradient are transposed. fix Transpose" in words
     assert check.index("</article>") < check.index("<table") < check.index('<details class="skipped">')

@@ -135,7 +135,7 @@ def test_sanitised_there_is_one_test_more(folder: Path) -> None:
     assert "collected 0 items" in run(folder, *options).stdout.replace(f"{len(USUAL)} items / ", "0 items ")
     done = run(folder, *options, "--opsmith-sanitize", "-rs")
     assert outcome_of(done, "plugged.ops::right::sanitized") == "SKIPPED"
-    assert "it has no kernel in C++" in done.stdout
+    assert "the operator has no kernel in C++" in done.stdout
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_what_could_not_be_checked_is_no_success(
     done, _ = whole
     assert outcome_of(done, "plugged.ops::untold::forward") == "PASSED"
     assert outcome_of(done, "plugged.ops::untold::gradient") == "FAILED"
-    assert "it could not be checked: " in done.stdout
+    assert "the property could not be checked: " in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: its kernels run")

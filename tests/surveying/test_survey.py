@@ -335,8 +335,10 @@ def test_it_says_which_second_orders_it_mends() -> None:
     assert found.reasons == ()
     assert found.abilities["second order"] == "mended"
     (line,) = found.mends
-    assert line.startswith("mends second order: by `apply`, the second order by `x` is wrong: it lacks ")
-    assert "a value that the forward computed and kept, on `ctx` or by `save_for_backward`" in line
+    assert line.startswith(
+        "mends second order: by `apply`, the derivative of the gradient of `x` is wrong: it lacks "
+    )
+    assert "because the forward keeps the value on `ctx` or by `save_for_backward`" in line
     assert found.to_dict()["mends"] == [line]
 
 

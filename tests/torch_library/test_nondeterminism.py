@@ -116,7 +116,7 @@ def test_a_check_holds_its_runs_to_a_bound_and_names_the_declaration_where_it_la
     unknown = opsmith.check(declared("unknown", in_any_order), samples=SAMPLES, only=["determinism"])
     (note,) = [note for outcome in unknown.outcomes for note in outcome.notes]
     assert note.endswith(
-        "a sum whose order changes from run to run may cause this; declare it by `deterministic=False`"
+        "a sum whose order changes from run to run may cause the difference; declare `deterministic=False`"
     )
 
 

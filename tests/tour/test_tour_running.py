@@ -130,7 +130,7 @@ def test_each_check_prints_its_line_when_it_ends(tmp_path: Path, monkeypatch: py
     def check(operator: Any, *, skip: Any, **options: Any) -> Report:
         assert isinstance(given.console.file, io.StringIO)
         printed.append(given.console.file.getvalue().splitlines())
-        outcomes = [Outcome(name, "skipped", "left out, as asked", left_out=True) for name in skip]
+        outcomes = [Outcome(name, "skipped", "left out on request", left_out=True) for name in skip]
         return Report(operator.name, (Outcome("forward", "passed"), Outcome("vmap", "skipped"), *outcomes), 0)
 
     monkeypatch.setattr(operators, "check", check)

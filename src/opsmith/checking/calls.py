@@ -89,16 +89,18 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
         name = sample.names[argnum]
         rule = rules.rules.get(name)
         if sample.is_buffer(argnum):
-            refused[name] = f"`{name}` has no elements: there is no gradient by it to compare"
+            refused[name] = f"`{name}` has no elements: its gradient has no elements to compare"
         elif name in stated_refusals:
-            refused[name] = f"it refuses a gradient by `{name}`: {stated_refusals[name]}"
+            refused[name] = f"the operator refuses a gradient of `{name}`: {stated_refusals[name]}"
         elif isinstance(rule, NotImplementedGradient):
             refused[name] = f"the gradient of `{name}` is not implemented: {rule.reason}"
         elif subject.kind.in_library:
             if not subject.lacks("gradient"):
                 argnums.append(argnum)
             else:
-                refused[name] = "it has no gradient: `torch.library.register_autograd` gives it one"
+                refused[name] = (
+                    "the operator has no gradient: register one with `torch.library.register_autograd`"
+                )
         elif rule is None and subject.specification.opaque and rules.stand_in is None:
             refused[name] = (
                 f"`{name}` has no gradient: the operator is opaque; write "
@@ -109,7 +111,10 @@ def differentiated(subject: Subject, sample: Sample) -> Differentiated:
     if subject.kind.has_reference:
         derived = [argnum for argnum in argnums if sample.names[argnum] not in rules.rules]
         lacking = _refused(subject, sample, derived, _without_derivative) if derived else {}
-        refused |= {name: f"torch has no derivative by `{name}`: {text}" for name, text in lacking.items()}
+        refused |= {
+            name: f"torch has no derivative with respect to `{name}`: {text}"
+            for name, text in lacking.items()
+        }
         argnums = [argnum for argnum in argnums if sample.names[argnum] not in lacking]
     return Differentiated(tuple(argnums), refused)
 

@@ -54,25 +54,26 @@ _WORDS = {
     "raises": ("The call raises an exception, or the process dies.", "The exception, or the signal."),
     "out-of-bounds": (
         "The operator reads or writes memory outside of its tensors and arrays, or memory that was freed.",
-        "A call with different numbers in the memory around each tensor; AddressSanitizer, with guards "
-        "around each argument; in Triton, each pointer in its interpreter; in CUDA C++, each access, on the "
-        "CPU; in an in-place call, the bits around its arguments.",
+        "A call with different numbers in the memory around each tensor. In C++: AddressSanitizer, "
+        "with guards around each argument. In Triton: each pointer, in the interpreter. In CUDA "
+        "C++: each access, on the CPU. In an in-place call: the bits around its arguments.",
     ),
     "undefined": (
         "C++ does not define what the kernel does: a signed overflow, a null or misaligned pointer.",
         "UndefinedBehaviorSanitizer.",
     ),
     "uninitialized": (
-        "A result depends on memory that was read before anything was written to it.",
-        "The same call with different bytes in variables and in the memory of the results; in CUDA C++, "
-        "each read of shared memory and of results.",
+        "A result depends on memory that the operator reads before it writes to that memory.",
+        "The same call with different bytes in variables and in the memory of the results. In CUDA "
+        "C++: each read of shared memory and of results.",
     ),
     "misaligned": (
         "A kernel in CUDA C++ uses a wide type at an address that is not a multiple of its size.",
         "The address of each access, on the CPU.",
     ),
     "divergent-barrier": (
-        "Some threads of a block, or some lanes of a warp, wait at a barrier that the rest do not reach.",
+        "Some threads of a block, or some lanes of a warp, wait at a barrier that the other threads "
+        "or lanes do not reach.",
         "The barrier at which each thread waits, on the CPU; the masks of shuffles.",
     ),
     "race": (
@@ -84,7 +85,7 @@ _WORDS = {
         "The number of steps of a thread, on the CPU; or a state in which all threads wait.",
     ),
     "mutates-input": (
-        "The operator writes into an argument without a declaration.",
+        "The operator writes into an argument, and does not declare the write.",
         "The bits of every argument before and after the call and the backward.",
     ),
     "not-written": (
@@ -96,12 +97,13 @@ _WORDS = {
         "The bits of each element before and after the call, and after the reference.",
     ),
     "version": (
-        "The operator writes into an argument and does not raise its version: a backward uses the new value.",
+        "The operator writes into an argument and does not raise its version counter: a backward "
+        "uses the new value.",
         "The version counter before and after the call; a node that saved the argument before the call.",
     ),
     "half-written": (
         "A call writes into an argument before it raises an exception.",
-        "Calls with one size changed, which the reference refuses before it writes.",
+        "Calls with one changed size, which the reference refuses before it writes.",
     ),
     "mutates-grad-output": (
         "The backward writes into grad_output.",
@@ -109,42 +111,46 @@ _WORDS = {
     ),
     "mutates-saved": (
         "The backward writes into a saved tensor.",
-        "The bits of every saved tensor before and after, and a second backward through the same graph.",
+        "The bits of every saved tensor before and after the backward, and a second backward "
+        "through the same graph.",
     ),
     "aliases-input": (
-        "A result shares memory with an argument, and this is not declared.",
+        "A result shares memory with an argument, and the operator does not declare the alias.",
         "The addresses of the storages.",
     ),
     "nondeterministic": (
-        "Two runs on the same inputs differ by more than a change in the order of summation explains.",
+        "Two runs on the same inputs differ, and the order of summation does not explain the difference.",
         "Two runs from the same random state; a random state that changes without a declaration.",
     ),
     "stale-state": (
         "The results depend on earlier calls, or on other threads.",
-        "The same call alone, and after or between calls with other arguments, also if these reuse the same "
-        "tensors; the memory of two results.",
+        "The same call alone, and after or between calls with other arguments, which may reuse the "
+        "same tensors; the memory of two results.",
     ),
     "looks-at-caller": (
         "The results depend on the caller: on stack frames, modules, `sys.argv` or the environment.",
-        "The same call from a thread that looks like a script: no stack frame or module shows a check.",
+        "The same call from a thread that looks like a script: no stack frame and no module shows "
+        "that a check runs.",
     ),
     "side-effect": (
-        "The operator changes other state: `.grad` of a tensor, a global variable, a default of torch.",
+        "The operator changes state outside of its results: `.grad` of a tensor, a global variable, "
+        "a default of torch.",
         "The state outside of the operator before and after the call and the backward.",
     ),
     "gradient-count": (
-        "The backward returns more or fewer gradients than there are inputs.",
+        "The backward returns more or fewer gradients than the forward has inputs.",
         "The number of gradients that the backward returned, or an error of torch's engine.",
     ),
     "shape": ("A result or gradient has the wrong shape.", "Its shape, compared with the right shape."),
     "dtype": ("A result or gradient has the wrong dtype.", "Its dtype, compared with the right dtype."),
     "missing-gradient": (
-        "The gradient is None or zero, and the right gradient is not.",
+        "The gradient is None or zero, but the right gradient is not zero.",
         "None or zeros, where finite differences are not zero.",
     ),
     "nan": (
-        "A value is nan or infinite where the right value is finite, or finite where it should not be.",
-        "The indices of such elements.",
+        "A value is nan or infinite where the right value is finite, or finite where the right "
+        "value is not finite.",
+        "The indices of these elements.",
     ),
     "empty": (
         "The operator is wrong only for tensors without elements.",
@@ -160,14 +166,15 @@ _WORDS = {
     ),
     "nonlinear-grad": (
         "The gradient is not linear in grad_output.",
-        "The gradient for a u + b v, compared with a times that for u plus b times that for v.",
+        "The gradient for the grad_output a u + b v, compared with a times the gradient for u plus "
+        "b times the gradient for v.",
     ),
     "input-needs-grad": (
         "The gradient is wrong only for some choices of the inputs that require a gradient.",
         "Gradients for every choice of inputs.",
     ),
     "precision": (
-        "A value is computed in a narrower dtype than the arguments have.",
+        "A value is computed in a narrower dtype than the dtype of the arguments.",
         "The error, compared with the rounding of the narrower dtype, on inputs that need more digits.",
     ),
     "sign": ("The gradient has the wrong sign.", "The negated gradient is right, on every fresh input."),
@@ -181,7 +188,7 @@ _WORDS = {
     ),
     "swapped-inputs": (
         "The gradients of two inputs are swapped.",
-        "The gradient of each of the two is right for the other, on every fresh input.",
+        "Each of the two gradients is right for the other input, on every fresh input.",
     ),
     "transposed": (
         "Two dimensions of the gradient are transposed.",
@@ -189,11 +196,13 @@ _WORDS = {
     ),
     "shifted": (
         "The elements of the gradient are shifted by some positions.",
-        "The gradient rolled or padded back by as many positions is right, on every fresh input.",
+        "The gradient is right if its elements are moved back by the same number of positions, on "
+        "every fresh input.",
     ),
     "region": (
         "The gradient or result is wrong only at some indices, or only where a condition is true.",
-        "On every fresh input, the wrong elements are those for which the condition is true.",
+        "On every fresh input, the condition is true for the wrong elements, and false for the "
+        "right elements.",
     ),
     "approximate": (
         "The gradient is off by at most a thousandth of its largest element, in every sample.",
@@ -201,7 +210,8 @@ _WORDS = {
     ),
     "missing-term": (
         "A term of the gradient is missing.",
-        "The gradient equals autograd's with one path through the reference cut, on every fresh input.",
+        "The gradient equals autograd's gradient if one path through the reference is cut, on every "
+        "fresh input.",
     ),
     "second-order": (
         "The gradient is right, and its own derivatives are wrong.",
@@ -212,16 +222,16 @@ _WORDS = {
         "The tangent, compared with finite differences; its product with the gradient.",
     ),
     "fake-mismatch": (
-        "The fake kernel returns shapes, dtypes or strides that differ from those of the results.",
-        "Shapes, dtypes, strides and devices of both.",
+        "The fake kernel returns shapes, dtypes or strides that differ from the real results.",
+        "Shapes, dtypes, strides and devices of the fake results and of the real results.",
     ),
     "kernel-mismatch": (
         "A kernel, or a rule for batches, returns wrong numbers, maybe in one mode only.",
-        "Its results, compared with those of the reference in float64, in rounding units.",
+        "Its results, compared with the reference's results in float64, in rounding units.",
     ),
     "not-refused": (
         "A kernel takes sizes that the reference refuses.",
-        "A call that both accept, then the same call with one size changed.",
+        "A call that the kernel and the reference accept, then the same call with one changed size.",
     ),
     "leak": (
         "The operator never frees tensors that are no longer needed.",
@@ -236,15 +246,16 @@ _WORDS = {
         "Registers, spills and shared memory, as the assembler reports them, compared with the limits.",
     ),
     "narrow-index": (
-        "An index of a kernel in C++ or CUDA C++ has 32 bits, so that the kernel refuses larger tensors.",
+        "An index of a kernel in C++ or CUDA C++ has 32 bits, and the kernel refuses tensors that "
+        "need larger indices.",
         "The types of the indices, as the compiler names them.",
     ),
     "not-exercised": (
         "A formula, kernel or declaration was never tested: no sample reaches it, or time ran out.",
-        "The samples do not reach it, or inputs were left out.",
+        "The samples do not reach the formula, kernel or declaration, or inputs were left out.",
     ),
     "frozen-size": (
-        "A line turns a size into a number without need, so that code is compiled for each size.",
+        "A line turns a size into a number without need, and code is compiled again for each size.",
         "A run on symbolic sizes; the line at which a size is fixed.",
     ),
     "recompiles": (
@@ -264,7 +275,7 @@ _FIXES = {
     "undefined": "Compute in a wider type; test pointers and shifts before use.",
     "uninitialized": "Write each element before it is read; give each variable a first value.",
     "misaligned": "Use the wide type only where the address is a multiple of its size.",
-    "divergent-barrier": "Move the barrier out of the branch, so that every thread reaches it.",
+    "divergent-barrier": "Move the barrier out of the branch: every thread must reach the barrier.",
     "race": "Put a barrier between the two accesses, or make the write atomic.",
     "endless": "Let every thread change the condition of its loop.",
     "mutates-input": "Write into a copy (`x.clone()`), or declare the write: `mutates=`.",
@@ -279,7 +290,7 @@ _FIXES = {
     "stale-state": "Keep nothing between calls: no module-level buffer, no cache by `id` or by shape alone.",
     "looks-at-caller": "Take what the operator needs as an argument.",
     "side-effect": "Return the value, or restore the old state in the same call.",
-    "gradient-count": "Return one gradient for each argument of forward, None for those without one.",
+    "gradient-count": "Return one gradient for each argument of forward; None where there is no gradient.",
     "shape": "Compare each step's shape with the right shape, beginning at the last reduction or broadcast.",
     "dtype": "Convert the result to the dtype that the reference returns.",
     "missing-gradient": "Write the formula; if there is no gradient, declare `opsmith.non_differentiable`.",
@@ -308,7 +319,7 @@ _FIXES = {
     "held": "Save tensors by `save_for_backward`, not as attributes of the context.",
     "resources": "Use fewer registers or less shared memory, or allow more.",
     "narrow-index": "Use `int64_t` for indices.",
-    "not-exercised": "Add a sample that reaches it, or raise the effort: `--thorough`.",
+    "not-exercised": "Add a sample that reaches the untested part, or raise the effort: `--thorough`.",
     "frozen-size": "Use an expression that stays symbolic: no `int()`, `range()` or `if` on a size.",
     "recompiles": "Remove the line that turns a size into a number.",
     UNKNOWN: "Compare the formula with its derivation at the index in the message, term by term.",

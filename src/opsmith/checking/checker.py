@@ -179,9 +179,9 @@ def check(
     )
 
 
-READ_OUTSIDE = "not run: its results depend on memory that is not its own (see `forward`)"
+READ_OUTSIDE = "not run: the results depend on memory outside of the operator's tensors (see `forward`)"
 
-NOT_RUN = "it could not be run at all: see `forward`"
+NOT_RUN = "the operator could not run at all: see `forward`"
 
 SEEDS = range(-(2**32), 2**32)
 """Range of seeds that torch takes, reduced to leave room for the separate streams of a seed."""
@@ -200,7 +200,7 @@ def _refuse_seed(seed: Any) -> None:
 
 
 PROCESS_DAMAGED = (
-    "not run: a kernel would damage this process (see `sanitized`); use `isolate` to run it anyway"
+    "not run: a kernel would damage this process (see `sanitized`); use `isolate` to run the property anyway"
 )
 
 
@@ -309,7 +309,7 @@ def refuse_hooks() -> None:
         UsageError: If the caller is inside of `saved_tensors_hooks`, or of a region that uses it.
     """
     try:
-        with torch.autograd.graph.disable_saved_tensors_hooks("a check has none"):
+        with torch.autograd.graph.disable_saved_tensors_hooks("a check allows no hooks"):
             return
     except RuntimeError as error:
         raise errors.UsageError(
@@ -376,7 +376,7 @@ class Schedule:
         found, left = [], unsteady_inputs(self.failures)
         if left:
             names = f"sample{'s' * (len(left) > 1)} {', '.join(map(str, sorted(left)))}"
-            words = f"a call writes into an argument, or two runs differ, only on derived inputs ({names})"
+            words = f"a call writes into an argument or two runs differ, but only on derived inputs ({names})"
             found.append(f"{words}: the other properties ran without these inputs")
         if self._used is not None:
             found.append(f"two runs give different numbers; the other properties ran {self._used.words()}")
@@ -421,7 +421,7 @@ class Schedule:
 
     def _outcome(self, known: Property, inputs: Inputs, hung_before: list[str]) -> Outcome:
         if known.name not in self.wanted:
-            return Outcome(known.name, "skipped", "left out, as asked", left_out=True)
+            return Outcome(known.name, "skipped", "left out on request", left_out=True)
         if len(hung := [*hung_before, *self.hung()]) >= MOST_HANGS:
             names = " and ".join(f"`{each}`" for each in dict.fromkeys(hung))
             return Outcome(known.name, "skipped", f"not run: a call does not return (see {names})")

@@ -94,27 +94,28 @@ _OURS: dict[type[errors.OpsmithError], str] = {
 _TORCHS = {
     r"returned an incorrect number of gradients \(expected (?P<expected>\d+), got (?P<got>\d+)\)": (
         "gradient-count",
-        "the backward returns {got} gradient{got_s}, and the forward takes {expected} argument{expected_s}: "
-        "return a gradient for each argument, in their order, or None for an argument without one",
+        "the backward returns {got} gradient{got_s}, but the forward takes {expected} "
+        "argument{expected_s}: return a gradient for each argument, in the order of the arguments, "
+        "or None for an argument without a gradient",
     ),
     r"returned an invalid gradient at index (?P<index>\d+) - got (?P<got>\[[^\]]*\]) but expected shape "
     r"compatible with (?P<expected>\[[^\]]*\])": (
         "shape",
-        "the gradient has the shape {got}, and the input {expected}",
+        "the gradient has the shape {got}, but the input has the shape {expected}",
     ),
     r"returned an invalid gradient at index (?P<index>\d+) - expected (?:type|dtype) (?P<expected>\S+) but "
-    r"got (?P<got>\S+)": ("dtype", "the gradient is {got}, and the input {expected}"),
+    r"got (?P<got>\S+)": ("dtype", "the gradient is {got}, but the input is {expected}"),
     r"modified by an inplace operation": (
         "mutates-saved",
-        "a tensor that was saved for the backward was written into afterwards",
+        "a tensor was changed in place after it was saved for the backward",
     ),
     r"a leaf Variable that requires grad is being used in an in-place operation": (
         "mutates-input",
-        "it writes into an argument",
+        "the operator writes into an argument",
     ),
     r"view size is not compatible|use \.reshape\(\.\.\.\) instead": (
         "layout",
-        "it calls `view` on a tensor that is not contiguous",
+        "the operator calls `view` on a tensor that is not contiguous",
     ),
 }
 """Messages of torch's engine, each with the cause that it shows and our text for the fault."""
@@ -401,7 +402,7 @@ class WrongFormError(AboutOperatorError):
     """
 
     def __init__(self, result: str, got: str, expected: str, where: str) -> None:
-        super().__init__(f"it returns {got}, and {expected}")
+        super().__init__(f"it returns {got}, but {expected}")
         self.result, self.where = result, where
 
 

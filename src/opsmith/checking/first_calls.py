@@ -118,10 +118,10 @@ def _failure(subject: Subject, sample: Sample, error: BaseException) -> Failure:
     said = isinstance(error, Exception) and attribute_exception(
         error, lambda: _refusal(subject, sample, torch.float64)
     )
-    words = "" if said else ". Make tensors in the dtype of its arguments"
+    words = "" if said else ". Create tensors in the dtype of the arguments"
     return replace(
         found,
-        message=f"it takes float32 and not float64: {found.message}{words}",
+        message=f"the operator takes float32, but not float64: {found.message}{words}",
         dtypes=("float64",),
         evidence={**found.evidence, **({REFUSED: "by an error of its own"} if said else {})},
         given="undeclared" if all(map(_is_single, subject.samples)) else "usual",
@@ -137,7 +137,7 @@ def _refusal(subject: Subject, sample: Sample, dtype: torch.dtype) -> BaseExcept
         dtypes = [each.dtype for each in results if is_inexact(each)]
         narrower = [each for each in dtypes if torch.finfo(each).bits < bits]
         if narrower and launched_kernels():
-            return f"a result is {dtype_name(narrower[0])} then"
+            return f"a result is still {dtype_name(narrower[0])}"
         if not subject.lacks("gradient"):
             differentiate_by_ones(results, [leaves[argnum] for argnum in sample.inexact])
     except BaseException as error:
@@ -266,8 +266,8 @@ class Inputs:
         if self.symmetric:
             names = ", ".join(f"`{label}`" for label in sorted(self.symmetric))
             yield (
-                f"derivatives by {names} are taken among symmetric matrices: in every sample it is "
-                f"symmetric, and only one triangle is read"
+                f"derivatives with respect to {names} are taken along symmetric matrices: every "
+                "sample has a symmetric matrix there, and the operator reads only one triangle"
             )
 
     def precision_remarks(self) -> Iterator[str]:
@@ -276,14 +276,17 @@ class Inputs:
         for words, names in launched.items():
             yield f"{words}: {', '.join(f'`{name}`' for name in names)}"
         if subject.narrow and (launched or subject.refused_float64):
-            yield f"it takes float32 and not float64 ({subject.narrow}), and was checked in float32"
+            yield (
+                f"the operator takes float32, but not float64 ({subject.narrow}), so it was checked in "
+                "float32"
+            )
 
     def reported(self, outcome: Outcome) -> Outcome:
         """The outcome of the property `forward`, with the failures found before any property ran."""
         if self.refused:  # also if `forward` was not requested: no property runs on these samples
             failures = merged((*self.refused, *outcome.failures))
             # Properties that did not run refer to this outcome, so its own reason must name what is missing.
-            reason = outcome.reason and (missing_here(failures) or "it could not be run at all")
+            reason = outcome.reason and (missing_here(failures) or "the operator could not run at all")
             outcome = replace(outcome, status="failed", reason=reason, failures=failures, left_out=False)
         more = [*self.derived.unserved]
         if not any(each.cause == "raises" for each in outcome.failures):

@@ -173,12 +173,15 @@ def raised_at(
     text = "\n".join(lines) or "without a message"
     end = "" if isinstance(error, Exception) else END
     if isinstance(error, torch.AcceleratorError):
-        end = "a GPU reports it only after the call: `CUDA_LAUNCH_BLOCKING=1` shows which call it was"
+        end = (
+            "a GPU reports the error only after the call: `CUDA_LAUNCH_BLOCKING=1` shows the call that "
+            "caused it"
+        )
     message = "; ".join(filter(None, [f"{type(error).__name__}: {text}", named.reason, end]))
     return Failure(property, input, named.cause, message, where, evidence)
 
 
-END = "it ends the process instead of returning or raising an error"
+END = "the operator ends the process instead of returning or raising an error"
 
 
 def of_exception(error: BaseException, when: str) -> dict[str, Any]:
@@ -223,5 +226,5 @@ def _lacks(error: BaseException, cause: str) -> str:
         return f"{error.problem}: {error.got}" if error.got else error.problem
     raises = cause == "raises" and not isinstance(error, errors.OpsmithError)
     if raises and launched_kernels() and not torch.cuda.is_available():
-        return "a GPU, which the code that launches its kernels may need"
+        return "a GPU, which the code that launches the kernels may need"
     return "a GPU" if has_message(error, NO_GPU) else ""

@@ -413,7 +413,7 @@ class Report:
             return f"{self.operator}: passed{beside}"
         if self.passed_as_asked:
             missing = ", ".join(self.missing())
-            return f"{self.operator}: passed as far as asked{beside}; not checked: {missing}"
+            return f"{self.operator}: passed the requested properties{beside}; not checked: {missing}"
         return f"{self.operator}: NOT PASSED: {' and '.join(self.unmet())} could not be checked{beside}"
 
     __repr__ = titled_repr(verdict)
@@ -461,12 +461,12 @@ def verdict_of(report: Report, outcome: Outcome) -> tuple[Status, str]:
     Example:
         >>> skipped = Outcome("forward", "skipped", "there are no samples")
         >>> verdict_of(Report("demo::twice", (skipped,), seed=0), skipped)
-        ('failed', 'it could not be checked: there are no samples')
+        ('failed', 'the property could not be checked: there are no samples')
     """
     if report.fails(outcome):
         return "failed", min(outcome.failures, key=Failure.rank).heading()
     if outcome.status == "skipped" and not outcome.left_out and outcome.property in report.missing():
-        return "failed", f"it could not be checked: {outcome.reason}"
+        return "failed", f"the property could not be checked: {outcome.reason}"
     return outcome.status, outcome.reason
 
 

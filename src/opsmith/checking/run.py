@@ -406,7 +406,7 @@ def cases(
         for dtype in ((torch.float32,) if single else dtypes if run.sample.inexact else dtypes[:1])
         for device in run.subject.devices
     ]
-    left = Note("dtypes other than float32 were left out: it computes in float32")
+    left = Note("dtypes other than float32 were left out: the operator computes in float32")
     return [left] * single + [_case(run, right, *place, given) for place in places]
 
 
@@ -430,5 +430,5 @@ def _case(
         refuse_own(error)
         if dtype in ALWAYS_CHECKED:
             raise
-        return Note(f"{left}: the reference does not run in it: {first_line(error)}")
+        return Note(f"{left}: the reference does not run in this dtype: {first_line(error)}")
     return Case(run.subject, run.sample, run.name, device, dtype, run.by, answers=answers)

@@ -136,7 +136,7 @@ def _without_refusals(subject: Subject, failures: Sequence[Failure]) -> tuple[li
         if change is None or without is None or stands_alone(subject, change.of, without):
             left.append(failure)
         else:
-            words = f"{sample} has rows without elements, for which the backward of a class may raise"
+            words = f"{sample} has rows without elements, and the backward of a class may raise for them"
             refused.append(f"{words}: {failure.message}")
     return left, refused
 
@@ -206,7 +206,7 @@ def _elements(failure: Failure) -> int:
 def _seen(failure: Failure, group: Sequence[Failure]) -> Failure:
     if len(group) == 1:
         return failure
-    evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one is shown"}
+    evidence = {**failure.evidence, "seen": f"in {len(group)} runs; one run is shown"}
     given = min((each.given for each in group), key=GIVEN.index)
     minor = all(each.minor for each in group)
     bound = all(each.dtypes for each in group)  # it is bound to some dtypes

@@ -153,7 +153,7 @@ class SteadyRuns:
         """Description for a remark."""
         copied = ", ".join([*(f"`{label}`" for label in sorted(self.copied)), *self.names])
         if self.outside is not None and not copied:
-            return "with the state that it keeps between calls restored before each call"
+            return "with the operator's state restored before each call"
         return f"with fresh copies of {copied} for each call" if copied else "under fixed seeds"
 
 
@@ -429,12 +429,14 @@ class Subject:
             span = spans[result.name]
             if result.sequence and len(each) != span.stop - span.start:
                 got = f"{len(each)} tensor{'s' * (len(each) != 1)} for `{result.name}`"
-                raise WrongFormError(result.name, got, f"the reference {span.stop - span.start}", location())
+                raise WrongFormError(
+                    result.name, got, f"the reference returns {span.stop - span.start}", location()
+                )
 
     def _parts(self, outputs: Outputs, returned: Any, flat: Sequence[Any]) -> list[Any]:
         """The results of a class, taken out of the structure that it returns."""
         name = self.specification.schema.results[0].name
-        before = "in an earlier call returned {} in its place"
+        before = "an earlier call returned {} in its place"
         try:
             found = {at: each for at, each in leaves(outputs, returned) if at is not None}
             parts = [found[at] for at in range(len(found))]

@@ -239,7 +239,8 @@ def _as_operator(
                 f"there are no samples to check `{called}` on",
                 operator=called,
                 where=where(function_class.forward),
-                hint=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses some",
+                hint=f"call `opsmith.check({called}, samples=[(x, 2.0)])`; `opsmith adopt FILE` guesses "
+                "some samples",
             )
         for position, values in enumerate(read):
             refuse_unfit(position, value_names(function_class, len(values)), values, called, given.location)

@@ -139,7 +139,7 @@ def another_output(
     /,
     *,
     differs: str = "differs",
-    raises: str = ", it raises",
+    raises: str = ", the call raises",
     error: str = "raises",
     hint: str = "",
 ) -> Failure:
@@ -160,7 +160,7 @@ def another_output(
     if fault.error is None:
         return run.failure(named.name, cause, f"{named} {differs} {when}: {fault}{hint}", named.where)
     where = run.backward_location() if run.argnums else run.subject.specification.where
-    message = f"{when}{raises} {fault}; otherwise it does not{hint}"
+    message = f"{when}{raises} {fault}; otherwise there is no error{hint}"
     return run.failure(None, error, message, innermost(fault.error, where))
 
 

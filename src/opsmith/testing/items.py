@@ -75,7 +75,7 @@ def _parts(text: str) -> tuple[str, str | None, str | None]:
             f"there is no property `{known}`",
             expected=", ".join(f"`{name}`" for name in PROPERTIES),
             got=text,
-            hint="take an id as pytest shows it, or FILE_OR_MODULE[:NAME]",
+            hint="give an id that pytest shows, or FILE_OR_MODULE[:NAME]",
         )
     return target.source, operator.replace(".", "::"), known or None
 

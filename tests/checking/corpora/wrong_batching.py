@@ -8,7 +8,7 @@ from torch import Tensor
 import opsmith
 
 
-@wrong("batching", "kernel-mismatch", "result", "batching='B' is not so: in a batch of `x`")
+@wrong("batching", "kernel-mismatch", "result", "batching='B' is wrong: in a batch of `x`")
 def mixes_rows() -> Any:
     @opsmith.operator("wrong::mixes_rows", shapes="x: B M -> B M", batching="B")
     def mixes_rows(x: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def mixes_rows() -> Any:
     return mixes_rows
 
 
-@wrong("batching", "kernel-mismatch", "result", "batching='elementwise' is not so: in a batch of `x`")
+@wrong("batching", "kernel-mismatch", "result", "batching='elementwise' is wrong: in a batch of `x`")
 def not_elementwise() -> Any:
     @opsmith.operator("wrong::not_elementwise", batching="elementwise")
     def not_elementwise(x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def not_elementwise() -> Any:
     return not_elementwise
 
 
-@wrong("batching", "kernel-mismatch", "result", "batching='elementwise' is not so: in a batch of `x`")
+@wrong("batching", "kernel-mismatch", "result", "batching='elementwise' is wrong: in a batch of `x`")
 def over_the_last_dimension() -> Any:
     """Wrong for a batch in the last dimension alone."""
 
@@ -40,7 +40,7 @@ def over_the_last_dimension() -> Any:
     return over_the_last_dimension
 
 
-@wrong("batching", "kernel-mismatch", "result", "batching='...' is not so: in a batch of `x`")
+@wrong("batching", "kernel-mismatch", "result", "batching='...' is wrong: in a batch of `x`")
 def kernel_mixes_rows() -> Any:
     @opsmith.operator("wrong::kernel_mixes_rows", shapes="x: ... M -> ... M", batching="...")
     def kernel_mixes_rows(x: Tensor) -> Tensor:

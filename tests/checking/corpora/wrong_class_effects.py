@@ -57,7 +57,7 @@ def accumulates_into_a_parameter() -> Any:
     "effects",
     "side-effect",
     None,
-    "of its `bias`, its numbers change with each call",
+    "its `bias` changed: its numbers change with each call",
     "stale-state",
     "nondeterministic",
 )
@@ -85,7 +85,12 @@ def keeps_a_log() -> Any:
     return Logs, matrix()
 
 
-@mutant("effects", "side-effect", None, "`COUNT` of the module `wrong_class_effects`: what it holds changes")
+@mutant(
+    "effects",
+    "side-effect",
+    None,
+    "`COUNT` of the module `wrong_class_effects`: its contents change with each call",
+)
 def counts_calls() -> Any:
     class Counts(Twice):
         @staticmethod
@@ -123,7 +128,7 @@ def counts_in_a_closure() -> Any:
     return Counts, matrix()
 
 
-@mutant("effects", "side-effect", None, "sets the number of torch's threads for the whole process, to")
+@mutant("effects", "side-effect", None, "changes the number of torch's threads from")
 def sets_threads() -> Any:
     class Sets(Twice):
         @staticmethod
@@ -134,7 +139,7 @@ def sets_threads() -> Any:
     return Sets, matrix()
 
 
-@mutant("effects", "side-effect", None, "sets Python's warning filters for the whole process, to")
+@mutant("effects", "side-effect", None, "changes Python's warning filters from")
 def silences_warnings() -> Any:
     class Silences(Twice):
         @staticmethod
@@ -145,7 +150,7 @@ def silences_warnings() -> Any:
     return Silences, matrix()
 
 
-@mutant("effects", "side-effect", None, "sets the environment's variables for the whole process, to")
+@mutant("effects", "side-effect", None, "changes the environment's variables from")
 def sets_a_variable() -> Any:
     class Sets(Twice):
         @staticmethod
@@ -156,7 +161,7 @@ def sets_a_variable() -> Any:
     return Sets, matrix()
 
 
-@mutant("effects", "side-effect", None, "sets cuDNN's flags for the whole process, to")
+@mutant("effects", "side-effect", None, "changes cuDNN's flags from")
 def sets_a_flag() -> Any:
     class Sets(Twice):
         @staticmethod

@@ -49,7 +49,7 @@ def nondeterministic() -> Any:
     "randomness",
     "nondeterministic",
     None,
-    "draws from torch's random state (by `aten.randn_like.default`) and does not say so",
+    "draws from torch's random state (by `aten.randn_like.default`) and does not declare it",
 )
 def undeclared_randomness() -> Any:
     @opsmith.operator("wrong::undeclared_randomness")
@@ -69,7 +69,7 @@ def undeclared_randomness_in_a_kernel() -> Any:
     "randomness",
     "not-exercised",
     None,
-    "it is declared `random=True` and drew from torch's random state in no sample",
+    "operator is declared `random=True`, but it drew from torch's random state in no sample",
 )
 def never_draws() -> Any:
     return square("never_draws", random=True)
@@ -79,7 +79,7 @@ def never_draws() -> Any:
     "randomness",
     "nondeterministic",
     None,
-    "draws from the global state of NumPy, which `torch.manual_seed` does not reach",
+    "draws from the global state of NumPy, which `torch.manual_seed` does not set",
 )
 def numpy_randomness() -> Any:
     @opsmith.operator("wrong::numpy_randomness", opaque=True)

@@ -9,7 +9,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
-@mutant("determinism", "nondeterministic", "result", "a call uses memory that is read before it is written")
+@mutant("determinism", "nondeterministic", "result", "a call reads memory that it has not written")
 def forgets_the_last_row() -> Any:
     class Forgets(Twice):
         @staticmethod
@@ -22,7 +22,7 @@ def forgets_the_last_row() -> Any:
     return Forgets, matrix()
 
 
-@mutant("determinism", "nondeterministic", "result", "a call uses memory that is read before it is written")
+@mutant("determinism", "nondeterministic", "result", "a call reads memory that it has not written")
 def forgets_in_numpy() -> Any:
     class Forgets(Twice):
         @staticmethod
@@ -36,7 +36,7 @@ def forgets_in_numpy() -> Any:
     return Forgets, matrix()
 
 
-@mutant("determinism", "nondeterministic", "x", "a backward uses memory that is read before it is written")
+@mutant("determinism", "nondeterministic", "x", "a backward reads memory that it has not written")
 def adds_into_empty() -> Any:
     class Adds(Twice):
         @staticmethod

@@ -10,17 +10,22 @@ from torch import Tensor
 import opsmith
 
 
-@wrong("gradient", "sign", "weight", "9 of 9 elements are wrong; it is the right one times -1")
+@wrong(
+    "gradient",
+    "sign",
+    "weight",
+    "9 of 9 elements are wrong; it is the right tensor times -1",
+)
 def sign() -> Any:
     return linear("sign").gradients(weight=lambda grad, x: -(grad.mT @ x))
 
 
-@wrong("gradient", "scale", "x", "it is the right one times 1/2")
+@wrong("gradient", "scale", "x", "it is the right tensor times 1/2")
 def factor_two() -> Any:
     return square("factor_two").gradients(x=lambda grad, x: grad * x)
 
 
-@wrong("gradient", "transposed", "weight", "it is the transpose of the right one (error")
+@wrong("gradient", "transposed", "weight", "it is the transpose of the right tensor (relative error")
 def transposed() -> Any:
     return linear("transposed").gradients(weight=lambda grad, x: x.mT @ grad)
 
@@ -35,7 +40,7 @@ def declared_zero() -> Any:
     return square("declared_zero").gradients(x=opsmith.zero)
 
 
-@wrong("gradient", "scale", "bias", "it is the right one times 1/3")
+@wrong("gradient", "scale", "bias", "it is the right tensor times 1/3")
 def mean_over_the_batch() -> Any:
     return linear("mean_over_the_batch").gradients(bias=lambda grad: grad.mean(0))
 
@@ -45,7 +50,7 @@ def first_row_for_the_batch() -> Any:
     return linear("first_row_for_the_batch").gradients(bias=lambda grad: grad[0])
 
 
-@wrong("linearity", "ignores-grad-output", "x", "the same, to the bit, for two grad_outputs")
+@wrong("linearity", "ignores-grad-output", "x", "the same, bit by bit, for two different grad_outputs:")
 def ignores_grad() -> Any:
     return square("ignores_grad").gradients(x=lambda grad, x: 2 * x + 0 * grad)
 
@@ -54,7 +59,7 @@ def ignores_grad() -> Any:
     "layouts",
     "layout",
     "x",
-    "wrong for one that is expanded from one number, as `.sum()` hands it back: at [",
+    "backward of `.sum()` returns this layout): at [",
 )
 def as_strided() -> Any:
     def contiguous_only(grad: Tensor, x: Tensor) -> Tensor:
@@ -110,7 +115,7 @@ def nan_at_zero() -> Any:
     return magnitude.gradients(x=lambda grad, x: grad * x / x.abs())
 
 
-@wrong("gradient", "sign", "weight", "it is the complex conjugate of the right one")
+@wrong("gradient", "sign", "weight", "it is the complex conjugate of the right tensor")
 def not_conjugated() -> Any:
     @opsmith.operator("wrong::not_conjugated")
     def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -173,7 +178,7 @@ def forgets_a_result() -> Any:
     return both.gradients(x=lambda grad_y: 2 * grad_y)
 
 
-@wrong("gradient", "sign", "x", "it is the right one times -1")
+@wrong("gradient", "sign", "x", "it is the right tensor times -1")
 def opaque_formula() -> Any:
     @opsmith.operator("wrong::opaque_formula", opaque=True)
     def sine(x: Tensor) -> Tensor:
@@ -192,7 +197,10 @@ def graph_cut() -> Any:
 
 
 @wrong(
-    "second_order", "second-order", "x", "the second order by `x` is wrong: it lacks what flows through `x`"
+    "second_order",
+    "second-order",
+    "x",
+    "the derivative of the gradient of `x` is wrong: it lacks the part that flows through `x`",
 )
 def detached_in_the_formula() -> Any:
     return square("detached_in_the_formula").gradients(x=lambda grad, x: 2 * grad * x.detach())
@@ -221,7 +229,7 @@ def tangent_with_a_cut() -> Any:
     return square("tangent_with_a_cut").tangents(result=formula)
 
 
-@wrong("second_order", "second-order", "x", "it lacks what flows through `weight`")
+@wrong("second_order", "second-order", "x", "it lacks the part that flows through `weight`")
 def one_factor_by_numpy() -> Any:
     operator = linear("one_factor_by_numpy")
     return operator.gradients(x=lambda grad, weight: grad @ torch.from_numpy(weight.detach().numpy()))

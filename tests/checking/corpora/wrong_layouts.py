@@ -27,7 +27,7 @@ def kernel_by_pointer() -> Any:
     return square("kernel_by_pointer").kernel("cpu", lambda x: by_pointer(x).square())
 
 
-@wrong("layouts", "layout", "x", "wrong where it is sliced with a step: at [")
+@wrong("layouts", "layout", "x", "is sliced with a step: at [")
 def kernel_of_rows() -> Any:
     """Right for every order of dimensions, and not for rows that have something between them."""
 
@@ -40,7 +40,12 @@ def kernel_of_rows() -> Any:
     return operator.kernel("cpu", kernel)
 
 
-@wrong("layouts", "layout", "x", "the gradient of `x` is right where `y` is contiguous and wrong where it is")
+@wrong(
+    "layouts",
+    "layout",
+    "x",
+    "the gradient of `x` is right where `y` is contiguous, and wrong where `y` is",
+)
 def gradient_by_pointer() -> Any:
     @opsmith.operator("wrong::gradient_by_pointer")
     def product(x: Tensor, y: Tensor) -> Tensor:
@@ -50,7 +55,7 @@ def gradient_by_pointer() -> Any:
     return product.gradients(x=lambda grad, y: grad * by_pointer(y), y=lambda grad, x: grad * x)
 
 
-@wrong("layouts", "layout", "z", "for one that is expanded from one number")
+@wrong("layouts", "layout", "z", "for a grad_output that is expanded from one number")
 def second_incoming_gradient() -> Any:
     """Two results, and only what comes in for the second is read by pointer."""
 
@@ -62,7 +67,12 @@ def second_incoming_gradient() -> Any:
     return both.gradients(z=lambda grad_a, grad_b, z: 2 * grad_a + 2 * z * by_pointer(grad_b))
 
 
-@wrong("layouts", "layout", "x", "wrong for one that is expanded from one number, as `.sum()` hands it back")
+@wrong(
+    "layouts",
+    "layout",
+    "x",
+    "wrong for a grad_output that is expanded from one number (the backward of `.sum()` returns this layout",
+)
 def expanded_alone() -> Any:
     """Right for every gradient that is dense in some order, as a check of `is_non_overlapping` lets in."""
 
@@ -72,7 +82,7 @@ def expanded_alone() -> Any:
     return square("expanded_alone").gradients(x=formula)
 
 
-@wrong("layouts", "layout", "x", "wrong for one that is one element into its memory")
+@wrong("layouts", "layout", "x", "wrong for a grad_output that is at an offset of one element in its memory")
 def offset_forgotten() -> Any:
     def formula(grad: Tensor, x: Tensor) -> Tensor:
         return 2 * x * torch.as_strided(grad, grad.shape, grad.stride(), 0)
@@ -99,7 +109,7 @@ def channels_last() -> Any:
     return scale.gradients(image=formula, gain=lambda grad, image: (grad * image).sum((0, 2, 3)))
 
 
-@wrong("layouts", "layout", "x", "right where `x` is contiguous and wrong where it is")
+@wrong("layouts", "layout", "x", "right where `x` is contiguous, and wrong where `x` is")
 def stride_of_one_element() -> Any:
     """The distance between rows is asked for, and there is only one."""
 

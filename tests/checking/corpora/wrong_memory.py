@@ -14,7 +14,7 @@ HISTORY: list[Tensor] = []
     "memory",
     "held",
     "result",
-    "the result `result` and `x` of a call stays alive in a circle of references (`ctx.y` holds it)",
+    "the result `result` and `x` of a call stays alive in a reference cycle (`ctx.y` holds it)",
 )
 def keeps_its_result_on_the_context() -> Any:
     class Keeps(Function):
@@ -46,7 +46,7 @@ def saves_its_result() -> Any:
     return Saves, matrix()
 
 
-@mutant("memory", "held", "x", "`x` is left on the context as `ctx.x` after the backward")
+@mutant("memory", "held", "x", "`x` stays on the context as `ctx.x` after the backward")
 def leaves_its_input_on_the_context() -> Any:
     class Leaves(Function):
         @staticmethod

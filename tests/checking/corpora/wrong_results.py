@@ -14,7 +14,7 @@ def kernel() -> Any:
     return square("kernel").kernel("cpu", lambda x: x * x + 1e-3)
 
 
-@wrong("forward", "kernel-mismatch", "result", "it is the right one times 2")
+@wrong("forward", "kernel-mismatch", "result", "it is the right tensor times 2")
 def kernel_by_two() -> Any:
     return square("kernel_by_two").kernel("cpu", lambda x: 2 * x * x)
 
@@ -52,7 +52,9 @@ def kernel_shape() -> Any:
     return square("kernel_shape").kernel("cpu", lambda x: (x * x).flatten())
 
 
-@wrong("forward", "dtype", "result", "the dtype torch.float64, and the reference with torch.float32")
+@wrong(
+    "forward", "dtype", "result", "the dtype torch.float64, but the reference returns the dtype torch.float32"
+)
 def kernel_dtype() -> Any:
     return square("kernel_dtype").kernel("cpu", lambda x: (x * x).to(torch.float64))
 
@@ -74,7 +76,7 @@ def kernel_that_takes_no_sample() -> Any:
     "fake",
     "fake-mismatch",
     "result",
-    "the fake kernel gives `result` the shape [3, 5], and the real one [3, 4]",
+    "the fake kernel gives `result` the shape [3, 5], but the real shape is [3, 4]",
 )
 def fake_shape() -> Any:
     operator = square("fake_shape")
@@ -86,7 +88,7 @@ def fake_shape() -> Any:
     "fake",
     "fake-mismatch",
     "result",
-    "the fake kernel gives `result` the dtype torch.float32, and the real one",
+    "the fake kernel gives `result` the dtype torch.float32, but the real dtype is",
 )
 def fake_dtype() -> Any:
     operator = square("fake_dtype")
@@ -98,7 +100,7 @@ def fake_dtype() -> Any:
     "fake",
     "fake-mismatch",
     "result",
-    "the fake kernel gives `result` the stride [1, 3], and the real one [4, 1]",
+    "the fake kernel gives `result` the stride [1, 3], but the real stride is [4, 1]",
 )
 def fake_stride() -> Any:
     operator = square("fake_stride")
@@ -110,7 +112,7 @@ def fake_stride() -> Any:
     "fake",
     "fake-mismatch",
     "result",
-    "the fake kernel gives `result` the device meta, and the real one cpu",
+    "the fake kernel gives `result` the device meta, but the real device is cpu",
 )
 def fake_device() -> Any:
     operator = square("fake_device")
@@ -122,7 +124,7 @@ def fake_device() -> Any:
     "fake",
     "raises",
     None,
-    "on fake tensors, where there is a form and no data, it raises ",
+    "on fake tensors, which have a shape and a dtype but no data, the operator raises ",
 )
 def reference_looks_at_numbers() -> Any:
     @opsmith.operator("wrong::reference_looks_at_numbers")

@@ -83,7 +83,8 @@ def returns_two_of_one() -> Any:
     "effects",
     "stale-state",
     "result",
-    "two calls return the same memory as `result`, which it keeps: the second overwrites what the first",
+    "two calls return the same memory as `result`, which the operator keeps: the call overwrites "
+    "the result of the first",
     "leak",
 )
 def returns_a_buffer_again() -> Any:

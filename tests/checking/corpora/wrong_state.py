@@ -49,7 +49,9 @@ def remembers_by_address() -> Any:
     return by_key(lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype))
 
 
-@mutant("state", "stale-state", "x", "It keeps something in `LAST` of the module `wrong_state`", "leak")
+@mutant(
+    "state", "stale-state", "x", "The operator keeps something in `LAST` of the module `wrong_state`", "leak"
+)
 def saves_in_a_global() -> Any:
     class Saves(Twice):
         @staticmethod

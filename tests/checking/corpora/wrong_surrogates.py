@@ -18,7 +18,12 @@ def spike(name: str) -> Any:
     return spike
 
 
-@wrong("surrogate", "nonlinear-grad", "x", "takes each backward to be linear")
+@wrong(
+    "surrogate",
+    "nonlinear-grad",
+    "x",
+    "torch adds up gradients before and after an operator, and assumes that each backward is linear",
+)
 def not_linear() -> Any:
     return spike("not_linear").surrogate_gradients(x=lambda grad, x: grad.sign())
 
@@ -28,14 +33,14 @@ def clipped_far_out() -> Any:
     return spike("clipped_far_out").surrogate_gradients(x=lambda grad, x: grad.clamp(-50, 50))
 
 
-@wrong("surrogate", "unknown", "x", "it is not that of the stand-in: at")
+@wrong("surrogate", "unknown", "x", "it is not the gradient of the stand-in: at")
 def not_the_stand_in() -> Any:
     return spike("not_the_stand_in").surrogate_gradients(
         lambda x: torch.sigmoid(x), x=lambda grad, x: grad * torch.sigmoid(x)
     )
 
 
-@wrong("layouts", "layout", "x", "is right for a contiguous grad_output and wrong for one that is")
+@wrong("layouts", "layout", "x", "is right for a contiguous grad_output and wrong for a grad_output that is")
 def surrogate_layout() -> Any:
     return spike("surrogate_layout").surrogate_gradients(
         x=lambda grad, x: torch.as_strided(grad, x.shape, (x.shape[1], 1)) * (x.abs() < 1)

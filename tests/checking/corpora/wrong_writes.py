@@ -52,7 +52,7 @@ def writes_a_minus() -> Any:
     return Writes, [(torch.zeros(3),)]
 
 
-@mutant("effects", "mutates-input", "x", "1 element, the first of them 1 past its last one")
+@mutant("effects", "mutates-input", "x", "1 element, the first 1 after its last element")
 def writes_past_the_end() -> Any:
     class Writes(Twice):
         @staticmethod
@@ -69,7 +69,7 @@ def writes_past_the_end() -> Any:
     "effects",
     "mutates-input",
     "x",
-    "writes outside of `x`, into memory that belongs to others: 1 element, the first of them 2 before",
+    "writes outside of `x`, into memory of other tensors: 1 element, the first 2 before",
 )
 def writes_before_the_start() -> Any:
     class Writes(Twice):
@@ -83,7 +83,7 @@ def writes_before_the_start() -> Any:
     return Writes, matrix()
 
 
-@mutant("effects", "mutates-input", "x", "the first of them between its own")
+@mutant("effects", "mutates-input", "x", "the first between its own elements")
 def writes_between_the_elements() -> Any:
     class Writes(Twice):
         @staticmethod
@@ -96,7 +96,9 @@ def writes_between_the_elements() -> Any:
     return Writes, matrix()
 
 
-@mutant("effects", "mutates-input", "x", "a call laid other memory, or another shape, under `x`")
+@mutant(
+    "effects", "mutates-input", "x", "a call gave `x` other memory or another shape (`.data = `, `resize_`)"
+)
 def exchanges_data() -> Any:
     class Exchanges(Twice):
         @staticmethod
@@ -149,7 +151,7 @@ def writes_past_grad() -> Any:
     "effects",
     "mutates-saved",
     None,
-    "a backward wrote into a tensor of the shape [3, 4], which is kept for it",
+    "a backward wrote into a tensor of the shape [3, 4], which the call saved",
 )
 def writes_into_saved() -> Any:
     class Writes(Function):
@@ -167,7 +169,7 @@ def writes_into_saved() -> Any:
     return Writes, matrix()
 
 
-@mutant("effects", "mutates-saved", None, "a backward wrote into the result `result`, which is kept for it")
+@mutant("effects", "mutates-saved", None, "a backward wrote into the result `result`, which the call saved")
 def writes_into_the_result() -> Any:
     class Writes(Function):
         @staticmethod
@@ -201,8 +203,8 @@ def writes_into_saved_input() -> Any:
     "effects",
     "mutates-saved",
     "x",
-    "gives a gradient of `x` that differs from the first, also in a new call: the first one wrote into "
-    "`ctx.twice`",
+    "gives a gradient of `x` that differs from the first gradient, also in a new call: the first "
+    "backward wrote into `ctx.twice`",
 )
 def writes_into_context() -> Any:
     class Writes(Function):

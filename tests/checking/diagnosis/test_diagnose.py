@@ -21,4 +21,4 @@ def test_a_cause_is_one_of_the_list() -> None:
 
 def test_another_shape_is_named_as_such() -> None:
     found = diagnose(Observation(RIGHT.mT, RIGHT))
-    assert (found.cause, found.reason) == ("shape", "it has the shape [4, 3], and the right one [3, 4]")
+    assert (found.cause, found.reason) == ("shape", "it has the shape [4, 3], but the right shape is [3, 4]")

@@ -96,8 +96,20 @@ def without_the_middle(grad: Tensor, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "says"),
     [
-        (softmax, ROWS, "x", of_its_own, "that of the others along dimension 1 is missing"),
-        (of_rows, ROWS, "x", of_its_own_in_columns, "that of the others along dimension 0 is missing"),
+        (
+            softmax,
+            ROWS,
+            "x",
+            of_its_own,
+            "the grad_output of the other elements along dimension 1 is missing",
+        ),
+        (
+            of_rows,
+            ROWS,
+            "x",
+            of_its_own_in_columns,
+            "the grad_output of the other elements along dimension 0 is missing",
+        ),
         (softmax, ROWS, "x", of_the_others, "it lacks the grad_output of the same element of the result"),
         (attended, SCORES, "value", of_those_before, "it lacks the grad_output of the same element"),
         (running, ROWS, "x", of_those_after, "it lacks the grad_output of the same element of the result"),
@@ -148,14 +160,26 @@ WINDOW = torch.linspace(0.5, 1.5, 5, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("reference", "samples", "about", "formula", "says"),
     [
-        (grouped, GROUPS, "x", over_each, "of dimension 0: 1 over how often its entry of `index` occurs"),
-        (looked_up, TABLE, "table", over_each_row, "of dimension 0: 1 over how often it occurs in `index`"),
+        (
+            grouped,
+            GROUPS,
+            "x",
+            over_each,
+            "of dimension 0: 1 over the number of times that the entry of `index` at this index occurs",
+        ),
+        (
+            looked_up,
+            TABLE,
+            "table",
+            over_each_row,
+            "of dimension 0: 1 over the number of times that the index occurs in `index`",
+        ),
         (
             cubed,
             ROWS[:1],
             "x",
             lambda grad, x: 3 * grad * x * x * WINDOW,
-            "1/2, 3/4, 1, 5/4, 3/2; the same on",
+            "1/2, 3/4, 1, 5/4, 3/2; the factors are the same on",
         ),
     ],
 )

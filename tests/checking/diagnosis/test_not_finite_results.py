@@ -50,9 +50,9 @@ def test_the_finding_names_both_numbers_and_explains_the_others(case: str) -> No
     report = opsmith.check(operator, samples=[sample], effort="quick")
     own = [each for each in report.failures if each.is_whole() and each.given == "usual"]
     assert [(each.property, each.cause, each.severity) for each in own] == [("forward", "nan", "error")]
-    words = f"it is {got} where the right one is {right}, in "
+    words = f"it is {got} where the right value is {right}, in "
     assert words in own[0].message
-    assert own[0].message.endswith(f"; if {got} is meant there, let the reference give it")
+    assert own[0].message.endswith("; if this is intended, let the reference return the same values")
     assert not [each for each in report.failures if each.cause == "unknown"], report
 
 
@@ -109,11 +109,15 @@ FINITE: Any = torch.tensor([1.0, 2.0, 3.0, 4.0])
         (
             [0.0, 0, 3, 4],
             [NAN, INF, 3, 4],
-            "it is 0 where the right one is nan or infinite, in 2 of 4 elements",
+            "it is 0 where the right value is nan or infinite, in 2 of 4 elements",
         ),
-        ([INF, 2, 3, 4], [-INF, 2, 3, 4], "it is inf where the right one is -inf, in 1 of 4 elements"),
-        ([NAN, INF, 3, 4], [INF, NAN, 3, 4], "it is nan or infinite where the right one is nan or infinite"),
-        ([INF, -INF, 3, 4], [NAN, NAN, 3, 4], "it is infinite where the right one is nan"),
+        ([INF, 2, 3, 4], [-INF, 2, 3, 4], "it is inf where the right value is -inf, in 1 of 4 elements"),
+        (
+            [NAN, INF, 3, 4],
+            [INF, NAN, 3, 4],
+            "it is nan or infinite where the right value is nan or infinite",
+        ),
+        ([INF, -INF, 3, 4], [NAN, NAN, 3, 4], "it is infinite where the right value is nan"),
         ([0.0, 2, 3, NAN], [NAN, 2, 3, 4], "it is nan in 1 of 4 elements; it is 0 where"),
     ],
 )
@@ -127,4 +131,6 @@ def test_wrong_numbers_beside_it_are_diagnosed_as_well() -> None:
     expected = torch.tensor([1.0, 2, 3, NAN, 5, 7, 11])
     cause, reason = explain_difference(-expected.nan_to_num(0.0), expected)
     assert cause == "sign"
-    assert "it is the right one times -1; it is 0 where the right one is nan, in 1 of 7 elements" in reason
+    assert (
+        "it is the right tensor times -1; it is 0 where the right value is nan, in 1 of 7 elements" in reason
+    )

@@ -101,7 +101,7 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             "weight",
             lambda grad, x: x.mT @ grad,
             "transposed",
-            "it is the transpose of the right one (error 0 of its largest element then",
+            "it is the transpose of the right tensor (relative error 0 after the exchange",
         ),
         (
             square,
@@ -141,16 +141,16 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             "matrix",
             lambda grad, matrix: grad * matrix.inverse(),
             "transposed",
-            "it is the transpose of the right one",
+            "it is the transpose of the right tensor",
         ),
-        (product, TWO, "x", lambda grad, x: grad * x, "swapped-inputs", "it is the right one of `y`"),
+        (product, TWO, "x", lambda grad, x: grad * x, "swapped-inputs", "it is the right gradient of `y`"),
         (
             distance,
             TWO,
             "x",
             lambda grad, x, y: 2 * grad[:, None] * (y - x * x),
             "swapped-inputs",
-            "it is the right one if `x` and `y` are exchanged",
+            "it is right if `x` and `y` are exchanged",
         ),
         (
             both,
@@ -170,7 +170,7 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             moved_with_what_was_there,
             "shifted",
-            "by 1 along dimension 1, with the edge as it should be",
+            "by 1 along dimension 1, with the right numbers at the edge",
         ),
         (
             square,
@@ -220,7 +220,9 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             "scale",
             lambda grad, x: (grad * x).sum((0, 1)),
             UNREDUCED,
-            "it is summed over other dimensions than the dimensions 0 and 2 that `scale` was broadcast along",
+            "it is summed over the wrong dimensions: `scale` was broadcast along "
+            "dimensions 0 and 2, but autograd summed other dimensions, because the backward "
+            "returned a gradient without the sum",
         ),
         (
             outer,
@@ -255,7 +257,7 @@ def moved_with_what_was_there(grad: Tensor, x: Tensor) -> Tensor:
             "scale",
             lambda grad, x: (grad * x).sum((2, 3), keepdim=True).mean(0, keepdim=True),
             "scale",
-            "it is the right one times 1/2",
+            "it is the right tensor times 1/2",
         ),
     ],
 )
@@ -269,7 +271,10 @@ def test_right_numbers_in_the_wrong_places(
 
 def test_inputs_that_got_each_other_s_gradients_name_both() -> None:
     found = diagnosed(product, TWO, "x", x=lambda grad, x: grad * x, y=lambda grad, y: grad * y)
-    assert found.reason == "it is the right one of `y`, and that of `y` is the right one of `x`"
+    assert (
+        found.reason
+        == "it is the right gradient of `y`, and the gradient of `y` is the right gradient of `x`"
+    )
 
 
 def test_two_numbers_are_told_apart_by_no_shift_unless_larger_tensors_show_it() -> None:

@@ -131,7 +131,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x, weight: grad * (x @ weight).sigmoid(),
             "missing-term",
-            "what flows through `x @ weight`",
+            "the part that flows through `x @ weight`",
         ),
         (
             gated,
@@ -139,7 +139,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x, weight: _through_the_gate(grad, x, weight),
             "missing-term",
-            "what flows through `x` in `x * gate`",
+            "the part that flows through `x` in `x * gate`",
         ),
         (
             unit,
@@ -147,7 +147,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad / x.norm(dim=-1, keepdim=True),
             "missing-term",
-            "what flows through `x * x`",
+            "the part that flows through `x * x`",
         ),
         (
             polynomial,
@@ -155,7 +155,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (1 + 3 * x.cos()),
             "missing-term",
-            "what flows through `x.exp()`",
+            "the part that flows through `x.exp()`",
         ),
         (
             polynomial,
@@ -171,7 +171,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (1 + x.cos() - x.exp()),
             "scale",
-            "it has 1/3 times what flows through `x.sin()`",
+            "it has the part that flows through `x.sin()`",
         ),
         (
             three,
@@ -179,7 +179,7 @@ def lacking_tail(grad: Tensor, x: Tensor) -> Tensor:
             "x",
             lambda grad, x: grad * (x.cos() + x * x.exp()),
             "missing-term",
-            "what flows through `x.cos()` at",
+            "the part that flows through `x.cos()` at",
         ),
         (
             linear,
@@ -269,15 +269,23 @@ def test_another_term_is_not_a_missing_one(formula: Any) -> None:
 @pytest.mark.parametrize(
     ("formula", "cause", "says"),
     [
-        (lambda grad, x: 2 * x + 0 * grad, "ignores-grad-output", "and is right for ones alone"),
+        (
+            lambda grad, x: 2 * x + 0 * grad,
+            "ignores-grad-output",
+            ", and is right only for a grad_output of ones",
+        ),
         (lambda grad, x: 3 * x + 0 * grad, "ignores-grad-output", "it is the same for every grad_output"),
-        (lambda grad, x: 2 * x * grad.flatten()[0], "ignores-grad-output", "that for the first element"),
-        (lambda grad, x: 2 * x * grad.mean(), "ignores-grad-output", "the same everywhere: its mean"),
+        (lambda grad, x: 2 * x * grad.flatten()[0], "ignores-grad-output", "its first element"),
+        (lambda grad, x: 2 * x * grad.mean(), "ignores-grad-output", "its mean"),
         (lambda grad, x: 2 * x * grad.clamp(-1, 1), "nonlinear-grad", "it is not linear in the grad_output"),
         (lambda grad, x: 2 * x * grad * grad, "nonlinear-grad", "it is not linear in the grad_output"),
-        (lambda grad, x: 2 * x * grad.sign(), "nonlinear-grad", "for 2 times as much it is not"),
+        (
+            lambda grad, x: 2 * x * grad.sign(),
+            "nonlinear-grad",
+            "for 2 times the grad_output, it is not 2 times as large",
+        ),
         (lambda grad, x: 2 * x * grad / grad.norm(), "nonlinear-grad", "it is not linear"),
-        (lambda grad, x: 2 * x * grad.clamp_min(0), "nonlinear-grad", "for -1 times as much"),
+        (lambda grad, x: 2 * x * grad.clamp_min(0), "nonlinear-grad", "for -1 times the grad_output"),
         (lambda grad, x: 2 * x * grad + 0.1, "nonlinear-grad", "it is not"),
         (lambda grad, x: 2 * x * grad.clamp(max=40), "nonlinear-grad", "it is not"),
     ],
@@ -383,6 +391,6 @@ def test_a_number_that_the_backward_forgot_is_named() -> None:
     samples = [(random(3, 4), 1e-3), (random(2, 5), 1e-2)]
     found = diagnosed(normalized, samples, "x", x=lambda grad, x, eps: by_eps(grad, x, 0.0))
     assert found.cause == "missing-term"
-    assert found.reason.startswith("it is right for `eps` = 0, and not for ")
+    assert found.reason.startswith("it is right for `eps` = 0, but not for ")
     other = diagnosed(normalized, samples, "x", x=lambda grad, x, eps: by_eps(grad, x, 2 * eps))
-    assert "as if it were not there" not in other.reason
+    assert "the term with `eps` is missing" not in other.reason

@@ -81,7 +81,7 @@ COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.com
             "x",
             lambda grad, x: 2 * x.bfloat16().double() * grad,
             "precision",
-            "it is off like bfloat16 rounding",
+            "its error looks like bfloat16 rounding",
         ),
         (
             normalised,
@@ -89,9 +89,16 @@ COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.com
             "x",
             lambda grad, x: torch.func.vjp(normalised, x.float().double())[1](grad)[0],
             "precision",
-            "it is off like float32 rounding",
+            "its error looks like float32 rounding",
         ),
-        (linear, LINEAR, "weight", lambda grad, x: -(grad.mT @ x), "sign", "the right one times -1"),
+        (
+            linear,
+            LINEAR,
+            "weight",
+            lambda grad, x: -(grad.mT @ x),
+            "sign",
+            "the right tensor times -1",
+        ),
         (mean, SQUARES, "x", lambda grad, x: (-grad / x.numel()).expand(x.shape), "sign", "times -1"),
         (
             product,
@@ -99,7 +106,7 @@ COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.com
             "weight",
             lambda grad, x: grad.conj() * x,
             "sign",
-            "it is the complex conjugate of the right one",
+            "it is the complex conjugate of the right tensor",
         ),
         (
             product,
@@ -110,11 +117,25 @@ COMPLEX = [(random(3, dtype=torch.complex128), random(3, seed=4, dtype=torch.com
             "it is minus the complex conjugate",
         ),
         (product, COMPLEX, "weight", lambda grad, x: grad * x, "sign", "it lacks a conjugate"),
-        (square, SQUARES, "x", lambda grad, x: grad * x, "scale", "the right one times 1/2"),
-        (square, SQUARES, "x", lambda grad, x: 6 * grad * x, "scale", "the right one times 3"),
-        (square, SQUARES, "x", lambda grad, x: -4 * grad * x, "scale", "the right one times -2"),
-        (square, SQUARES, "x", lambda grad, x: 2 * math.pi * grad * x, "scale", "the right one times pi"),
-        (square, SQUARES, "x", lambda grad, x: 2 * 1.2345 * grad * x, "scale", "the right one times 1.2345"),
+        (
+            square,
+            SQUARES,
+            "x",
+            lambda grad, x: grad * x,
+            "scale",
+            "the right tensor times 1/2",
+        ),
+        (square, SQUARES, "x", lambda grad, x: 6 * grad * x, "scale", "the right tensor times 3"),
+        (square, SQUARES, "x", lambda grad, x: -4 * grad * x, "scale", "the right tensor times -2"),
+        (square, SQUARES, "x", lambda grad, x: 2 * math.pi * grad * x, "scale", "the right tensor times pi"),
+        (
+            square,
+            SQUARES,
+            "x",
+            lambda grad, x: 2 * 1.2345 * grad * x,
+            "scale",
+            "the right tensor times 1.2345",
+        ),
         (
             mean,
             SQUARES,
@@ -176,10 +197,10 @@ def test_what_explains_all_is_named(
     ("formula", "words"),
     [
         (lambda grad, x: 2 * x * grad + 0.1, "plus the same number everywhere"),
-        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right one"),
+        (lambda grad, x: 2 * x * grad * (1 + 0.1 * x), "it is roughly proportional to the right tensor"),
         (lambda grad, x: -2 * x * grad * (1 + 1e-3 * x), "by up to 2"),
-        (lambda grad, x: grad, "with the factor `x` once too few, and times 1/2"),
-        (lambda grad, x: 2 * x * grad * x, "with the factor `x` once too often"),
+        (lambda grad, x: grad, "divided by `x`, and multiplied by 1/2"),
+        (lambda grad, x: 2 * x * grad * x, "multiplied by `x`"),
         (lambda grad, x: (2 * x * grad).flip(1), "in the reverse order along dimension 1"),
     ],
 )
@@ -195,7 +216,9 @@ def test_a_gradient_where_the_right_one_is_zero_hints_at_surrogates() -> None:
 
     found = diagnosed(rounded, SQUARES, "x", x=lambda grad, x: grad * 1)
     assert found.cause == "unknown"
-    assert found.reason.startswith("the right one is zero, since the results do not move with the input")
+    assert found.reason.startswith(
+        "the right gradient is zero, because the results do not change with the input"
+    )
 
 
 def test_a_factor_of_two_in_one_sample_alone_is_not_told_from_a_size() -> None:
@@ -211,13 +234,13 @@ def reversal(x: Tensor, strength: float) -> Tensor:
 def test_a_factor_that_is_minus_one_by_chance_is_named_by_what_it_is() -> None:
     found = diagnosed(reversal, [(random(3, 4), 1.0)], "x", x=lambda grad, strength: -strength * grad)
     assert found.cause == "scale"
-    assert found.reason == "it is the right one times -1, which is minus `strength`"
+    assert found.reason == "it is the right tensor times -1, which is minus `strength`"
     assert diagnosed(reversal, [(random(3, 4), 1.0)], "x", x=lambda grad: -grad).cause == "sign"
 
 
 def test_a_half_is_no_function_of_sizes() -> None:
     found = diagnosed(square, [(random(3, 4),)], "x", x=lambda grad, x: grad * x)
-    assert found.reason == "it is the right one times 1/2"
+    assert found.reason == "it is the right tensor times 1/2"
 
 
 def test_one_number_is_no_multiple_of_another_unless_fresh_inputs_say_so() -> None:

@@ -43,7 +43,7 @@ REPORT = Report(
             kernels=(0,),
         ),
         Outcome("gradient", "failed", seconds=1.0, failures=FAILURES),
-        Outcome("second_order", "skipped", "left out, as asked", left_out=True),
+        Outcome("second_order", "skipped", "left out on request", left_out=True),
         Outcome("compile", "passed", seconds=12.0, compiles=True),
     ),
     seed=3,

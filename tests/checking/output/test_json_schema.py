@@ -52,7 +52,7 @@ EVERYTHING = Report(
         Outcome(
             "effects", "failed", failures=(Failure("effects", None, "raises", "no", follows="gradient"),)
         ),
-        Outcome("second_order", "skipped", "left out, as asked", left_out=True),
+        Outcome("second_order", "skipped", "left out on request", left_out=True),
         Outcome("compile", "passed", seconds=12.0, compiles=True),
     ),
     seed=3,

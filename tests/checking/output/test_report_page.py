@@ -15,7 +15,7 @@ FAILURE = Failure(
     "gradient",
     "weight",
     "transposed",
-    "the gradient of `weight` is the transpose of the right one",
+    "the gradient of `weight` is the transpose of the right tensor",
     "operators.py:12",
     {
         "error": 3e-16,
@@ -33,7 +33,7 @@ REPORT = Report(
         Outcome("forward", "passed", seconds=0.25, notes=("bfloat16 was left out",), dtypes=DTYPES),
         Outcome("gradient", "failed", seconds=1.5, failures=(FAILURE,), dtypes=DTYPES),
         Outcome("effects", "failed", failures=(Failure("effects", "x", "raises", "no", follows="gradient"),)),
-        Outcome("batching", "skipped", "it declares no `batching=`"),
+        Outcome("batching", "skipped", "the operator declares no `batching=`"),
         Outcome("compile", "passed", seconds=12.0, compiles=True),
     ),
     seed=7,
@@ -56,18 +56,19 @@ def test_a_page_says_all_that_the_report_says() -> None:
         "its arguments were guessed",
         "✓ passed ✓ passed ✓ passed 0.25 s bfloat16 was left out",
         "✗ failed ✗ failed ? unclear 1.50 s",
-        "– Skipped: 1 batching: it declares no batching=",
+        "– Skipped: 1 batching: the operator declares no batching=",
         "12.00 s compiles",
         "sum of the rows that are not marked “compiles” 1.75 s",
         "sum of the rows marked “compiles”, and the loading of torch's compiler: much of it is shared by all "
         "operators of one run 12.00 s",
-        "Under a dtype: ✓ it ran in this dtype without a failure; ✗ an error; ? unknown for this dtype: "
-        "there are failures, but for float64 or without a dtype; empty it did not run in this dtype property",
+        "Under a dtype: ✓ the property ran in this dtype without a failure; ✗ an error; ? unknown "
+        "for this dtype: the failures are for float64, or name no dtype; empty the property did not "
+        "run in this dtype property",
         "The inputs that it was run on: 2, and 1 that it rejects",
         "sample 1 (x [0])",
         "sample 0 with x at 0: ValueError: no",
         "gradient of weight: transposed",
-        "the gradient of weight is the transpose of the right one",
+        "the gradient of weight is the transpose of the right tensor",
         "where operators.py:12 cause Two dimensions of the gradient are transposed. fix Transpose the result",
         "error 3e-16",
         "index [2, 0]",
@@ -103,7 +104,7 @@ def test_the_legend_holds_the_signs_that_are_there_and_no_others() -> None:
     assert "Under a dtype" not in Reader(page([GOOD])).text
     fine = replace(GOOD, outcomes=tuple(replace(each, dtypes=DTYPES) for each in GOOD.outcomes))
     text = Reader(page([fine])).text
-    assert "Under a dtype: ✓ it ran in this dtype without a failure property result" in text
+    assert "Under a dtype: ✓ the property ran in this dtype without a failure property result" in text
 
 
 def test_every_link_leads_somewhere_and_no_id_is_given_twice() -> None:

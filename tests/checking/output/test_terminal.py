@@ -137,5 +137,6 @@ def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     assert raised.value.message().splitlines() == [
         "reports in colour need the package `rich`",
         "  got: no module named 'rich'",
-        "  hint: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs nothing",
+        "  hint: pip install '.[cli]' in a checkout of opsmith; or print(report), which needs no "
+        "extra package",
     ]

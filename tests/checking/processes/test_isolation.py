@@ -72,7 +72,7 @@ def run(work: Any, limit_s: float = 600.0) -> Failure:
 def test_a_segmentation_fault_is_told_with_its_sample_and_its_line() -> None:
     failure = run(crash)
     assert failure.message == (
-        "the process dies of SIGSEGV (a segmentation fault: it used memory that is not its own), on "
+        "the process dies of SIGSEGV (a segmentation fault: it used memory outside of its own memory), on "
         "sample 0 (x [3])"
     )
     assert failure.where == f"{__file__}:{line_of('# a segmentation fault')}"
@@ -103,22 +103,24 @@ def test_a_limit_of_processor_time_counts_no_time_of_waiting() -> None:
     waited = run_isolated("forward", wait, where=HERE, processor_limit_s=0.9)
     assert waited.status == "passed"
     (failure,) = run_isolated("forward", spin, where=HERE, processor_limit_s=0.3).failures
-    assert failure.message == "it did not finish within 0.3 s of processor time, before it ran on any sample"
+    assert (
+        failure.message == "the property did not finish within 0.3 s of processor time, before any sample ran"
+    )
     assert failure.evidence["limit"] == "0.3 s of processor time"
 
 
 def test_an_abort_is_told_with_its_last_words() -> None:
     failure = run(abort)
-    assert failure.message == (
-        f"the process dies of SIGABRT ({SIGNALS['SIGABRT']}), before it ran on any sample"
-    )
+    assert failure.message == (f"the process dies of SIGABRT ({SIGNALS['SIGABRT']}), before any sample ran")
     assert failure.evidence == {"signal": "SIGABRT", "stderr": "heap overwritten, good night"}
 
 
 @pytest.mark.parametrize(("work", "status"), [(leave, 3), (leave_politely, 4)])
 def test_leaving_the_process_is_told_with_its_status(work: Any, status: int) -> None:
     failure = run(work)
-    assert failure.message.startswith(f"it ends the process, with status {status}, instead of returning")
+    assert failure.message.startswith(
+        f"the operator ends the process with status {status}, instead of returning"
+    )
     assert failure.evidence == {"status": status}
     assert failure.where == HERE
 
@@ -324,7 +326,7 @@ def test_where_the_system_forks_no_process_isolation_is_refused(monkeypatch: pyt
 
     before = set(os.listdir("/dev/fd"))
     monkeypatch.setattr(os, "fork", fork)
-    words = "the system forks no process: Cannot allocate memory"
+    words = "the system cannot fork a process: Cannot allocate memory"
     with pytest.raises(errors.UsageError, match=words):
         run_isolated("forward", leave, where=HERE)
     assert set(os.listdir("/dev/fd")) == before

@@ -287,7 +287,7 @@ def test_a_child_that_reports_a_hang_is_ended() -> None:
         raise AssertionError("it is over")
 
     (failure,) = run_isolated("forward", work, where=f"{__file__}:1").failures
-    assert failure.message == "it did not finish within 7 s, before it ran on any sample"
+    assert failure.message == "the property did not finish within 7 s, before any sample ran"
 
 
 def test_code_under_a_profiler_runs_after_a_region() -> None:

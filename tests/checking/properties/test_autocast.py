@@ -93,14 +93,16 @@ def test_a_backward_that_does_not_fit_is_found_where_the_class_claims_autocast()
     assert failure.message.startswith(
         "after a forward under autocast to bfloat16, the backward raises RuntimeError: "
     )
-    assert "There the dtypes of saved tensors and of grad_outputs differ" in failure.message
+    assert "Under autocast, the dtypes of saved tensors and of grad_outputs differ" in failure.message
 
 
 def test_a_backward_that_does_not_fit_is_noted_where_the_class_knows_nothing_of_autocast() -> None:
     found = autocast(Plain, (X, W))
     assert found.status == "passed"
     assert "the backward raises RuntimeError" in found.notes[0]
-    assert found.notes[0].endswith("`torch.amp.custom_fwd` and `custom_bwd` over both make them fit")
+    assert found.notes[0].endswith(
+        "`torch.amp.custom_fwd` over the forward and `custom_bwd` over the backward make the dtypes equal"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_backward_that_does_not_fit_is_noted_where_the_class_knows_nothing_of_
             WrongBesides,
             "kernel-mismatch",
             "result",
-            "under autocast `result` differs by more than rounding to",
+            "under autocast `result` differs by more than the rounding to",
         ),
         (
             WrongGradientBesides,
@@ -168,7 +170,7 @@ def test_a_call_that_raises_under_autocast_alone_is_noted() -> None:
     found = autocast(Strict, (X, W))
     assert (found.status, found.reason) == (
         "skipped",
-        "under autocast it raises TypeError: not under autocast",
+        "under autocast, the operator raises TypeError: not under autocast",
     )
 
 
@@ -184,7 +186,7 @@ def test_mixed_dtypes_that_raise_are_found_where_a_rule_makes_them_one() -> None
     (failure, *_) = autocast(declare(matmul).kernel("cpu", kernel), (X, W), effort="quick").failures
     assert (failure.cause, failure.input) == ("raises", "x")
     assert failure.message == (
-        "under autocast, with `x` alone in bfloat16, it raises RuntimeError: not this one"
+        "under autocast, with only `x` in bfloat16, the operator raises RuntimeError: not this one"
     )
 
 

@@ -106,7 +106,9 @@ def test_a_kernel_that_asks_for_the_mode_is_told_by_the_reference() -> None:
     logistic.samples(lambda make: [(make(3, 4),)])
     (failure,) = opsmith.check(logistic, only=["state"]).failures
     assert (failure.cause, failure.input) == ("kernel-mismatch", "result")
-    assert "made under `torch.inference_mode()` differs, but the reference's does not" in failure.message
+    assert (
+        "made under `torch.inference_mode()` differs, but the reference's result does not" in failure.message
+    )
 
 
 @pytest.mark.slow
@@ -126,7 +128,9 @@ def test_a_result_that_asks_whether_a_gradient_is_needed_is_what_is_wrong_with_i
     report = opsmith.check(SoftStep, samples=[(x,)], only=["gradient", "state"], effort="quick")
     causes = [(each.property, each.input, each.cause) for each in report.failures]
     assert causes == [("gradient", "x", "input-needs-grad"), ("state", "x", "input-needs-grad")]
-    assert "the gradient of another result, when `x` alone requires a gradient" in report.failures[0].message
+    assert (
+        "the gradient of a different result: when `x` alone requires a gradient" in report.failures[0].message
+    )
 
 
 def test_filters_that_are_put_back_hold_for_what_was_warned_of_before() -> None:

@@ -90,7 +90,7 @@ def test_a_class_that_compiles_passes() -> None:
 def test_a_break_of_the_graph_is_noted_with_torch_s_reason() -> None:
     found = compiled(Prints, (X,))
     assert found.status == "passed"
-    assert found.notes[0].startswith("it breaks the graph: ")
+    assert found.notes[0].startswith("the operator breaks the graph: ")
 
 
 def test_quick_compiles_nothing() -> None:
@@ -118,14 +118,14 @@ def test_an_operator_that_is_compiled_anew_for_each_size_is_a_limit() -> None:
     assert found.word() == "limit"
     (failure,) = found.failures
     assert failure.cause == "recompiles"
-    assert failure.message.startswith("with dynamic=True it is compiled anew for other sizes")
+    assert failure.message.startswith("with dynamic=True, the operator is compiled again for other sizes")
 
 
 def test_a_kernel_unlike_its_fake_kernel_is_refused_before_code_is_compiled() -> None:
     operator = declare(square, inline=False).kernel("cpu", lambda x: x * x)
     operator.fake(lambda x: x.new_empty(x.shape[0], x.shape[1] + 1))
     found = compiled(operator, (X,))
-    assert (found.status, found.reason) == ("skipped", "it could not be run at all: see `forward`")
+    assert (found.status, found.reason) == ("skipped", "the operator could not run at all: see `forward`")
 
 
 def test_what_raises_by_itself_is_left_to_others() -> None:
@@ -158,7 +158,7 @@ def test_without_a_fake_kernel_the_graph_breaks_with_the_hint() -> None:
     operator = declare(sine, opaque=True).gradients(x=opsmith.non_differentiable)
     found = compiled(operator, (X,))
     assert found.status == "passed"
-    for each in ("it breaks the graph", "has no fake kernel", "hint: write `@op.fake`"):
+    for each in ("the operator breaks the graph", "has no fake kernel", "hint: write `@op.fake`"):
         assert any(each in note for note in found.notes)
 
 

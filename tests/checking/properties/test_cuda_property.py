@@ -213,7 +213,7 @@ def test_a_kernel_that_only_runs_on_nothing_is_not_exercised() -> None:
     outcome = outcome_of(operator)
     (failure,) = outcome.failures
     assert failure.cause == "not-exercised"
-    assert "without a launch); add one that it takes" in failure.message
+    assert "without a launch); add a sample that it takes" in failure.message
 
 
 @pytest.mark.slow
@@ -305,4 +305,4 @@ def test_an_operator_without_such_a_kernel_is_skipped() -> None:
 
     plain.samples(lambda make: [(make(2),)])
     outcome = outcome_of(plain)
-    assert (outcome.status, outcome.reason) == ("skipped", "it has no kernel in CUDA C++")
+    assert (outcome.status, outcome.reason) == ("skipped", "the operator has no kernel in CUDA C++")

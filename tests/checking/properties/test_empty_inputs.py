@@ -242,7 +242,7 @@ def test_an_operator_of_torch_library_is_held_to_it_too() -> None:
         return torch.stack([row.sort(descending=True).values for row in x])
 
     (found,) = derived(largest_first, (rows(),)).unserved
-    assert "Each place of `x.shape[0]` stands for itself" in found.message
+    assert "Each index of `x.shape[0]` is computed alone" in found.message
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_backward_without_an_answer_for_rows_without_elements_is_no_fault() ->
     report = opsmith.check(Norm, samples=samples, skip=["compile", "second_order"])
     assert report.failures == (), report
     (gradient,) = [each for each in report.outcomes if each.property == "gradient"]
-    assert any("may raise: RuntimeError: cannot reshape" in note for note in gradient.notes)
+    assert any("may raise for them: RuntimeError: cannot reshape" in note for note in gradient.notes)
 
 
 def test_a_formula_that_raises_where_the_reference_has_a_gradient_is_a_fault() -> None:

@@ -84,8 +84,8 @@ def test_an_operator_that_is_missing_from_the_program_is_found(monkeypatch: pyte
     (failure,) = exported(operator, (X,)).failures
     assert failure.cause == "unknown"
     assert failure.message == (
-        f"the exported program calls `test_export.{operator.name.partition('::')[2]}.default` 0 times of 1, "
-        "and aten.mul.Tensor"
+        f"the exported program calls `test_export.{operator.name.partition('::')[2]}.default` 0 times "
+        "instead of 1; it calls aten.mul.Tensor"
     )
 
 
@@ -95,7 +95,9 @@ def test_an_operator_that_cannot_be_traced_is_found() -> None:
 
     (failure,) = exported(declare(shift), (X,)).failures
     assert failure.cause == "raises"
-    assert failure.message.startswith("torch.export.export(..., strict=False) raises where a call does not: ")
+    assert failure.message.startswith(
+        "torch.export.export(..., strict=False) raises, but a plain call does not: "
+    )
 
 
 def test_quick_exports_nothing() -> None:
@@ -109,7 +111,7 @@ def test_a_generator_is_left_out() -> None:
 
     found = exported(declare(noisy), (X, torch.Generator()))
     assert (found.status, found.reason) == ("skipped", "no sample can be exported")
-    assert found.notes == ("a sample with a generator was left out: no exported program takes one",)
+    assert found.notes == ("a sample with a generator was left out: no exported program takes a generator",)
 
 
 @pytest.mark.slow

@@ -45,13 +45,13 @@ def double(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda x: x.new_empty(x.shape[::-1]), "the shape [4, 3], and the real one [3, 4]"),
+        (lambda x: x.new_empty(x.shape[::-1]), "the shape [4, 3], but the real shape is [3, 4]"),
         (
             lambda x: x.new_empty(3, 4, dtype=torch.float32),
-            "the dtype torch.float32, and the real one torch.",
+            "the dtype torch.float32, but the real dtype is torch.",
         ),
-        (lambda x: torch.empty_like(x, device="meta"), "the device meta, and the real one cpu"),
-        (lambda x: x.new_empty(4, 3).mT, "the stride [1, 3], and the real one [4, 1]"),
+        (lambda x: torch.empty_like(x, device="meta"), "the device meta, but the real device is cpu"),
+        (lambda x: x.new_empty(4, 3).mT, "the stride [1, 3], but the real stride is [4, 1]"),
     ],
 )
 def test_a_wrong_fake_kernel_of_torch_library_is_found(custom_op: Any, wrong: Any, says: str) -> None:
@@ -67,7 +67,7 @@ def test_a_fake_kernel_that_forgets_the_order_in_memory_is_found(custom_op: Any)
     """`x * 2` keeps the order in memory; the fake kernel is right for contiguous tensors alone."""
     found = fake(custom_op(double, lambda x: x.new_empty(x.shape)), (X,))
     (failure,) = found.failures
-    assert "the stride [4, 1], and the real one [1, 3]" in failure.message
+    assert "the stride [4, 1], but the real stride is [1, 3]" in failure.message
     assert failure.evidence["sample"].endswith("transposed in memory")
 
 
@@ -80,7 +80,7 @@ def test_without_a_fake_kernel_a_note_says_how_to_give_one(custom_op: Any) -> No
     found = fake(custom_op(double, None), (X,))
     assert found.status == "passed"
     assert found.notes[0].startswith(
-        "the fake kernel was left out, since there is none: `torch.library.register_fake` gives it one"
+        "there is no fake kernel to check: register one by `torch.library.register_fake`"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_fake_kernel_that_fixes_a_size_is_a_limit(custom_op: Any) -> None:
     assert (failure.cause, failure.input) == ("recompiles", "x")
     assert (
         failure.message
-        == "it fixes the size of `x` in dimension 0: code is compiled anew for each other size"
+        == "the operator fixes the size of `x` in dimension 0: code is compiled again for each other size"
     )
 
 
@@ -107,7 +107,7 @@ def test_a_fake_kernel_that_does_not_run_on_symbols_is_a_limit(custom_op: Any) -
     (failure,) = fake(custom_op(double, counting), (X,)).failures
     assert failure.cause == "recompiles"
     assert failure.message == (
-        "it does not run where sizes are symbols, so that code is compiled for each size: "
+        "the operator does not run with symbolic sizes, so code is compiled again for each size: "
         "TypeError: whole numbers alone"
     )
 
@@ -139,7 +139,7 @@ def test_sizes_that_are_wrong_for_symbols_alone_are_found(custom_op: Any) -> Non
 
     (failure,) = fake(custom_op(double, counting), (X,)).failures
     assert failure.cause == "fake-mismatch"
-    assert "`result` has the shape [3, 5], and really [3, 4]" in failure.message
+    assert "`result` has the shape [3, 5], but the real shape is [3, 4]" in failure.message
 
 
 class ThroughNumpy(Doubled):
@@ -170,7 +170,8 @@ def test_a_class_that_leaves_torch_is_noted(leaving: Any) -> None:
     found = fake(leaving, (X,))
     assert found.status == "passed"
     assert found.notes[0].startswith(
-        "its forward does not run on fake tensors, where there is a form and no data, so that it cannot be "
+        "the forward does not run on fake tensors, which have a shape and a dtype but no data, "
+        "so it cannot be "
     )
 
 
@@ -189,7 +190,7 @@ def test_a_dtype_in_which_it_does_not_run_is_noted(custom_op: Any) -> None:
 
     found = fake(custom_op(narrow, torch.empty_like), (X,))
     assert found.status == "passed"
-    assert found.notes == ("float16 was left out, since it does not run there: not in float16",)
+    assert found.notes == ("float16 was left out, because the operator does not run there: not in float16",)
 
 
 def places(x: Tensor) -> Tensor:
@@ -236,13 +237,13 @@ def test_a_size_that_depends_on_data_is_declared(custom_op: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda x: of_any_count(x, 3), "the shape [any, 3], and the real one ["),
-        (lambda x: of_any_count(x), "the shape [any], and the real one ["),
+        (lambda x: of_any_count(x, 3), "the shape [any, 3], but the real shape is ["),
+        (lambda x: of_any_count(x), "the shape [any], but the real shape is ["),
         (
             lambda x: of_any_count(x, 2, dtype=torch.int32),
-            "the dtype torch.int32, and the real one torch.int64",
+            "the dtype torch.int32, but the real dtype is torch.int64",
         ),
-        (lambda x: of_any_count(x, 2).to("meta"), "the device meta, and the real one cpu"),
+        (lambda x: of_any_count(x, 2).to("meta"), "the device meta, but the real device is cpu"),
     ],
 )
 def test_beside_a_size_that_depends_on_data_the_rest_is_compared(

@@ -83,21 +83,21 @@ def line_of(function: Callable[..., Any], offset: int = 1) -> str:
         (
             logarithm,
             line_of(logarithm),
-            "`math.log(x.shape[0])` makes a number of the size of `x` in dimension 0, so that code is "
-            "compiled anew for each other size: write `math.log2(n) * math.log(2)`",
+            "`math.log(x.shape[0])` turns the size of `x` in dimension 0 into a number, so code is "
+            "compiled again for each other size: write `math.log2(n) * math.log(2)`",
         ),
         (
             exponential,
             line_of(exponential),
-            "`math.exp(-len(x))` makes a number of the size of `x` in dimension 0, so that code is compiled "
-            "anew for each other size: write `math.e ** n`",
+            "`math.exp(-len(x))` turns the size of `x` in dimension 0 into a number, so code is "
+            "compiled again for each other size: write `math.e ** n`",
         ),
         (
             by_method,
             line_of(Scale.of),
-            "`math.sqrt(x.shape[-1])` makes a number of the size of `x` in dimension 1, so that code is "
-            "compiled anew for each other size: write it in a function outside of the class: what a method "
-            "computes of a size is a number",
+            "`math.sqrt(x.shape[-1])` turns the size of `x` in dimension 1 into a number, so code "
+            "is compiled again for each other size: move it to a function outside of the class: in "
+            "a method, a size becomes a number",
         ),
     ],
     ids=lambda each: getattr(each, "__name__", ""),

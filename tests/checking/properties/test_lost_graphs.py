@@ -63,7 +63,7 @@ def test_results_of_another_structure_are_told_in_words(name: str, before: int) 
     report = opsmith.check(ReturnsOtherThings, samples=samples, effort="quick", only=[name])
     failure = report.failures[0]
     one, two = "a tensor", "2 values"
-    words = {f"{mine}, and in an earlier call returned {first}" for mine, first in ((one, two), (two, one))}
+    words = {f"{mine}, but an earlier call returned {first}" for mine, first in ((one, two), (two, one))}
     assert any(each in failure.message for each in words), failure.message
 
 

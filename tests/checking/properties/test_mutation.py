@@ -37,17 +37,18 @@ def failure_of(name: str) -> Failure:
 
 
 SAYS = {
-    "in_place_decay_of_whole_vectors": "a call writes outside of `state`, into memory of others: ",
+    "in_place_decay_of_whole_vectors": "a call writes outside of `state`, into memory of other tensors: ",
     "in_place_decay_over_the_gaps": (
-        "a call writes outside of `state`, into `x`, whose elements lie between its own: at [0, 0] it is "
+        "a call writes outside of `state`, into `x`, whose elements alternate with its elements in "
+        "memory: at [0, 0] it is "
     ),
     "in_place_decay_of_whole_blocks": (
-        "a call leaves 3 of the 15 elements of `state` as they were that the reference writes, the first at "
-        "[4, 0]: write all of them"
+        "a call does not write 3 of the 15 elements of `state` that the reference writes, the first "
+        "at [4, 0]: write all of them"
     ),
     "in_place_decay_that_is_not_copied_back": (
-        "a call writes nothing into `state`, and the reference does: write into its own memory, as "
-        "`.copy_(...)` does"
+        "a call writes nothing into `state`, but the reference writes into it: write into the "
+        "memory of `state`, for example by `.copy_(...)`"
     ),
     "in_place_decay_that_lays_other_memory_under": (
         "it changed the shape, strides or memory of `state`\n  argument: state\n  expected: new "
@@ -55,34 +56,35 @@ SAYS = {
         "`state.copy_(...)`"
     ),
     "in_place_store_of_one_row_too_many": (
-        "a call writes into `cache` where the reference leaves it as it is: at [1, 0] it is "
+        "a call writes into elements of `cache` that the reference does not change: at [1, 0] it is "
     ),
     "in_place_count_that_is_declared_alone": (
-        "`count` is declared in `mutates=`, and the reference writes into it on no sample: take it out of "
-        "`mutates=`, or write into it, as `.copy_(...)` does"
+        "`count` is declared in `mutates=`, but the reference does not write into it on any sample: "
+        "remove it from `mutates=`, or write into it, for example by `.copy_(...)`"
     ),
     "in_place_decay_of_raw_memory": (
-        "`state` is right where `state` is contiguous, and wrong where it is transposed: at "
+        "`state` is right where `state` is contiguous, and wrong where `state` is transposed: at "
     ),
     "in_place_store_beside_an_interleaved_cache": (
-        "`values` is right where `keys` is contiguous, and wrong where it is interleaved with `values` in "
-        "memory: "
+        "`values` is right where `keys` is contiguous, and wrong where `keys` is interleaved "
+        "with `values` in memory: "
     ),
     "in_place_decay_in_secret": (
-        "a call writes into `state` and does not raise its version, so that a backward that saved the value "
-        "from before takes the new one, in silence: write by torch's operations in place, and not through "
-        "`.data`, `.numpy()` or a pointer"
+        "a call writes into `state` and does not raise its version counter: a backward that saved "
+        "the old value silently uses the new value. Write by torch's in-place operations, not "
+        "through `.data`, `.numpy()` or a pointer"
     ),
     "in_place_decay_that_remembers_the_state": (
         "a second call, on the values that the first call wrote, gives a `state` that differs from the "
         "functional form's: at "
     ),
     "in_place_decay_outside_of_grad_mode": (
-        "`state` after a call in grad mode without a gradient is not that of the functional form: at "
+        "`state` after a call in grad mode, without an input that requires a gradient differs "
+        "from the functional form: at "
     ),
     "in_place_rope_that_looks_at_k_late": (
-        "a call that raises (ValueError: the shapes must be the same) has written into `q` before, and the "
-        "reference has not: look at shapes, dtypes and devices before the first write"
+        "a call wrote into `q` before it raised an error (ValueError: the shapes must be the same), "
+        "but the reference did not: check shapes, dtypes and devices before the first write"
     ),
 }
 
@@ -181,15 +183,15 @@ def test_gradients_after_the_write() -> None:
 
     (failure, *_) = mutation(double, [(normal(2, 3),)]).failures
     assert (failure.cause, failure.input) == ("layout", "x")
-    assert "`x` is right where `x` is contiguous, and wrong where it is " in failure.message
-    assert "follow its strides and its offset" in failure.message
+    assert "`x` is right where `x` is contiguous, and wrong where `x` is " in failure.message
+    assert "use the strides and the offset" in failure.message
 
 
 @pytest.mark.slow
 def test_what_is_skipped_and_named() -> None:
     operator, samples = writer("test", "decay")
     form = mutation(operator.functional, samples)
-    assert (form.status, form.reason) == ("skipped", "it is not declared to write into an argument")
+    assert (form.status, form.reason) == ("skipped", "the operator does not declare a write into an argument")
     assert opsmith.check(operator, samples=samples, only=["mutation"]).operator == operator.name
     scalars = mutation(writer("test", "momentum")[0], [(normal(3), normal(3))], "quick")
     assert scalars.status == "passed"
@@ -202,7 +204,7 @@ def test_what_is_skipped_and_named() -> None:
         x.clamp_(max=0)
 
     (limit,) = mutation(lower, [(-torch.ones(3),)], "quick").failures
-    assert limit.message == "no sample changes an element of `x`: add one that does"
+    assert limit.message == "no sample changes an element of `x`: add a sample that changes one"
 
 
 def test_a_refused_layout_is_a_note() -> None:
@@ -214,7 +216,7 @@ def test_a_refused_layout_is_a_note() -> None:
     operator, samples = writer("test", "decay")
     found = mutation(operator.kernel("cpu", kernel), samples, "quick")
     assert not found.failures
-    words = "it does not take `state` transposed, and says so: ValueError: the state must be contiguous"
+    words = "the operator refuses `state` (transposed): ValueError: the state must be contiguous"
     assert words in found.notes
 
 
@@ -225,7 +227,7 @@ def test_an_exception_in_a_layout_is_a_failure() -> None:
     operator, samples = writer("test", "decay")
     (failure,) = mutation(operator.kernel("cpu", kernel), samples[:1], "quick").failures
     assert failure.cause == "layout"
-    assert "contiguous, and wrong where it is transposed: RuntimeError: view size" in failure.message
+    assert "and wrong where `state` is transposed: RuntimeError: view size" in failure.message
 
 
 def test_an_exception_in_a_mode_is_a_failure() -> None:

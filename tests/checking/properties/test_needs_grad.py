@@ -44,7 +44,7 @@ def test_what_raises_says_for_which_inputs(samples: Any, effort: Any) -> None:
     both = "is right when `x` and `weight` require a gradient"
     for failure, name, line in (x, "x", "by_x = grad @"), (weight, "weight", "by_weight = grad.mT @"):
         assert (failure.property, failure.input, failure.cause) == ("gradient", name, "raises")
-        words = f"it raises when `{name}` alone requires a gradient, and {both}"
+        words = f"the backward raises when `{name}` alone requires a gradient, and {both}"
         assert failure.message.startswith("TypeError: unsupported operand")
         assert failure.message.endswith(f"; {words}")
         assert failure.evidence["also fits"] == {"input-needs-grad": words}

@@ -58,7 +58,7 @@ def test_a_dtype_that_the_reference_does_not_run_in_is_noted() -> None:
         return x * 2
 
     notes = outcome(declare(wide_only), "forward", (X,)).notes
-    reason = "was left out: the reference does not run in it: too narrow"
+    reason = "was left out: the reference does not run in this dtype: too narrow"
     assert notes == (f"bfloat16 {reason}", f"float16 {reason}")
 
 
@@ -80,7 +80,7 @@ def test_complex_samples_leave_the_narrow_dtypes_out() -> None:
 def test_a_dtype_in_which_the_reference_is_lost_is_noted() -> None:
     notes = outcome(declare(_variance), "forward", (torch.tensor([[100.0, 100.5, 101.0, 101.5]]),)).notes
     assert any(
-        "is not checked in bfloat16, in which the reference itself loses more than half of its digits" in note
+        "is not checked in bfloat16, because the reference itself loses more than half of its digits" in note
         for note in notes
     )
 
@@ -93,7 +93,7 @@ def test_a_missing_fake_kernel_is_noted_with_its_hint() -> None:
     operator = declare(numpy_square, opaque=True).gradients(x=opsmith.non_differentiable)
     found = outcome(operator, "fake", (X,))
     assert found.status == "passed"
-    assert found.notes[0].startswith("the fake kernel was left out, since there is none: write `@op.fake`")
+    assert found.notes[0].startswith("there is no fake kernel to check: write `@op.fake`")
 
 
 # What gradient leaves out.
@@ -218,7 +218,7 @@ def test_two_samples_that_look_different_are_not_explained_by_either() -> None:
     (failure,) = outcome(operator, "gradient", (X,), (X[0],)).failures
     assert failure.cause == "unknown"
     assert failure.evidence["looks like"] == "scale, sign"
-    assert failure.evidence["seen"] == "in 2 runs; one is shown"
+    assert failure.evidence["seen"] == "in 2 runs; one run is shown"
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_surrogates_are_compared_with_no_differences_of_a_result() -> None:
     report = opsmith.check(operator, samples=[(X,)], skip=["integration"])
     assert report.passed
     skipped = {outcome.property: outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
-    reason = "the gradients are surrogates, wrong on purpose; the property `surrogate` holds them"
+    reason = "the gradients are surrogates, which are wrong on purpose; the property `surrogate` checks them"
     assert {skipped[check] for check in ("gradient", "forward_mode")} == {reason}
     assert "second_order" not in skipped
 
@@ -279,7 +279,9 @@ def test_rounding_that_differs_from_run_to_run_is_noted() -> None:
     found = outcome(operator, "determinism", (X,))
     assert found.status == "passed"
     note = found.notes[0]
-    assert note.startswith("two calls give different `result`, only by rounding: a sum whose order changes")
+    assert note.startswith(
+        "two calls give different `result`, but only rounding differs: a sum whose order changes"
+    )
 
 
 @pytest.mark.compile
@@ -290,7 +292,10 @@ def test_opcheck_leaves_out_what_a_generator_makes_unlike() -> None:
     found = outcome(declare(noisy), "opcheck", (X, torch.Generator()))
     assert found.status == "passed"
     (note,) = found.notes
-    assert note.startswith("test_aot_dispatch_dynamic was left out for a sample with a generator, which it")
+    assert note.startswith(
+        "test_aot_dispatch_dynamic was left out for a sample with a generator, because the test would "
+        "draw from it twice"
+    )
 
 
 @pytest.mark.compile
@@ -299,7 +304,7 @@ def test_opcheck_without_a_fake_kernel_is_noted() -> None:
     found = outcome(operator, "opcheck", (X,))
     assert found.status == "passed", found.failures
     assert any(
-        "was left out, since there is no fake kernel: write `@op.fake`" in note for note in found.notes
+        "was left out, because there is no fake kernel: write `@op.fake`" in note for note in found.notes
     )
 
 

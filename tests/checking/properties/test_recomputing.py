@@ -11,10 +11,14 @@ import opsmith
 
 ONLY = ["forward", "gradient", "effects", "memory"]
 SAYS = {
-    "sine_that_collects_in_what_was_saved": "`.grad` of a saved tensor adds up those of all of them",
-    "reversible_that_collects_in_its_weight": "`.grad` of `ctx.weight` adds up those of all of them",
-    "exponential_in_a_box": "in a circle of references (`ctx.box` holds it)",
-    "argument_in_a_closure": "left on the context as `ctx.derivative` after the backward",
+    "sine_that_collects_in_what_was_saved": (
+        "`.grad` of a saved tensor adds up the gradients of all backwards"
+    ),
+    "reversible_that_collects_in_its_weight": (
+        "`.grad` of `ctx.weight` adds up the gradients of all backwards"
+    ),
+    "exponential_in_a_box": "in a reference cycle (`ctx.box` holds it)",
+    "argument_in_a_closure": "stays on the context as `ctx.derivative` after the backward",
     "affine_with_its_input_frozen": "when `weight` and `bias` require a gradient",
 }
 
@@ -48,4 +52,4 @@ def test_two_results_on_the_context_are_named() -> None:
     """A circle through two results leads through C++, and Python never frees it."""
     checked, samples = corpus.exponential_and_double_kept()
     (failure,) = opsmith.check(checked, samples=samples, effort="quick", only=["memory"]).failures
-    assert "is kept for ever by `ctx.outputs`, in a circle that leads through C++" in failure.message
+    assert "is kept for ever by `ctx.outputs`, in a reference cycle through C++" in failure.message

@@ -57,7 +57,7 @@ def test_spills_are_found() -> None:
     assert found.status == "failed"
     (failure,) = found.failures
     assert failure.cause == "resources"
-    told = "the CUDA kernel takes more than it may: for float64, N=4, sm_90 it spills "
+    told = "the CUDA kernel exceeds its limits: for float64, N=4, sm_90 it spills "
     assert failure.message.startswith(told)
     assert failure.where == operator.specification.kernels[0].function.where
     assert failure.evidence["most bytes spilled"] > 0
@@ -91,7 +91,7 @@ def test_samples_that_are_given_to_the_check_count() -> None:
 
 def test_without_a_cuda_kernel_it_is_skipped() -> None:
     found = outcome(opsmith.ops.exp)
-    assert (found.status, found.reason) == ("skipped", "it has no kernel in CUDA C++")
+    assert (found.status, found.reason) == ("skipped", "the operator has no kernel in CUDA C++")
 
 
 def test_without_nvrtc_it_is_skipped_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

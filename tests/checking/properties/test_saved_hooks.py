@@ -74,7 +74,10 @@ def test_the_messages_name_the_hooks() -> None:
         report = opsmith.check(function_class, samples=[(X,)], only=["saved_hooks"], effort="quick")
         (failure,) = report.failures
         assert words in failure.message
-        assert "where hooks pack what is saved" in failure.message
+        assert (
+            "where hooks pack the saved tensors (`torch.autograd.graph.saved_tensors_hooks`), as "
+            "offloading does"
+        ) in failure.message
 
 
 def test_without_a_gradient_nothing_is_looked_at() -> None:

@@ -99,7 +99,8 @@ def test_what_was_kept_on_ctx_is_missing_from_the_second_order() -> None:
     (failure,) = outcome(KeptOnContext, "second_order", (matrix(),)).failures
     assert (failure.input, failure.cause) == ("x", "second-order")
     assert (
-        "the second order by `x` is wrong: it lacks what flows through `x` (by `x`, at [" in failure.message
+        "the derivative of the gradient of `x` is wrong: it lacks the part that flows through `x` "
+        "(with respect to `x`, at [" in failure.message
     )
     assert failure.evidence["by x"] == "missing"
     assert failure.evidence["by grad"] == "right"
@@ -109,7 +110,7 @@ def test_what_was_kept_on_ctx_is_missing_from_the_second_order() -> None:
 def test_a_gradient_that_is_silently_cut_off_is_found() -> None:
     (failure,) = outcome(WithoutGraph, "second_order", (matrix(),)).failures
     assert (failure.input, failure.cause) == ("x", "second-order")
-    assert "cannot be differentiated again at all, as if it were a constant" in failure.message
+    assert "the gradient cannot be differentiated again, as if it were a constant" in failure.message
 
 
 def test_once_differentiable_is_a_refusal() -> None:
@@ -122,7 +123,7 @@ def test_once_differentiable_is_a_refusal() -> None:
 def test_the_gradient_that_lacks_something_is_named_and_the_other_is_not() -> None:
     (failure,) = outcome(DetachedHalf, "second_order", (matrix(), matrix(1))).failures
     assert failure.input == "x"
-    assert "it lacks what flows through `y`" in failure.message
+    assert "it lacks the part that flows through `y`" in failure.message
     assert {failure.evidence[f"by {each}"] for each in ("x", "grad")} == {"right"}
 
 
@@ -181,7 +182,7 @@ def test_two_numbers_are_shown_with_the_digits_in_which_they_differ() -> None:
     square.samples(lambda make: [(make(3),)])
     square.tangents(result=lambda tangent_x, x: 2 * x * tangent_x * (1 + 1e-7))
     (failure,) = outcome(square, "forward_mode").failures
-    found = re.search(r"the weighed sum of all is (\S+) where (\S+) is right", failure.message)
+    found = re.search(r"the weighted sum of all tangents is (\S+) where (\S+) is right", failure.message)
     assert found is not None
     assert found[1] != found[2]
 
@@ -298,8 +299,8 @@ class KeepsSigmoid(Function):
 def test_what_a_forward_computed_and_saved_is_named_with_its_hint() -> None:
     (failure,) = opsmith.check(KeepsSigmoid, samples=[(torch.randn(3),)], only=["second_order"]).failures
     assert failure.cause == "second-order"
-    assert "kept, on `ctx` or by `save_for_backward`, and that is not a result of it" in failure.message
-    assert "compute it again in the backward" in failure.message
+    assert "keeps the value on `ctx` or by `save_for_backward` and does not return it" in failure.message
+    assert "return it. Compute the value again in the backward" in failure.message
 
 
 class Rounded(Function):
@@ -374,7 +375,7 @@ def test_a_surrogate_gradient_that_hides_something_is_a_warning() -> None:
     found = outcome(surrogate(RoundedDetached), "second_order", (3 * matrix(),))
     (failure,) = found.failures
     assert (failure.cause, failure.severity, failure.input) == ("second-order", "warning", "x")
-    assert "lacks what flows through `x`" in failure.message
+    assert "it lacks the part that flows through `x`" in failure.message
 
 
 def test_a_formula_of_a_surrogate_that_hides_something_is_a_warning() -> None:

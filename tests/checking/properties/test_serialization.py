@@ -78,13 +78,13 @@ def test_a_local_class_is_skipped_with_the_reason() -> None:
 
     found = serialization(Local, (X,))
     assert found.status == "skipped"
-    assert found.reason.endswith("and pickle keeps no more of a class: define it at the top of a module")
+    assert found.reason.endswith(": define the class at the top of a module")
 
 
 def test_results_that_come_back_with_other_numbers_are_found() -> None:
     (failure, *_) = serialization(Forgetting, (X,)).failures
     assert failure.input == "result"
-    assert failure.message.startswith("`result` comes back changed from `pickle`: at")
+    assert failure.message.startswith("`result` is not the same after `pickle`: at")
 
 
 def test_results_that_cannot_be_stored_are_found() -> None:

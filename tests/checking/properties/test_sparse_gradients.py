@@ -51,7 +51,7 @@ def test_a_right_one_passes(effort: Any) -> None:
 def test_a_wrong_one_is_found() -> None:
     failure = opsmith.check(DoubledRows, samples=samples(), effort="quick").failures[0]
     assert (failure.property, failure.input, failure.cause) == ("gradient", "table", "scale")
-    assert "it is the right one times 2" in failure.message
+    assert "it is the right tensor times 2" in failure.message
 
 
 def test_zeros_that_torch_has_not_written_are_zeros() -> None:

@@ -67,8 +67,8 @@ STALE: dict[str, tuple[Callable[[], Compute], str]] = {
     ),
     "the address and the version": (
         lambda: remembering(lambda x: (x.data_ptr(), x.shape, x.dtype, x._version), torch.exp),
-        "after a write that their versions do not count (`.data`, NumPy, DLPack), differs from the "
-        "same call alone",
+        "after a write that their version counters do not count (`.data`, NumPy, DLPack), differs "
+        "from the same call alone",
     ),
     "the shape and the first number": (
         lambda: remembering(lambda x: (x.shape, x.dtype, float(x.flatten()[0])), torch.exp),
@@ -186,9 +186,8 @@ LOOKS: dict[str, Callable[[], bool]] = {
     "the environment": lambda: "PYTEST_CURRENT_TEST" in os.environ,
 }
 SAYS = (
-    "made by a script in a thread of its own, where nothing shows that a check runs, differs from "
-    "the same call in "
-    "this check: at"
+    "made by a script in a separate thread, where nothing shows that a check runs, differs from the "
+    "same call in this check: at"
 )
 
 
@@ -201,8 +200,8 @@ def test_a_kernel_that_looks_at_who_calls_is_found(looked_at: str) -> None:
     assert (failure.severity, failure.cause, failure.input) == ("error", "looks-at-caller", "result")
     assert f"`result` of this call, {SAYS}" in failure.message
     assert failure.message.endswith(
-        "It looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs "
-        "as an argument"
+        "The operator looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. "
+        "Take the value as an argument"
     )
 
 
@@ -245,7 +244,11 @@ def test_a_backward_that_looks_at_who_calls_is_found() -> None:
 def test_a_class_that_raises_without_a_check_is_found() -> None:
     failure = failure_of(LooksAhead, [(X,)])
     assert (failure.severity, failure.cause, failure.input) == ("error", "looks-at-caller", None)
-    says = "that a check runs, raises ValueError: not in a check; in this check it succeeds. It looks at its"
+    says = (
+        "that a check runs, raises ValueError: not in a check; the same call in this check succeeds. "
+        "The operator looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. "
+        "Take the value as an argument"
+    )
     assert says in failure.message
 
 
@@ -292,5 +295,12 @@ def test_modules_arguments_and_variables_are_put_back() -> None:
 def test_what_a_mode_alone_makes_raise_keeps_nothing() -> None:
     checked, samples = corpus.refuses_inference_mode()
     (failure,) = opsmith.check(checked, samples=samples, effort="quick", only=["state"]).errors
-    assert "alone it succeeds. No other call came before: the mode decides. A forward" in failure.message
-    assert "`torch.inference_mode(False)`, and `torch.enable_grad()`" in failure.message
+    assert (
+        "the same call alone succeeds. No other call came before: the mode is the cause. A forward that "
+        "differentiates inside needs `torch.enable_grad()`, and clones that are made under "
+        "`torch.inference_mode(False)`"
+    ) in failure.message
+    assert (
+        "No other call came before: the mode is the cause. A forward that differentiates inside needs "
+        "`torch.enable_grad()`, and clones that are made under `torch.inference_mode(False)`"
+    ) in failure.message

@@ -178,13 +178,13 @@ def test_either_side_of_a_kink_is_right_and_noted() -> None:
     assert found.notes
     for note in found.notes:
         assert note.startswith("the gradient of `x` at `x` = ")
-        assert note.endswith("it is a kink or an edge, where both are as good")
+        assert note.endswith("the function has a kink or an edge there, and both values are valid")
 
 
 def test_what_is_wrong_everywhere_is_left_to_gradient() -> None:
     found = outcome(declared("wrong_everywhere", torch.sin, lambda grad, x: -grad * x.cos()))
     assert found.status == "passed"
-    assert found.notes == ("special values skipped for `x`: it is already wrong on sample 0",)
+    assert found.notes == ("special values were skipped for `x`, which is already wrong on sample 0",)
 
 
 class Magnitude(Function):
@@ -247,7 +247,7 @@ def test_random_operators_and_samples_without_numbers_are_skipped() -> None:
         return x * torch.rand_like(x)
 
     noisy.samples(lambda make: [(make(3),)])
-    assert outcome(noisy).reason.startswith("it draws random numbers")
+    assert outcome(noisy).reason.startswith("the operator draws random numbers")
     empty = declared("empty", torch.sin)
     found = outcome(empty, samples=[(torch.zeros(0, 2),)])
     assert (found.status, found.reason) == ("skipped", "no sample has a floating tensor with elements")
@@ -445,7 +445,9 @@ class WithoutNan(Function):
 def test_a_write_that_only_nan_brings_about_is_found() -> None:
     (failure,) = outcome(WithoutNan, samples=[(torch.ones(2, 3),)]).failures
     assert (failure.input, failure.cause) == ("x", "mutates-input")
-    assert failure.message.startswith("it writes into `x` where `x` has nan in it (nan), and at ordinary")
+    assert failure.message.startswith(
+        "the operator writes into `x` where `x` has nan in it (nan), but not at ordinary"
+    )
     kernel = opsmith.operator("values::without_nan")(doubled)
     kernel.kernel("cpu", lambda x: 2 * (x.nan_to_num_() if bool(x.isnan().any()) else x))
     kernel.samples(lambda make: [(make(3, 4),)])

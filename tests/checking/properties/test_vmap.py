@@ -103,7 +103,7 @@ class DetachesTheBatch(Product):
     ("wrong", "cause", "input", "says"),
     [
         (CountsOnTheFirst, "shape", "result", "it has the shape"),
-        (CountsOnBoth, "raises", None, "its own rule for `vmap` raises where calls for each example do not"),
+        (CountsOnBoth, "raises", None, "its own rule for `vmap` raises, but calls for each example do not"),
         (FirstExampleAlone, "kernel-mismatch", "result", "`result` is not what a loop over the examples"),
         (ToTheLast, "shape", "result", "it has the shape [4, 3, 3], where [3, 3, 4] is right"),
         (ToFloat32, "dtype", "result", "it has the dtype torch.float32, where torch.float64 is right"),
@@ -195,7 +195,7 @@ class RuleOfOldStyle(Doubled):
 )
 def test_a_class_that_says_it_can_be_mapped_and_cannot_is_found(promising: Any, by: str, says: str) -> None:
     (failure,) = vmap(promising, (X,)).failures
-    begins = f"by {by} it says that it can be mapped, and torch cannot map it: RuntimeError: "
+    begins = f"the class declares by {by} that it can be mapped, but torch cannot map it: RuntimeError: "
     assert failure.message.startswith(begins)
     assert says in failure.message
     assert failure.cause == "raises"
@@ -326,7 +326,9 @@ def test_a_sample_with_a_generator_is_noted() -> None:
 
     found = vmap(declare(noisy), (X, torch.Generator()))
     assert found.status == "skipped"
-    assert found.notes == ("a sample with a generator was left out: it is undefined how it serves a batch",)
+    assert found.notes == (
+        "a sample with a generator was left out: torch does not define how it serves a batch",
+    )
 
 
 def test_without_tensors_there_is_nothing_to_map() -> None:
@@ -345,7 +347,10 @@ def test_what_is_wrong_for_slices_without_vmap_is_left_to_layouts() -> None:
 
     found = vmap(Flat, (X,))
     assert not found.failures
-    assert any("is wrong as well, where its arguments are slices of larger tensors" in n for n in found.notes)
+    assert any(
+        "a call for one example is also wrong if its arguments are slices of larger tensors" in n
+        for n in found.notes
+    )
 
 
 def test_an_index_is_drawn_from_what_the_sample_has() -> None:
@@ -458,7 +463,7 @@ def test_what_cannot_be_mapped_is_a_limit_with_the_reason(kind: str) -> None:
     (failure,) = found.failures
     assert found.status == "skipped"
     assert (failure.cause, failure.severity) == ("raises", "limit")
-    assert failure.message == f"it cannot be mapped: {found.reason}"
+    assert failure.message == f"the operator cannot be mapped: {found.reason}"
 
 
 def test_a_class_by_apply_need_not_be_mapped() -> None:

@@ -298,7 +298,7 @@ def test_a_number_that_every_sample_leaves_out_is_tried(base: Any) -> None:
     operator.gradients(x=lambda grad, x: grad * x.shape[-1] ** -0.5)  # it forgets the number
     report = opsmith.check(operator, samples=[(X,)], only=["gradient"], effort="quick")
     assert [(each.input, each.severity) for each in report.failures] == [("x", "error")]
-    assert f"by={2 if base is int else 0.625} where it had None" in " ".join(report.inputs).replace("`", "")
+    assert f"by={2 if base is int else 0.625} instead of None" in " ".join(report.inputs).replace("`", "")
 
 
 class Choosing(torch.autograd.Function):

@@ -173,5 +173,6 @@ def test_a_forward_that_wants_distinct_indices_and_does_not_say_so_gets_a_warnin
     assert report.passed_as_asked
     assert (failure.input, failure.cause, failure.severity) == ("x", "region", "warning")
     assert failure.message.endswith(
-        "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
+        "the forward keeps only one of the values that share an index: if indices must be distinct, "
+        "refuse equal indices"
     )

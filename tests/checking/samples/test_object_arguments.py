@@ -301,7 +301,10 @@ def test_running_statistics_of_a_module_in_training_are_noted_and_hide_nothing()
     found = check(Updates, X, norm)
     assert not found.failures, str(found)
     (effects,) = [each for each in found.outcomes if each.property == "effects"]
-    note = "a call changes `running_mean` of `norm`, which is in training: each call began with a fresh copy"
+    note = (
+        "a call changes `running_mean` of `norm`, which is in training mode: each call of this check "
+        "began with a fresh copy"
+    )
     assert effects.notes == (note,)
     assert ("gradient", "scale", "error") in faults(check(UpdatesAndWrong, X, norm))
     assert not norm.get_buffer("running_mean").any()

@@ -61,7 +61,9 @@ def test_a_result_that_cannot_be_compared_is_refused(name: str, isolate: bool) -
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32, torch.uint16], ids=str)
 def test_a_sample_that_torch_does_not_compute_with_is_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(errors.SampleError, match=f"got: a tensor of {dtype}, in which torch computes little"):
+    with pytest.raises(
+        errors.SampleError, match=f"got: a tensor of {dtype}, a dtype that few operations of torch support"
+    ):
         checked(function(twice, twice_back), X.to(dtype))
 
 
@@ -101,7 +103,7 @@ class ComplexTangent(Sine):
 def test_a_complex_tangent_of_a_real_result_is_told() -> None:
     (failure,) = checked(ComplexTangent).failures
     assert (failure.property, failure.input, failure.cause) == ("forward_mode", "x", "dtype")
-    words = "is torch.complex128, and `result` is torch.float64: return its real part"
+    words = "is torch.complex128, and `result` is torch.float64: return the real part of the tangent"
     assert failure.message == f"the tangent of `result` by `x` {words}"
 
 
@@ -158,7 +160,7 @@ def test_a_result_of_an_odd_kind_is_no_fault(name: str) -> None:
 def test_what_torch_itself_cannot_store_is_a_note() -> None:
     report = checked(RIGHT["uint16"])
     stored = next(each for each in report.outcomes if each.property == "serialization")
-    assert any("so torch does for any tensor of torch.uint16" in note for note in stored.notes)
+    assert any("torch raises this error for any tensor of torch.uint16" in note for note in stored.notes)
 
 
 def test_a_product_with_its_own_conjugate_is_no_write() -> None:
@@ -174,5 +176,7 @@ def test_a_product_with_its_own_conjugate_is_no_write() -> None:
     assert not report.failures, str(report)
     (notes,) = [outcome.notes for outcome in report.outcomes if outcome.property == "opcheck"]
     assert any(
-        "takes a call inside for a write into `input`; no argument has changed" in each for each in notes
+        "reports a call inside of the operator as a write into `input`, but no bit of an argument "
+        "changed" in each
+        for each in notes
     )

@@ -92,7 +92,7 @@ class Hidden(LogDet):
 def test_a_right_gradient_among_symmetric_matrices_passes(right: Any, effort: Any) -> None:
     report = opsmith.check(right, samples=given(), only=SMOOTH, effort=effort)
     assert report.failures == (), str(report)
-    assert report.remarks[-1].startswith("derivatives by `a` are taken among symmetric matrices")
+    assert report.remarks[-1].startswith("derivatives with respect to `a` are taken along symmetric matrices")
 
 
 @pytest.mark.every(5)

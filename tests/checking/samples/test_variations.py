@@ -151,7 +151,7 @@ def test_empties_are_tried_for_every_size_and_listed_where_they_are_rejected() -
     found = derived(declared(largest, [(torch.rand(3, 4),)]))
     assert [[0, 4]] in [list(shape) for shape in shaped(found)]
     (reason,) = found.rejected
-    assert reason.startswith("sample 0 with `x.shape[1]` at 0 where it had 4: IndexError: amax(): ")
+    assert reason.startswith("sample 0 with `x.shape[1]` = 0 instead of 4: IndexError: amax(): ")
 
 
 def test_what_has_no_finite_answer_or_warns_is_rejected() -> None:
@@ -166,10 +166,10 @@ def test_what_has_no_finite_answer_or_warns_is_rejected() -> None:
         return x * 2
 
     assert derived(declared(mean, [(torch.rand(3),)])).rejected == (
-        "sample 0 with `x.shape[0]` at 0 where it had 3: its results are not finite",
+        "sample 0 with `x.shape[0]` = 0 instead of 3: its results are not finite",
     )
     rejected = derived(declared(spread, [(torch.rand(3),)])).rejected
-    assert rejected == ("sample 0 with `x.shape[0]` at 0 where it had 3: it warns: too few",)
+    assert rejected == ("sample 0 with `x.shape[0]` = 0 instead of 3: it warns: too few",)
 
 
 def test_arguments_are_broadcast_as_samples_show() -> None:
@@ -224,7 +224,7 @@ def test_a_variation_says_where_it_comes_from_and_has_a_position_of_its_own() ->
     assert [sample.position for sample in found.samples] == [2, 3, 4]
     text = str(found.samples[1])
     assert text == (
-        "sample 3 (x [0, 3], weight [2, 3], bias [2]; sample 0 with `x.shape[0]` at 0 where it had 4)"
+        "sample 3 (x [0, 3], weight [2, 3], bias [2]; sample 0 with `x.shape[0]` = 0 instead of 4)"
     )
 
 
@@ -382,7 +382,7 @@ def test_sizes_that_give_another_number_of_results_are_rejected() -> None:
 
     found = derived(declared(unbound, [(torch.rand(2),), (torch.rand(2, 3),), (torch.rand(2, 5),)]))
     assert {sample.flat[0].shape[0] for sample in found.samples} == {2}
-    assert any("it returns 0 tensors, where its declaration says 2" in each for each in found.rejected)
+    assert any("it returns 0 tensors, but its declaration says 2" in each for each in found.rejected)
 
 
 def test_a_flag_that_gives_more_results_is_rejected() -> None:
@@ -391,7 +391,7 @@ def test_a_flag_that_gives_more_results_is_rejected() -> None:
 
     found = derived(declared(max_pooled, [(torch.rand(3, 4), False)]))
     assert {sample.flat[1] for sample in found.samples} == {False}
-    assert any("it returns 0 tensors, 2 values, where" in each for each in found.rejected)
+    assert any("it returns 0 tensors, 2 values, but" in each for each in found.rejected)
 
 
 def test_only_mere_numbers_are_made_larger_or_smaller() -> None:
@@ -408,7 +408,7 @@ def test_bounds_stay_below_and_above() -> None:
 
     low = torch.rand(9)
     found = derived(declared(clamped, [(torch.randn(9), low, low + 0.05)]))
-    for change in ("other numbers", "`x.shape[0]` at 33 where it had 9", "times 4"):
+    for change in ("other numbers", "`x.shape[0]` = 33 instead of 9", "times 4"):
         assert any(sample.origin.endswith(change) for sample in found.samples), change
     alike = [sample.flat for sample in found.samples if sample.flat[1].shape == sample.flat[2].shape]
     assert all(bool((low <= high).all()) for _, low, high in alike)

@@ -118,7 +118,9 @@ def test_a_read_outside_is_one_failure_that_names_the_argument_and_a_hint(way: i
     for report in reports[1:]:
         assert report.failures == reports[0].failures
     skipped = {each.reason for each in reports[0].outcomes if each.status == "skipped"}
-    assert "not run: its results depend on memory that is not its own (see `forward`)" in skipped
+    assert (
+        "not run: the results depend on memory outside of the operator's tensors (see `forward`)" in skipped
+    )
 
 
 @pytest.mark.every(5)

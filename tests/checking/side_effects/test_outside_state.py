@@ -169,9 +169,7 @@ def test_the_report_names_what_begins_anew() -> None:
     named = f"with fresh copies of `MEAN` of the module `{__name__}` for each call"
     assert remark == f"two runs give different numbers; the other properties ran {named}"
     (remark,) = check(CentresByDict).remarks
-    assert remark.endswith(
-        "the other properties ran with the state that it keeps between calls restored before each call"
-    )
+    assert remark.endswith("the other properties ran with the operator's state restored before each call")
 
 
 @pytest.mark.slow
@@ -197,7 +195,7 @@ def test_what_calls_leave_behind_is_not_called_nondeterministic() -> None:
     assert "nondeterministic" not in {each.cause for each in found.failures}, str(found)
     (failure,) = [each for each in found.failures if each.property == "state"]
     assert "each changes `MEAN` of the module" in failure.message
-    assert "From the same state, both results agree" in failure.message
+    assert "If both calls begin with the same state, the results agree" in failure.message
 
 
 LOOKUP = torch.zeros(20)
@@ -263,7 +261,7 @@ def test_numbers_that_are_added_to_a_gradient_of_a_module_are_seen_and_restored(
     NORM.weight.grad += 1
     ((name, change),) = state.changes()
     assert "NORM" in name
-    assert change.startswith("of its `weight`, its `.grad` was written")
+    assert change.startswith("its `weight` changed: its `.grad` was written")
     state.restore()
     assert torch.equal(NORM.weight.grad, torch.zeros(3))
     del NORM.weight

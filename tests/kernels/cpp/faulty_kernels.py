@@ -64,14 +64,14 @@ fault(
     "reads_after",
     "out-of-bounds",
     "x",
-    r"it reads (4|8) bytes outside of `x`, which has \d+ bytes: just after its end",
+    r"the kernel reads (4|8) bytes outside of `x`, which has \d+ bytes: just after its end",
     body="  if (n && x[n] == T(3.25)) y[0] = 0;  // fault\n",
 )
 fault(
     "reads_before",
     "out-of-bounds",
     "x",
-    r"it reads (4|8) bytes outside of `x`, which has \d+ bytes: (4|8) bytes before it",
+    r"the kernel reads (4|8) bytes outside of `x`, which has \d+ bytes: (4|8) bytes before it",
     body="  if (n && x[-1] == T(3.25)) y[0] = 0;  // fault\n",
 )
 fault(
@@ -116,7 +116,7 @@ fault(
     "after_its_scope",
     "out-of-bounds",
     None,
-    "it reads (4|8) bytes of a variable whose scope has ended: `gone`",
+    "the kernel reads (4|8) bytes of a variable whose scope has ended: `gone`",
     body="  const T* held = nullptr;\n  if (n) {\n    T gone = x[0];\n    held = &gone;\n  }\n"
     "  if (n && *held == T(3.25)) y[0] = 0;  // fault\n",
 )
@@ -124,7 +124,7 @@ fault(
     "given_back",
     "out-of-bounds",
     None,
-    "it reads (4|8) bytes of memory that was freed",
+    "the kernel reads (4|8) bytes of memory that was freed",
     body="  T* mine = new T[n + 1]();\n  delete[] mine;\n"
     "  if (n && mine[0] == T(3.25)) y[0] = 0;  // fault\n",
 )
@@ -132,7 +132,7 @@ fault(
     "never_set",
     "uninitialized",
     "result",
-    "`result` depends on what a variable holds before something is written to it",
+    "`result` depends on a variable that the kernel reads before the first write",
     body="  T sum;\n  for (int64_t i = 0; i < n; i++) sum += x[i];  // fault\n"
     "  if (n) y[0] += sum * T(1e-30);\n",
 )
@@ -140,7 +140,7 @@ fault(
     "null",
     "out-of-bounds",
     None,
-    "it reads through a null pointer",
+    "the kernel reads through a null pointer",
     body="  const T* none = n > 2 ? nullptr : x.data;\n  if (n && *none == T(3.25)) y[0] = 0;  // fault\n",
     deadly=True,
 )
@@ -148,7 +148,7 @@ fault(
     "divides_by_zero",
     "undefined",
     None,
-    "its behaviour is undefined in C\\+\\+: division by zero",
+    "the kernel's behaviour is undefined in C\\+\\+: division by zero",
     body="  volatile int zero = 0;\n  if (n) y[0] += T(int(n) / zero);  // fault\n",
     deadly=True,
 )
@@ -156,7 +156,7 @@ fault(
     "recurses",
     "raises",
     None,
-    "it needs more stack than there is",
+    "the kernel needs more stack than is available",
     body="  volatile char room[100000000];  // fault\n  room[n] = 1;\n  if (n && room[n] == 2) y[0] = 0;\n",
     deadly=True,
 )
@@ -164,7 +164,7 @@ fault(
     "aborts",
     "raises",
     None,
-    "it calls `abort`",
+    "the kernel calls `abort`",
     body="  if (n) __builtin_abort();  // fault\n",
     deadly=True,
 )
@@ -172,7 +172,7 @@ fault(
     "leaves",
     "raises",
     None,
-    "it ends the process, with status 0, instead of returning",
+    "the operator ends the process with status 0, instead of returning",
     body="  if (n) std::exit(0);  // fault\n",
     deadly=True,
 )
@@ -212,7 +212,7 @@ FAULTS["counts_on_rows"] = Fault(
     ),
     "out-of-bounds",
     "x",
-    r"it reads (4|8) bytes outside of `x`",
+    r"the kernel reads (4|8) bytes outside of `x`",
 )
 
 

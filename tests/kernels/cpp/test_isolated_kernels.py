@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="C++ kernels are
 
 DEATHS = {
     "null": f"the process dies of SIGSEGV ({SIGNALS['SIGSEGV']})",
-    "leaves": "it ends the process, with status 0, instead of returning",
+    "leaves": "the operator ends the process with status 0, instead of returning",
     "never_ends": "it did not finish within 5 s",
     "aborts": f"the process dies of SIGABRT ({SIGNALS['SIGABRT']})",
     "divides_by_zero": f"the process dies of SIGFPE ({SIGNALS['SIGFPE']})",

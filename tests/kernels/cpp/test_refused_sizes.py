@@ -68,12 +68,13 @@ def test_sizes_that_do_not_fit_one_another(isolate: bool) -> None:
         (None, "not-refused"),
     ]
     assert of_w.message.startswith(
-        "it computes a result of the shape [3, 5] for sample 0 (x [3, 5], w [6]; sample 0 with `w.shape[0]` "
-        "at 6 where it had 5), which the reference refuses (ValueError: expected as many weights as columns)"
+        "the kernel computes a result of the shape [3, 5] for sample 0 (x [3, 5], w [6]; sample 0 with "
+        "`w.shape[0]` = 6 instead of 5), but the reference refuses this sample (ValueError: expected as many "
+        "weights as columns)"
     )
-    assert "refuse them in `sizes`, by OPSMITH_CHECK" in of_w.message
+    assert "tensors. Refuse these sizes in `sizes`, by OPSMITH_CHECK" in of_w.message
     assert of_both.evidence["refused"] == "ValueError: expected an odd number of columns"
-    assert "at 6 where it had 5" in of_both.evidence["sample"]
+    assert "= 6 instead of 5" in of_both.evidence["sample"]
     assert str(of_w.where).startswith("<cpp of refused_sizes::forgets_both>:")
     assert 'only=["forward"]' in str(of_w.replay)
 
@@ -90,7 +91,7 @@ def test_a_death_is_told_as_of_sizes_that_are_refused() -> None:
     (failure,) = failures(declare("dies", ODD + DEATH))
     assert (failure.property, failure.cause) == ("forward", "not-refused")
     assert failure.message.startswith("the process dies of SIGSEGV")
-    assert failure.message.endswith("where it had 5), in a call that the reference refuses, or after one")
+    assert failure.message.endswith("instead of 5), in or after a call that the reference refuses")
     assert failure.evidence["sample"].startswith("sample 0 (x [")
     assert failure.evidence["line"] == ODD + DEATH
 
@@ -111,8 +112,7 @@ def notes(monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[str, ...]:
 def test_where_no_process_can_be_forked_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     error = errors.UsageError("a check cannot be isolated once CUDA has been used", hint="none")
     assert notes(monkeypatch, error) == (
-        "what a kernel does with sizes that the reference refuses was not tried: a check cannot be isolated "
-        "once CUDA has been used",
+        "sizes that the reference refuses were not tried: a check cannot be isolated once CUDA has been used",
         "sizes of 0 were not tried in a process of their own: a check cannot be isolated once CUDA has been "
         "used",
     )
@@ -192,8 +192,8 @@ Shape sizes(View<const float, 1> x) { TESTS return {x.size(0)}; }
 
 
 ENDS = (
-    "it ends the process, with status 3, instead of returning, on sample 0 (x [4]; sample 0 with "
-    "`x.shape[0]` at 4 where it had 5) in float32"
+    "the operator ends the process with status 3, instead of returning, on sample 0 (x [4]; sample "
+    "0 with `x.shape[0]` = 4 instead of 5) in float32"
 )
 
 
@@ -210,7 +210,7 @@ def test_the_death_of_a_reference_is_none_of_the_kernel() -> None:
 def test_a_death_after_what_the_kernel_took_may_be_of_its_doing() -> None:
     (failure,) = failures(dies_at_four("dies_untested", ""))
     assert failure.cause == "not-refused"
-    assert failure.message == f"{ENDS}, in a call that the reference refuses, or after one"
+    assert failure.message == f"{ENDS}, in or after a call that the reference refuses"
 
 
 @pytest.mark.slow

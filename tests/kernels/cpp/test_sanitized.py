@@ -101,7 +101,9 @@ def test_elements_that_are_not_written_and_a_header_beside_the_file(tmp_path: Pa
     found = outcome(but_the_last, samples=[(torch.ones(3),)])
     (failure,) = found.failures
     assert (failure.cause, failure.input) == ("uninitialized", "result")
-    assert failure.message.startswith("it does not write all of `result`: 1 of 3 elements, the first at [2]")
+    assert failure.message.startswith(
+        "the kernel does not write all of `result`: 1 of 3 elements, the first at [2]"
+    )
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_bundled_operators_pass_or_have_no_kernel_in_cpp(operator: Any) -> None:
     if traced_sources(operator.specification.kernels):
         assert (found.status, found.notes) == ("passed", ())
     else:
-        assert found.reason == "it has no kernel in C++"
+        assert found.reason == "the operator has no kernel in C++"
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_without_a_kernel_in_cpp_it_is_skipped_and_says_so() -> None:
     assert (found.property, found.status, found.reason) == (
         "sanitized",
         "skipped",
-        "it has no kernel in C++",
+        "the operator has no kernel in C++",
     )
     assert report.passed_as_asked
 
@@ -224,7 +226,7 @@ def test_a_process_that_does_not_start_is_an_error_that_says_so(monkeypatch: pyt
         "no process runs with AddressSanitizer",
         "  expected: Python and torch with the sanitizer's library loaded before all others",
         "  got: no shadow memory",
-        "  hint: check without `sanitize`, or with another g++, named in CXX",
+        "  hint: check without `sanitize`, or name another g++ in CXX",
     ]
 
 

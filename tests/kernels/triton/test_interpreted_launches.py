@@ -104,7 +104,7 @@ def test_a_kernel_that_takes_no_float64_is_checked_in_float32() -> None:
     )
     assert report.passed, report
     assert report.remarks[1] == (
-        "it takes float32 and not float64 (KeyError: torch.float64), and was checked in float32"
+        "the operator takes float32, but not float64 (KeyError: torch.float64), so it was checked in float32"
     )
 
 
@@ -243,7 +243,7 @@ def test_code_around_a_kernel_that_raises_on_the_cpu_is_a_limit() -> None:
     assert not report.errors, report
     assert report.verdict() == "OnGpuAlone: NOT PASSED: gradient could not be checked; 1 limit"
     assert report.failures[0].evidence["missing here"] == (
-        "a GPU, which the code that launches its kernels may need"
+        "a GPU, which the code that launches the kernels may need"
     )
 
 

@@ -259,7 +259,7 @@ def test_an_operator_without_such_a_kernel_skips_the_property() -> None:
     operator.samples(lambda make: [(make(3),)])
     report = opsmith.check(operator, only=["triton"])
     [outcome] = [each for each in report.outcomes if each.property == "triton"]
-    assert (outcome.status, outcome.reason) == ("skipped", "it has no kernel in Triton")
+    assert (outcome.status, outcome.reason) == ("skipped", "the operator has no kernel in Triton")
 
 
 def test_the_interpreter_of_an_old_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,12 +104,12 @@ def diagnose(observation: Observation) -> Diagnosis:
         >>> import torch
         >>> right = torch.linspace(1, 2, 6, dtype=torch.float64)
         >>> diagnose(Observation(-right, right)).reason
-        'it is the right one times -1'
+        'it is the right tensor times -1'
     """
     evidence = Evidence(observation)
     if not observation.same_shape:
         got, right = list(observation.got.shape), list(observation.expected.shape)
-        return Diagnosis("shape", f"it has the shape {got}, and the right one {right}")
+        return Diagnosis("shape", f"it has the shape {got}, but the right shape is {right}")
     found: dict[str, Detection] = {}
     for detector in DETECTORS:
         hypotheses = detector.detect(evidence) if detector.applies(observation, found) else ()
@@ -155,7 +155,7 @@ def unknown(evidence: Evidence) -> Detection:
     size = pair.relative_error
     measured = {"wrong": f"{count} of {total}", "error": size}
     if pair.is_small:
-        words = f"it is off by {size:.2g} of its largest element, too little for a diagnosis"
+        words = f"its error is {size:.2g} of the largest element, too small for a diagnosis"
         return Detection(UNKNOWN, words, measured)
     if pair.argument is not None and evidence.everywhere(lambda pair: not bool(pair.expected.any())):
         return Detection(UNKNOWN, CONSTANT, measured)
@@ -164,16 +164,16 @@ def unknown(evidence: Evidence) -> Detection:
         return replace(found, evidence=measured)
     which = "everywhere" if count == total else f"in {count} of {total} elements"
     looks = _correlation(pair)
-    words = f"; it is roughly proportional to the right one (correlation {looks:.3f})"
+    words = f"; it is roughly proportional to the right tensor (correlation {looks:.3f})"
     like = words if looks > RESEMBLES and total > 2 else ""  # one element is proportional to any other
     words = f"it is wrong {which}, by up to {size:.2g} of the largest right element{like}"
     return Detection(UNKNOWN, words, measured)
 
 
 CONSTANT = (
-    "the right one is zero, since the results do not move with the input; where another is meant, as of a "
-    'straight-through estimator, declare it: `opsmith.adopt(..., kind="surrogate")` of a class, '
-    "`.surrogate_gradients(...)` of an operator"
+    "the right gradient is zero, because the results do not change with the input. If you mean a different "
+    'gradient, such as a straight-through estimator, declare it: `opsmith.adopt(..., kind="surrogate")` for '
+    "a class, `.surrogate_gradients(...)` for an operator"
 )
 
 
@@ -182,18 +182,18 @@ def _patterns(evidence: Evidence) -> Iterator[Detection]:
     pattern, first = partial(Detection, UNKNOWN), evidence.first
     dims = range(first.expected.dim())
     for words, some in (*((f"dimension {dim}", (dim,)) for dim in dims), ("all dimensions", tuple(dims))):
-        words = f"it is the right one in the reverse order along {words}"
+        words = f"it is the right tensor in the reverse order along {words}"
         yield pattern(words, predicted=partial(_reversed, dims=some))
     if first.got.numel() > 2:
         off = (first.got - first.expected).flatten()[0].item()
-        words = f"it is the right one plus the same number everywhere ({off:.6g})"
+        words = f"it is the right tensor plus the same number everywhere ({off:.6g})"
         yield pattern(words, predicted=lambda pair: pair.expected + (pair.got - pair.expected).flatten()[0])
         for source, times in product(values_beside(first), (True, False)):
             factor = scale.steady_factor(evidence, partial(_factor, source=source, times=times))
             if factor is not None:
-                words = f"the factor {source[0]} once too {'often' if times else 'few'}"
-                words += "" if abs(factor - 1) < SAME else f", and times {scale.shown_factor(factor)}"
-                yield pattern(f"it is the right one with {words}")
+                words = f"{'multiplied' if times else 'divided'} by {source[0]}"
+                words += "" if abs(factor - 1) < SAME else f", and multiplied by {scale.shown_factor(factor)}"
+                yield pattern(f"it is the right tensor {words}")
         if not first.got.is_complex():
             yield pattern("it has the right values in another order", predicted=_reordered)
 

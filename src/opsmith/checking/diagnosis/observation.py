@@ -577,7 +577,7 @@ COMPARISONS: Mapping[Callable[[Tensor, Tensor], Tensor], tuple[str, str, str]] =
         torch.gt: ("is greater than", "greater than", "below the diagonal"),
         torch.le: ("is at most", "at most", "on and above the diagonal"),
         torch.ge: ("is at least", "at least", "on and below the diagonal"),
-        torch.ne: ("is not", "another than", "off the diagonal"),
+        torch.ne: ("is not", "different from", "off the diagonal"),
     }
 )
 """Texts for each comparison of values, of indices, and of the row and column of an element."""

@@ -188,8 +188,9 @@ class NumericalGradient:
         if not bool(unknown.any()):
             return None
         return (
-            f"finite differences cannot tell {int(unknown.sum())} of {int(self.estimated.sum())} elements of "
-            f"the gradient by `{label}`: there is a jump, an edge, or noise larger than the derivative"
+            f"finite differences cannot determine {int(unknown.sum())} of "
+            f"{int(self.estimated.sum())} elements of the gradient of `{label}`: the function has a "
+            "jump or an edge there, or noise that is larger than the derivative"
         )
 
 

@@ -32,7 +32,7 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
         >>> low_precision_operand(lambda: x * torch.full((2,), 0.1))
-        'aten.mul.Tensor takes float32 beside float64'
+        'aten.mul.Tensor takes float32 together with float64'
         >>> low_precision_operand(lambda: x * 0.1)
     """
     found: list[str] = []
@@ -44,7 +44,9 @@ def low_precision_operand(compute: Callable[[], Any], *, mixed: bool = True) -> 
             return
         for each in tensors:
             if each.dtype in FEWER and _rounded(each):
-                found[:] = [f"{operator} takes {dtype_name(each.dtype)}{' beside float64' * bool(wide)}"]
+                found[:] = [
+                    f"{operator} takes {dtype_name(each.dtype)}{' together with float64' * bool(wide)}"
+                ]
 
     with capabilities.observe_operators(lambda operator, kwargs: None, given):
         compute()

@@ -75,12 +75,12 @@ SIGNS = {
 """Sign of each status, so that a status is not shown by colour alone."""
 
 MEANINGS = {
-    "passed": "it ran in this dtype without a failure",
+    "passed": "the property ran in this dtype without a failure",
     "failed": "an error",
     "warning": "a warning",
     "limit": "a limit",
-    "unclear": "unknown for this dtype: there are failures, but for float64 or without a dtype",
-    "": "it did not run in this dtype",
+    "unclear": "unknown for this dtype: the failures are for float64, or name no dtype",
+    "": "the property did not run in this dtype",
 }
 """Meaning of each sign in the column of a dtype, in the order of the legend."""
 

@@ -49,7 +49,7 @@ def sarif(reports: Sequence[Report], unchecked: Sequence[Unchecked] = ()) -> str
 
 def _rule(name: str) -> dict[str, Any]:
     known = CAUSES.get(name)
-    meaning = "It could not be checked." if known is None else known.meaning
+    meaning = "The operator or file could not be checked." if known is None else known.meaning
     return {"id": name, "shortDescription": {"text": meaning}}
 
 

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     raise errors.MissingExtraError(
         "reports in colour need the package `rich`",
         got="no module named 'rich'",
-        hint=f"{install('cli')}; or print(report), which needs nothing",
+        hint=f"{install('cli')}; or print(report), which needs no extra package",
     ) from error
 
 STYLES = {

@@ -20,12 +20,12 @@ from opsmith.checking.report import Outcome, Report, plain
 from opsmith.core.forked_child import end_with_parent
 
 SIGNALS = {
-    "SIGSEGV": "a segmentation fault: it used memory that is not its own",
-    "SIGBUS": "a bus error: it used memory that is not there, or not aligned",
-    "SIGABRT": "an abort: C++ found an exception that nobody caught, or the heap overwritten",
-    "SIGFPE": "an arithmetic error, such as a whole number divided by zero",
+    "SIGSEGV": "a segmentation fault: it used memory outside of its own memory",
+    "SIGBUS": "a bus error: it used an address without memory, or an address that is not aligned",
+    "SIGABRT": "an abort: C++ found an uncaught exception, or a damaged heap",
+    "SIGFPE": "an arithmetic error, such as the division of an integer by zero",
     "SIGILL": "an instruction that this processor does not have",
-    "SIGKILL": "it was killed from outside, perhaps by the system for lack of memory",
+    "SIGKILL": "another process killed it, perhaps the system, because memory ran out",
 }
 
 
@@ -67,9 +67,9 @@ class Child:
                 ours.close()
                 theirs.close()
                 raise errors.UsageError(
-                    f"the system forks no process: {error.strerror}",
+                    f"the system cannot fork a process: {error.strerror}",
                     argument=argument,
-                    hint=f"leave `{argument}` out, or check where memory and the number of processes suffice",
+                    hint=f"leave `{argument}` out, or check on a machine with enough memory and processes",
                 ) from error
         if process == 0:
             try:
@@ -123,7 +123,7 @@ def describe_exit(status: int) -> tuple[str, dict[str, Any]]:
     """Describe the exit of a process that ran a kernel; the signal or the status is evidence."""
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
-        return f"it ends the process, with status {code}, instead of returning", {"status": code}
+        return f"the operator ends the process with status {code}, instead of returning", {"status": code}
     number = os.WTERMSIG(status)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     return f"the process dies of {name} ({SIGNALS.get(name) or signal.strsignal(number)})", {"signal": name}
@@ -143,13 +143,13 @@ def backward_refusal(argument: str, hint: str) -> errors.UsageError | None:
         except RuntimeError as error:
             if "fork" in str(error):
                 return errors.UsageError(
-                    "a check cannot be isolated after autograd has started threads of its own: torch "
+                    "a check cannot be isolated after autograd has started its own threads: torch "
                     "computes no gradients in a process that is forked later",
                     argument=argument,
                     got=str(error).partition(". ")[0],
-                    hint=f"{hint}. A backward on an "
-                    "accelerator starts such threads, and one within 60 others; where torch is built for "
-                    "CUDA and finds none, `torch.compile` may, unless a gradient was computed before",
+                    hint=f"{hint}. A backward on an accelerator, or a backward inside of 60 other "
+                    "backwards, starts these threads. If torch is built for CUDA and finds no GPU, "
+                    "`torch.compile` may start them before the first gradient",
                 )
             raise
     return None

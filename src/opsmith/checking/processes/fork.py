@@ -123,8 +123,8 @@ def limit_of(isolate: bool | float) -> float:
 def refuse_isolation() -> None:
     """Raise an error like `refuse_fork`, with hints for `isolate`."""
     hint = (
-        "leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the process. For "
-        "kernels of the CPU, check in a process that does not touch CUDA"
+        "leave `isolate` out; a fault in a CUDA kernel is an exception, and does not end the "
+        "process. For CPU kernels, check in a process that does not use CUDA"
     )
     refuse_fork("a check cannot be isolated", "isolate", hint)
 
@@ -267,7 +267,7 @@ def _death(
     """Make the failure for a child that returned no answer."""
     evidence: dict[str, Any] = {"sample": sample} if sample else {}
     if limit is not None:
-        how = f"it did not finish within {limit}"
+        how = f"the property did not finish within {limit}"
         evidence["limit"] = limit
     else:
         how, exit_evidence = describe_exit(status)
@@ -278,7 +278,7 @@ def _death(
     in_cpp = location_in(words, traced_sources(kernels))
     if in_cpp is not None and in_cpp[1]:
         evidence["line"] = in_cpp[1]
-    on = f", on {sample}" if sample else ", before it ran on any sample"
+    on = f", on {sample}" if sample else ", before any sample ran"
     return Failure(
         name, None, "raises", f"{how}{on}", in_cpp[0] if in_cpp else _running_line(words, where), evidence
     )

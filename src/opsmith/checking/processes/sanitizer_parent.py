@@ -299,6 +299,6 @@ class _SanitizerProcess:
         return errors.ToolchainError(
             "no process runs with AddressSanitizer",
             expected="Python and torch with the sanitizer's library loaded before all others",
-            got="\n".join(words.splitlines()[-5:]) or "it ended without a word",
-            hint="check without `sanitize`, or with another g++, named in CXX",
+            got="\n".join(words.splitlines()[-5:]) or "the process ended and printed nothing",
+            hint="check without `sanitize`, or name another g++ in CXX",
         )

@@ -88,7 +88,7 @@ def run_in_workers(tasks: Sequence[Task], count: int) -> Generator[Progressed | 
     Raises:
         UsageError: As for `refuse_fork`.
     """
-    hint = "leave `-j` out, or let the file make nothing on the GPU when it is imported"
+    hint = "leave `-j` out, or use no GPU while the file is imported"
     refuse_fork("operators cannot be checked in several processes here", "-j", hint)
     left, workers = deque(range(len(tasks))), []
     try:
@@ -134,8 +134,9 @@ def _received(worker: _Worker, *, heard: bool) -> tuple[list[Progressed | Answer
     if worker.task is None:
         return events, False
     error = errors.KernelError(
-        f"the process that checked it is gone: {describe_exit(child.status)[0]}",
-        hint="run `opsmith check --isolate`, which reports this as a finding, with the line that ran",
+        f"the process that checked the operator is gone: {describe_exit(child.status)[0]}",
+        hint="run `opsmith check --isolate`, which reports the end of the process as a finding, with the "
+        "line that ran",
     )
     return [*events, Answered(worker.task, error=error)], False
 

@@ -88,7 +88,7 @@ def _add(language: Language) -> None:
         raise errors.UsageError(
             f"the kernel language `{known.name}` has the name of a property of `check`",
             argument="key",
-            expected="a key that is the name of no property",
+            expected="a key that is not the name of a property",
             got=f"`{known.name}`: {PROPERTIES[known.name].title}",
             hint="give the language another key",
         )

@@ -85,7 +85,7 @@ def _values_of(
         for other in _others(subject, argument, comparisons, compared, value, values_shown):
             if repr(other) not in (shown if not subject.effort.exhaustive else {repr(value)}):
                 words = f"`{argument.name}={other!r}`"
-                words += "" if isinstance(value, Tensor) else f" where it had {value!r}"
+                words += "" if isinstance(value, Tensor) else f" instead of {value!r}"
                 silent = not isinstance(value, bool | Enum)
                 # The type lists it, or the author writes it as the default.
                 listed = bool(argument.kind.base.values) or isinstance(other, bool)
@@ -111,7 +111,7 @@ def _beside(subject: Subject, argument: Argument, places: Sequence[tuple[Sizes, 
         value = sizes.sample.flat[argnum]
         for other in numbers_beside(value) if may_change(sizes, argnum) else ():
             if passed or _is_differentiated(Run(subject, sizes.sample), argnum, other):
-                words = f"`{argument.name}={other!r}` where it had {value!r}"
+                words = f"`{argument.name}={other!r}` instead of {value!r}"
                 yield from varied(
                     subject, sizes.sample, words, {argnum: other}, silent=True, given="undeclared"
                 )

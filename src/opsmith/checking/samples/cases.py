@@ -90,7 +90,7 @@ def _refuse(value: Any, dtypes: frozenset[torch.dtype], problem: str, name: str,
         got, hint = "a tensor on the device `meta`, which holds no numbers", "make `{}` on the CPU"
     else:
         wide = "complex64" if value.is_complex() else "float32" if value.is_floating_point() else "int64"
-        got = f"a tensor of {value.dtype}, in which torch computes little"
+        got = f"a tensor of {value.dtype}, a dtype that few operations of torch support"
         hint = f"give `{{}}.to(torch.{wide})`"
     expected = "a strided dense tensor that holds numbers"
     raise errors.SampleError(problem, expected=expected, got=got, hint=hint.format(name), **place)

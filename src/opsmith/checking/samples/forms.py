@@ -87,8 +87,8 @@ def _forms_of(every_sample: Sequence[Sample], *, own_forward: bool) -> tuple[For
 
 
 NOT_ONE = {
-    1: "and no longer sums to one, as in every sample",
-    2: "and no longer has norm one, as it had",
+    1: "and no longer sums to one, but does in every sample",
+    2: "and no longer has norm one, but does in every sample",
 }
 
 FEW_DIGITS = 1e-5

@@ -88,8 +88,8 @@ def layouts_for(x: Tensor) -> tuple[Layout, ...]:
 
     Example:
         >>> import torch
-        >>> [layout.name for layout in layouts_for(torch.ones(()))]
-        ['expanded from one number', 'one element into its memory', 'sliced with a step', 'a negated view']
+        >>> [layout.name for layout in layouts_for(torch.ones(()))][:2]
+        ['expanded from one number', 'at an offset of one element in its memory']
     """
     return tuple(_layouts(x))
 
@@ -108,7 +108,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         yield Layout("transposed", "x.mT.contiguous().mT", "`.mT`")
     if full:
         code = f"torch.cat([{guard}.flatten()[:1], x.flatten()])[1:].view({shape})"
-        yield Layout("one element into its memory", code, "`torch.cat`", undone=COPIED)
+        yield Layout("at an offset of one element in its memory", code, "`torch.cat`", undone=COPIED)
     yield Layout("sliced with a step", f"torch.stack([{guard}, x], -1)[..., 1]", "`torch.stack`")
     if rank >= 2 and full:
         for which, code, sums in ("first", "x[:1]", "0"), ("last", "x[..., :1]", "-1"):
@@ -117,7 +117,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         yield Layout("every other row", f"torch.stack([{guard}, x], 1)[:, 1]", "`torch.stack`")
     if rank:
         yield Layout(CHUNK, f"torch.cat([{guard}, x], -1).chunk(2, -1)[1]", "`torch.cat`")
-    turns = [("with its dimensions in reverse", f"permute{tuple(reversed(range(rank)))}", "permute")]
+    turns = [("with reversed dimensions", f"permute{tuple(reversed(range(rank)))}", "permute")]
     pairs = [pair for pair in combinations(long, 2) if pair != (rank - 2, rank - 1)]
     for pair in pairs if len(pairs) <= PAIRS else (pairs[0], pairs[len(pairs) // 2], pairs[-1]):
         swap = f"transpose{pair}"
@@ -134,7 +134,7 @@ def _layouts(x: Tensor) -> Iterator[Layout]:
         steps = zip(shape, x.stride(), strict=True)
         strides = tuple(x.numel() + 3 if size == 1 else step for size, step in steps)
         code = f"x.as_strided({shape}, {strides})"
-        yield Layout("with an odd stride where it has one element", code, "a slice", undone=COPIED)
+        yield Layout("with an odd stride in a dimension of size 1", code, "a slice", undone=COPIED)
 
 
 def _guard(x: Tensor) -> str:

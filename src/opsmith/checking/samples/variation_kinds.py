@@ -157,7 +157,7 @@ def resized(
         for argnum, form in sorted(forms.items())
         if argnum not in tensors or form != tensors[argnum].shape
     }
-    words = ", ".join(f"`{name}` at {size} where it had {had[name].size}" for name, size in to.items())
+    words = ", ".join(f"`{name}` = {size} instead of {had[name].size}" for name, size in to.items())
     uneven = any(size % had[name].divisor for name, size in to.items())
     yield from varied(sizes.subject, sample, words, changed, uneven=uneven, **options)
 
@@ -209,7 +209,7 @@ def _numbers(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
             if text != repr(value):
                 few = isinstance(value, bool | Enum)
                 several = other if isinstance(other, list | tuple) else [other]
-                words = f"`{name}={other!r}` where it had {value!r}"
+                words = f"`{name}={other!r}` instead of {value!r}"
                 # A forward that does not use a number, such as a dimension, also takes an invalid number.
                 given: Given = "undeclared" if not few and all(map(is_number, several)) else "usual"
                 yield from varied(subject, sample, words, {argnum: other}, silent=not few, given=given)
@@ -231,7 +231,7 @@ def _optional(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]:
             shape = _shape_here(sizes, other, place) if isinstance(other.flat[place], Tensor) else None
             if shape is not None:
                 made = {argnum: generate_like(other.flat[place], shape, generator)}
-                words = f"`{name}` as sample {other.position} has it"
+                words = f"`{name}` as in sample {other.position}"
                 yield from varied(sizes.subject, sample, words, made)
                 break
 
@@ -253,7 +253,7 @@ def _broadcasts(sizes: Sizes, generator: torch.Generator) -> Iterator[Variation]
     sample = sizes.sample
     for argnum, shape in broadcast_shapes(sizes.subject, sample):
         value = sample.flat[argnum]
-        words = f"`{sample.labels[argnum]}` of the shape {list(shape)} where it had {list(value.shape)}"
+        words = f"`{sample.labels[argnum]}` of the shape {list(shape)} instead of {list(value.shape)}"
         made = {argnum: generate_like(value, shape, generator)}
         yield from varied(sizes.subject, sample, words, made, silent=True)
 

@@ -77,7 +77,7 @@ def variations(subject: Subject) -> Variations:
         >>> from opsmith.checking.effort import EFFORTS
         >>> from opsmith.checking.subject_kinds import subject_of
         >>> print(variations(subject_of(opsmith.ops.exp, None, 0, EFFORTS["quick"])).samples[1])
-        sample 6 (x [0, 5]; sample 0 with `x.shape[0]` at 0 where it had 3)
+        sample 6 (x [0, 5]; sample 0 with `x.shape[0]` = 0 instead of 3)
     """
     refuse_unfit_results(subject)
     effort, trial = subject.effort, _Trial(subject)
@@ -204,7 +204,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
             fault = _unserved(subject, change, sample, error, dtype)
             return fault or error_words(error)
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
-            return f"it returns {_kinds(after)}, where its declaration says {_kinds(before)}"
+            return f"it returns {_kinds(after)}, but its declaration says {_kinds(before)}"
         if not (subject.draws or all(own for _, own in drawing_operations(subject, sample))):
             return "it draws random numbers, which no sample does"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
@@ -282,9 +282,10 @@ def _unserved(
     name, kind = sample.labels[symbol.locations[0].argnum], type(error).__name__
     shape = list(sample.flat[symbol.locations[0].argnum].shape)
     message = (
-        f"it fails where `{name}` has the shape {shape}: {kind}: {first_line(error).rstrip('.')}. Each place "
-        f"of `{symbol.name}` stands for itself, so without any there is nothing to compute: return results "
-        "without elements, or raise an error that says what is expected"
+        f"the operator fails where `{name}` has the shape {shape}: {kind}: "
+        f"{first_line(error).rstrip('.')}. Each index of `{symbol.name}` is computed alone, so there "
+        "is nothing to compute for the size 0: return results without elements, or raise an error "
+        "that says what is expected"
     )
     target, evidence, again = target_of(subject), {"sample": str(sample), "exception": kind}, None
     if target is not None:

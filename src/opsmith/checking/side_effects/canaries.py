@@ -97,12 +97,12 @@ class GuardedTensor:
         first, count = int(offsets[0]), len(offsets)
         last = int(self.owned.nonzero()[-1]) // item - MARGIN if bool(self.owned.any()) else -1
         if first < 0:
-            where = f"{-first} before its first one"
+            where = f"{-first} before its first element"
         elif first > last:
-            where = f"{first - last} past its last one"
+            where = f"{first - last} after its last element"
         else:
-            where = "between its own"
-        return f"{count} element{'s' * (count != 1)}, the first of them {where}"
+            where = "between its own elements"
+        return f"{count} element{'s' * (count != 1)}, the first {where}"
 
 
 def guarded(flat: list[Any], *, sliced: bool = False) -> tuple[list[Any], list[GuardedTensor | None]]:
@@ -207,9 +207,9 @@ def read_outside(run: Run) -> Findings:
     words = " or ".join(label if label == SAVED else f"`{label}`" for label in named)
     name, input = run.names()[at[0]], None if named[0] == SAVED else named[0]
     message = (
-        f"{name} depends on memory outside of {words}: it changes with the numbers that lie before and "
-        "after it. Compare each index with the sizes; `opsmith check --sanitize`, or "
-        "`check(..., sanitize=True)`, names the line of a kernel in C++"
+        f"{name} depends on memory outside of {words}: it changes with the numbers before and after "
+        "the tensor. Compare each index with the sizes; `opsmith check --sanitize`, or `check(..., "
+        "sanitize=True)`, names the line of a kernel in C++"
     )
     yield run.failure(input, "out-of-bounds", message, name.where)
 

@@ -30,7 +30,7 @@ from opsmith.judging.attribution import AboutOperatorError
 from opsmith.judging.tensors import dense
 from opsmith.torch_library import capabilities
 
-THIS_CALL, OTHER_CALL = "this call", "a call of other numbers of the same shapes"
+THIS_CALL, OTHER_CALL = "this call", "a call with other numbers of the same shapes"
 INTERRUPTIONS = 6
 """Maximum number of operations that are interrupted, one at a time."""
 EXCHANGES = 6
@@ -174,7 +174,7 @@ def in_rewritten_tensors(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]
         yield calls.answer(call, "in memory that another call has freed")
 
 
-UNCOUNTED_WRITE = "a write that their versions do not count (`.data`, NumPy, DLPack)"
+UNCOUNTED_WRITE = "a write that their version counters do not count (`.data`, NumPy, DLPack)"
 
 
 def _rewritten(leaf: Any, value: Any, *, open_write: bool) -> Any:
@@ -193,7 +193,7 @@ def after_freed_graph(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     with Overlooking():
         calls.runs.get(OTHER_CALL, calls.run).values()
     answer = CallValues(copies(results), calls.right[THIS_CALL].gradients)
-    yield InterleavedAnswer(THIS_CALL, "when its graph is gone and another call has been made", answer)
+    yield InterleavedAnswer(THIS_CALL, "after its graph was freed and another call was made", answer)
 
 
 def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
@@ -244,7 +244,7 @@ def in_modes(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
         yield calls.answer(THIS_CALL, under, inside, first=anew, modes=True, alone=True, mode=mode)
         for call in calls.known(THIS_CALL, OTHER_CALL):
             yield calls.answer(call, f"after {THIS_CALL} was made {under}", first=inside)
-        yield calls.answer(THIS_CALL, f"{under}, after the same with gradients", inside, modes=True)
+        yield calls.answer(THIS_CALL, f"{under}, after the same call with gradients", inside, modes=True)
 
     def single() -> CallValues:
         with torch.autograd.set_multithreading_enabled(False):
@@ -281,7 +281,7 @@ def _back(begun: tuple[LiveCall, tuple[Tensor | None, ...], list[Tensor]]) -> Ca
 
 def from_a_script(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
     """Make the call, forward and backward, as in a script that shows no trace of a check."""
-    when = "by a script in a thread of its own, where nothing shows that a check runs"
+    when = "by a script in a separate thread, where nothing shows that a check runs"
     anew = calls.hidden_state.clear
     yield calls.answer(THIS_CALL, when, partial(_plainly, calls.run), first=anew, by_script=True)
 

@@ -172,7 +172,7 @@ def _change_of_tensor(was: TensorState, now: Tensor) -> str | None:
     other = dense and was.numbers is not None and not same_bits(was.numbers, now)
     if now is not was.tensor:  # a tensor of the same form under the same name, such as running statistics
         alike = (was.tensor.shape, was.tensor.dtype) == (now.shape, now.dtype)
-        return "it is replaced by a tensor of other numbers" if other and alike else None
+        return "it is replaced by a tensor with other numbers" if other and alike else None
     if was.requires_grad != now.requires_grad:
         return f"its requires_grad was {was.requires_grad} before and is {now.requires_grad} after"
     if other:
@@ -190,7 +190,7 @@ def _change_of_module(was: ObjectState, now: torch.nn.Module) -> str | None:
     for name, state in was.tensors.items():
         what = _change_of_tensor(state, named[name]) if name in named else None
         if what is not None:
-            return f"of its `{name}`, {what}"
+            return f"its `{name}` changed: {what}"
     return None
 
 
@@ -200,7 +200,7 @@ def _change_of_items(was: Any, now: Any) -> str | None:
         entries = "entry" if count == 1 else "entries"
         return f"it grows with each call: it had {count} {entries} before and has {len(now)} after"
     if not added and _keys(was) != _keys(now):
-        return "what it holds changes with each call"
+        return "its contents change with each call"
     return None
 
 

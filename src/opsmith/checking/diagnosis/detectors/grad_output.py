@@ -25,10 +25,10 @@ Backward = Callable[[Grads], Tensor]
 
 UNIFORM: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
-        "the same everywhere: that for the first element": lambda grad: grad.flatten()[0],
-        "the same everywhere: that for the last element": lambda grad: grad.flatten()[-1],
-        "the same everywhere: its mean": lambda grad: grad.mean(),
-        "the same everywhere: its sum": lambda grad: grad.sum(),
+        "its first element": lambda grad: grad.flatten()[0],
+        "its last element": lambda grad: grad.flatten()[-1],
+        "its mean": lambda grad: grad.mean(),
+        "its sum": lambda grad: grad.sum(),
     }
 )
 """Uniform tensors that a backward may use instead of a grad_output."""
@@ -48,11 +48,11 @@ def grad_output_dependence(evidence: Evidence) -> Iterator[Detection]:
         found = next(reasons)
         if found is not None and all(reasons):
             for_ones = test is ignores_grad and first.equals(first.if_changed(torch.ones_like))
-            yield Detection(found[0], found[1] + ", and is right for ones alone" * for_ones)
+            yield Detection(found[0], found[1] + ", and is right only for a grad_output of ones" * for_ones)
             return
     for words, take in UNIFORM.items() if any(grad.numel() > 1 for grad in first.given.values()) else ():
         predicted = partial(Observation.if_changed, change=partial(_uniform, take=take))
-        reason = f"it takes the grad_output to be {words}"
+        reason = f"it replaces every element of the grad_output by {words}"
         yield Detection("ignores-grad-output", reason, predicted=predicted)
 
 
@@ -106,10 +106,11 @@ COMBINATIONS = ((2.0, 0.0), (-1.0, 0.0), (0.0, 0.0), (1.5, -0.75), (64.0, 1.0), 
 def _reason(a: float, b: float, off: float) -> str:
     if not a and not b:
         return "it is not zero for a grad_output of zeros, so it is not linear in the grad_output"
-    words = f"for {a:g} times as much it is not {a:g} times as large"
+    words = f"for {a:g} times the grad_output, it is not {a:g} times as large"
     if b:
         words = (
-            f"for {a:g} u {b:+g} v it is not {a:g} times that of u {b:+g} times that of v (off by {off:.1g})"
+            f"for {a:g} u {b:+g} v, it is not {a:g} times the gradient for u {b:+g} times the "
+            f"gradient for v (off by {off:.1g})"
         )
     return f"it is not linear in the grad_output: {words}"
 

@@ -74,8 +74,8 @@ def _weight(evidence: Evidence, words: str, term: Prediction, *, missing: bool) 
     if weight == 0:
         return Detection("missing-term", f"it lacks {words}", measured, predicted=predicted)
     if weight == -1:
-        return Detection("sign", f"it has {words} with the other sign", measured, True, predicted)
-    reason = f"it has {shown_factor(weight)} times {words}, where once is right"
+        return Detection("sign", f"it has {words} with the wrong sign", measured, True, predicted)
+    reason = f"it has {words} with the factor {shown_factor(weight)}, but the right factor is 1"
     return Detection("scale", reason, measured, True, predicted)
 
 
@@ -143,7 +143,10 @@ def _masked(
 def _of_edges(evidence: Evidence) -> Iterator[tuple[str, Prediction]]:
     """Yield the term that flows through each edge of the reference."""
     for edge in _edges(evidence):
-        yield f"what flows through {edge}", partial(_along, compute=GradientPaths.through, edges=(edge,))
+        yield (
+            f"the part that flows through {edge}",
+            partial(_along, compute=GradientPaths.through, edges=(edge,)),
+        )
 
 
 def _edges(evidence: Evidence) -> Sequence[OperandEdge]:
@@ -170,7 +173,7 @@ def _of_two_edges(evidence: Evidence) -> Iterator[Detection]:
             distinct[edge] = through
     pairs = combinations([*distinct][:PAIRS], 2)
     for one, other in sorted(pairs, key=lambda two: two[0].call != two[1].call):
-        words = f"it lacks what flows through {one} and through {other}"
+        words = f"it lacks the parts that flow through {one} and through {other}"
         measured = {"term": f"{one} and {other}", "times": 0.0}
         without = partial(_along, compute=GradientPaths.without, edges=(one, other))
         yield Detection("missing-term", words, measured, predicted=without)
@@ -192,7 +195,10 @@ def forgotten_number(evidence: Evidence) -> Iterator[Detection]:
     """Detect a number argument whose value 0 makes the gradient right, on every fresh input."""
     for label, value in evidence.first.inputs.items():
         if isinstance(value, float) and value:
-            words = f"it is right for `{label}` = 0, and not for {value:g}: as if it were not there"
+            words = (
+                f"it is right for `{label}` = 0, but not for `{label}` = {value:g}: the term with "
+                f"`{label}` is missing"
+            )
             predicted = partial(Observation.right_for, inputs={label: 0.0})
             yield Detection("missing-term", words, {"term": f"`{label}`", "times": 0.0}, predicted=predicted)
 
@@ -235,18 +241,28 @@ def _relations(first: Observation, name: str, there: Tensor) -> Iterator[tuple[s
         )
         other = torch.stack(apart).any(0)
         yield (
-            f"it has only the grad_output of the same element{of}; that of the others{where} is missing",
+            f"it has only the grad_output of the same element{of}; the grad_output of the other "
+            f"elements{where} is missing",
             other,
         )
-        yield f"it lacks the grad_output of the same element{of}, and has that of the others", ~other
+        yield (
+            (
+                f"it lacks the grad_output of the same element{of}, and has only the grad_output of the "
+                "other elements"
+            ),
+            ~other,
+        )
     pairs = product(range(len(shape)), range(len(own)))
     for p, q in sorted(pairs, key=lambda each: each[0] != each[1]):
         for relation, (_, word, _) in COMPARISONS.items():
-            words = f"the index of dimension {p}{of} is {word} its own of dimension {q}"
+            words = f"the index in dimension {p}{of} is {word} the gradient's index in dimension {q}"
             yield f"it lacks the grad_output where {words}", relation(outer[p], inner[q])
         for step in STEPS:
-            words = f"{abs(step)} {'after' if step > 0 else 'before'} its own index"
-            words = f"it lacks the grad_output {words}, of dimension {p}{of} beside dimension {q}"
+            words = f"{abs(step)} {'greater' if step > 0 else 'less'} than"
+            words = (
+                f"it lacks the grad_output where the index in dimension {p}{of} is {words} the "
+                f"gradient's index in dimension {q}"
+            )
             yield words, outer[p] - inner[q] == step
 
 
@@ -256,4 +272,4 @@ def missing(evidence: Evidence) -> Iterator[Detection]:
         return
     what = "it is None" if evidence.first.computed is None else "it is zero everywhere"
     size = largest_magnitude(evidence.first.expected)
-    yield Detection("missing-gradient", f"{what}, where the right one goes up to {size:.3g}", {"right": size})
+    yield Detection("missing-gradient", f"{what}, but the right values go up to {size:.3g}", {"right": size})

@@ -67,7 +67,7 @@ EDGES: Mapping[str, Callable[[Shift, Observation], Tensor | None]] = MappingProx
     {
         WRAPPED: lambda shift, pair: shift.of(pair.expected),
         ", with zeros at the edge": lambda shift, pair: shift.of(pair.expected, padded=True),
-        ", with the edge as it should be": lambda shift, pair: _at_edge(shift, pair, pair.expected),
+        ", with the right numbers at the edge": lambda shift, pair: _at_edge(shift, pair, pair.expected),
     }
 )
 """The shifted right gradient, for each kind of elements that may fill the edge."""
@@ -83,7 +83,7 @@ def shifted(evidence: Evidence) -> Iterator[Detection]:
     first = evidence.first
     shifts = [each for each in _shifts(first.expected.shape) if _is_shown(evidence, each)]
     for shift, edge in product(shifts, EDGES):
-        yield _shifted("it is the right one", shift, edge, partial(EDGES[edge], shift))
+        yield _shifted("it is the right tensor", shift, edge, partial(EDGES[edge], shift))
     if not evidence.everywhere(lambda pair: int(pair.expected.count_nonzero()) >= FEW):
         return
     for label, grad in first.given.items():
@@ -146,8 +146,8 @@ def swapped(evidence: Evidence) -> Iterator[Detection]:
     first = evidence.first
     for label in first.other_gradients:
         back = evidence.everywhere(partial(_is_exchanged, label=label))
-        more = f", and that of `{label}` is the right one of `{first.argument}`" if back else ""
-        reason, predicted = f"it is the right one of `{label}`{more}", partial(_of_another, label=label)
+        more = f", and the gradient of `{label}` is the right gradient of `{first.argument}`" if back else ""
+        reason, predicted = f"it is the right gradient of `{label}`{more}", partial(_of_another, label=label)
         yield Detection("swapped-inputs", reason, {"that of": label}, weak=not back, predicted=predicted)
     for one, other in _exchangeable(first.inputs):
         yield _exchanged(f"`{one}` and `{other}`", one, other, "inputs", weak=True)
@@ -170,7 +170,7 @@ def _exchanged(words: str, one: str, other: str, of: str, *, weak: bool = False)
         return pair.right_for(**{of: {one: values[other], other: values[one]}})
 
     measured = {"swapped": f"{one}, {other}"}
-    reason = f"it is the right one if {words} are exchanged"
+    reason = f"it is right if {words} are exchanged"
     return Detection("swapped-inputs", reason, measured, weak, predicted)
 
 
@@ -188,7 +188,7 @@ MOST_TURNS = 4
 """Maximum number of dimensions for which every order is tried."""
 
 
-ERRORS = " (error {:.1g} of its largest element then, {:.2g} before)"
+ERRORS = " (relative error {:.1g} after the exchange, {:.2g} before)"
 
 
 def transposed(evidence: Evidence) -> Iterator[Detection]:
@@ -203,7 +203,7 @@ def transposed(evidence: Evidence) -> Iterator[Detection]:
             )
     for label, grad in first.given.items():
         for one, other in combinations(range(grad.dim()), 2):
-            words = f"it is right with dimensions {one} and {other} of `{label}`'s gradient swapped"
+            words = f"it is right if dimensions {one} and {other} of the grad_output of `{label}` are swapped"
             change = partial(torch.transpose, dim0=one, dim1=other)
             if grad.shape[one] == grad.shape[other]:
                 predicted = partial(Observation.if_changed, change=change, grad=label)
@@ -216,7 +216,7 @@ def _turned(pair: Observation, turn: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _turns(dims: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     for first, second in combinations(range(dims), 2):
-        words = "it is the transpose of the right one" if dims == 2 else ""
+        words = "it is the transpose of the right tensor" if dims == 2 else ""
         words = words or f"it has dimensions {first} and {second} swapped"
         yield words, partial(torch.transpose, dim0=first, dim1=second)
     if 2 < dims <= MOST_TURNS:
@@ -319,15 +319,16 @@ def broadcast(evidence: Evidence) -> Iterator[Detection]:
         return Detection("unreduced-broadcast", words, measured, predicted=predicted)
 
     yield made(
-        f"it is summed over other dimensions than the {_listed(terms.dims)} that {about} was broadcast "
-        "along: those that autograd sums where it is given a gradient that is not summed",
+        f"it is summed over the wrong dimensions: {about} was broadcast along {_listed(terms.dims)}, "
+        "but autograd summed other dimensions, because the backward returned a gradient without the "
+        "sum",
         BroadcastTerms.by_torch,
         dimensions=[*terms.dims],
     )
     for some in _sets([dim for dim in terms.dims if terms.values.shape[dim] > 1]):
         size, alone = terms.values.shape[some[0]], len(some) == 1
         whole = f"the {size} slices that" if alone else "what"
-        whole = f"{whole} broadcasting {about} along {_listed(some)} made"
+        whole = f"{whole} the broadcast of {about} along {_listed(some)} makes"
         for index, which in ((0, "the first"), (-1, "the last")):
             part = partial(BroadcastTerms.part, dims=some, kept=slice(index, index + 1 or None))
             yield made(f"it is {which} of {whole}, and not their sum", part, slice=index, dimensions=[*some])

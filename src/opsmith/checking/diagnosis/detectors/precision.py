@@ -51,8 +51,9 @@ def precision(evidence: Evidence) -> Iterator[Detection]:
             words = f"it consists of {name} numbers, so it was computed in {name}"
         elif largest >= eps / 64 and evidence.everywhere(_spread) and _rough(evidence, eps):
             words = (
-                f"it is off like {name} rounding: by {largest:.1g} of its largest element, and by something "
-                f"else each time the inputs move by {MOVED * eps:.1g} of themselves"
+                f"its error looks like {name} rounding: the error is {largest:.1g} of the largest "
+                f"element, and it changes completely if the inputs change by {MOVED * eps:.1g} of "
+                "their size"
             )
         else:
             continue
@@ -121,11 +122,11 @@ def not_matched(evidence: Evidence) -> Detection | None:
         return None
     got, right = _named(pair.got[other]), _named(pair.expected[other])
     count, place = _placed(evidence, _unmatched)
-    reason = f"it is {got} where the right one is {right}, in {count} elements" + (
+    reason = f"it is {got} where the right value is {right}, in {count} elements" + (
         f", {place}" if place else ""
     )
     return Detection(
-        "nan", f"{reason}; if {got} is meant there, let the reference give it", {"elements": count}
+        "nan", f"{reason}; if this is intended, let the reference return the same values", {"elements": count}
     )
 
 

@@ -56,8 +56,8 @@ def inside(evidence: Evidence) -> str:
     if not bool(actual.any()):
         return "; it is zero there"
     if factor is not None and len(actual) > 1 and all_close(actual, times(factor, right), slack):
-        return f"; it is {shown_factor(factor)} times the right one there"
-    return "" if bool(right.any()) else "; the right one is zero there"
+        return f"; it is {shown_factor(factor)} times the right value there"
+    return "" if bool(right.any()) else "; the right value is zero there"
 
 
 MOST_WORDS, WIDEST = 2, 80
@@ -137,7 +137,7 @@ def element_rules(mask: Tensor) -> Iterator[ElementRule]:
     if len(indices) <= SHOWN:
         shown = f"at {', '.join(map(str, indices))}"
     else:
-        shown = f"at the same {len(indices)} of {mask.numel()} elements each time"
+        shown = f"at the same {len(indices)} of {mask.numel()} elements on every input"
     yield ElementRule(shown, lambda _: mask)
 
 

@@ -56,11 +56,13 @@ def scale(evidence: Evidence) -> Iterator[Detection]:
     measured = {"factor": factor if factor.imag else factor.real}
     if names or steady:
         words = [name for name in names if name != shown]
-        reason = f"it is the right one times {shown}" + (f", which is {' or '.join(words)}" if words else "")
+        reason = f"it is the right tensor times {shown}" + (
+            f", which is {' or '.join(words)}" if words else ""
+        )
         yield Detection("scale", reason, {**measured, "equals": " or ".join(names or [shown])})
     else:
         every = ", ".join(shown_factor(each, close) for each in factors)
-        reason = f"it is the right one times a factor that depends on the inputs ({every} on fresh ones)"
+        reason = f"it is the right tensor times a factor that depends on the inputs ({every} on fresh inputs)"
         yield Detection("scale", reason, {**measured, "factors": every}, weak=True)
 
 
@@ -233,7 +235,7 @@ def sizes(pair: Observation) -> dict[str, float]:
             found[f"the size of dimension {dim} of `{label}`"] = size
     result, own = next(iter(pair.results.values()), None), pair.own
     if result is not None and isinstance(own, Tensor) and own.numel() not in (0, result.numel()):
-        per_element = f"the number of elements of the result for each of `{pair.argument}`"
+        per_element = f"the number of elements of the result for each element of `{pair.argument}`"
         found[per_element] = result.numel() / own.numel()
     return found
 
@@ -281,15 +283,22 @@ def _steady(evidence: Evidence) -> Iterator[Detection]:
     factors = fitted()
     if not _varied(factors[known]) or not fits(factors):
         return
-    words = f"it is the right one times a factor of its own for each element: {_listed(factors)}"
+    words = f"it is the right tensor times a different factor for each element: {_listed(factors)}"
     for dim in range(factors.dim()) if factors.dim() > 1 else ():
         alike = fitted(*(other for other in range(factors.dim()) if other != dim))
         if fits(alike):
-            words = f"it is the right one times a factor for each index of dimension {dim}: {_listed(alike)}"
+            words = (
+                f"it is the right tensor times a factor for each index of dimension {dim}: {_listed(alike)}"
+            )
             break
     other = factors[known & ((factors - 1).abs() > SAME)]
     part = not _varied(other) or 2 * len(other) <= int(known.sum())  # `region` describes a wrong part better
-    yield Detection("scale", f"{words}; the same on fresh inputs", {"factors": factors.tolist()}, weak=part)
+    yield Detection(
+        "scale",
+        f"{words}; the factors are the same on fresh inputs",
+        {"factors": factors.tolist()},
+        weak=part,
+    )
 
 
 def _varied(factors: Tensor) -> bool:
@@ -305,8 +314,8 @@ def _listed(factors: Tensor) -> str:
 
 COUNTS = MappingProxyType(
     {
-        "1 over how often {}": lambda count: 1 / count,
-        "how often {}": lambda count: count,
+        "1 over the number of times that {}": lambda count: 1 / count,
+        "the number of times that {}": lambda count: count,
     }
 )
 
@@ -319,11 +328,13 @@ def _of_groups(first: Observation) -> Iterator[Detection]:
         dim = next(at for at in range(counts.dim()) if not torch.equal(counts, counts.roll(1, at)))
         tensor = name.rpartition(" in ")[2]
         occurs = (
-            f"its entry of {tensor} occurs in {tensor}" if how in OF_ENTRIES else f"it occurs in {tensor}"
+            f"the entry of {tensor} at this index occurs in {tensor}"
+            if how in OF_ENTRIES
+            else f"the index occurs in {tensor}"
         )
         for form, take in COUNTS.items():
             equals = form.format(occurs)
-            words = f"it is the right one times a factor for each index of dimension {dim}: {equals}"
+            words = f"it is the right tensor times a factor for each index of dimension {dim}: {equals}"
             predicted = partial(_counted, source=(name, how), take=take)
             yield Detection("scale", words, {"equals": equals}, predicted=predicted)
 
@@ -348,11 +359,11 @@ def _holomorphic(pair: Observation) -> Tensor | None:
 
 SIGNS: Mapping[str, Prediction] = MappingProxyType(
     {
-        "it is the right one times -1": lambda pair: -pair.expected,
-        "it is the complex conjugate of the right one: its imaginary part has the other sign": (
+        "it is the right tensor times -1": lambda pair: -pair.expected,
+        "it is the complex conjugate of the right tensor: its imaginary part has the wrong sign": (
             lambda pair: pair.expected.conj().resolve_conj()
         ),
-        "it is minus the complex conjugate of the right one: its real part has the other sign": (
+        "it is minus the complex conjugate of the right tensor: its real part has the wrong sign": (
             lambda pair: -pair.expected.conj().resolve_conj()
         ),
         "it lacks a conjugate: it is grad * f'(x), where grad * conj(f'(x)) is right": _holomorphic,

@@ -133,7 +133,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 WORDS = {
-    NAME: {"differs": "differs from that of `torch.autograd.grad`,", "raises": ": it raises"},
+    NAME: {"differs": "differs from the gradient of `torch.autograd.grad`,", "raises": ": the call raises"},
     SAVED: {},
 }
 """Texts for messages."""
@@ -149,7 +149,8 @@ METHODS: Mapping[str, Mapping[str, tuple[str, Method, Method]]] = {
         "where hooks on the results double grad_output": (UNKNOWN, _changed_by_hooks, _of_doubled),
     },
     SAVED: {
-        "where hooks pack what is saved (`torch.autograd.graph.saved_tensors_hooks`), as offloading does": (
+        "where hooks pack the saved tensors (`torch.autograd.graph.saved_tensors_hooks`), as "
+        "offloading does": (
             UNKNOWN,
             _packed,
             _once,

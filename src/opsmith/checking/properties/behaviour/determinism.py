@@ -79,9 +79,9 @@ def _look(
     reads = _reads_unwritten(run, place, plain, dirtied, filled)
     if reads is not None:
         message = (
-            f"a {by} uses memory that is read before it is written (of `torch.empty`, `empty_like`, "
-            f"`new_empty` or `numpy.empty`): {reads}. Make it with zeros, or write every element; "
-            "`opsmith check --sanitize` names the line of a kernel in C++"
+            f"a {by} reads memory that it has not written (memory of `torch.empty`, `empty_like`, "
+            f"`new_empty` or `numpy.empty`): {reads}. Create the tensor with zeros, or write every "
+            "element; `opsmith check --sanitize` names the line of a kernel in C++"
         )
         yield run.failure(named.name, "nondeterministic", message, named.where)
         return
@@ -92,17 +92,17 @@ def _look(
             difference = exact_difference(other, one)
             if difference is not None and within_rounding(one, other):
                 if run.subject.specification.rounds_alike:
-                    words = "a sum whose order changes from run to run may cause this; declare it by"
-                    yield Note(f"{what}, only by rounding: {words} `deterministic=False`")
+                    words = "a sum whose order changes from run to run may cause the difference; declare"
+                    yield Note(f"{what}, but only rounding differs: {words} `deterministic=False`")
                 return
             if difference is not None and by == "call" and _within_bounds(run, place, (one, other)):
                 continue
         if difference is None:
             continue
-        seeded = " though both drew from the same random state" if run.subject.draws else ""
+        seeded = " although both runs drew from the same random state" if run.subject.draws else ""
         message = (
-            f"{what}{seeded}: {difference}; the second run is shown as wrong, the first as right. Causes may "
-            f"be a global that changes, a clock, or threads that write in any order"
+            f"{what}{seeded}: {difference}; the first run counts as right. Possible causes are a "
+            "global variable that changes, a clock, or threads that write in any order"
         )
         evidence = {DIFFERS: "result" if by == "call" else "gradient", **difference.evidence()}
         # A surrogate gradient is wrong on purpose, and random numbers may decide if it passes.

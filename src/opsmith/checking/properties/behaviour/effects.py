@@ -66,8 +66,8 @@ def _of_import(imported: ImportChanges) -> Failure:
     source, changed = imported.source, imported.changed
     words = [f"{name} from {short_repr(was)} to {short_repr(now)}" for name, (was, now) in changed.items()]
     message = (
-        f"importing `{source}` changes {', '.join(words)}, for the whole process: leave this to the program, "
-        f"or restore it"
+        f"importing `{source}` changes {', '.join(words)}, for the whole process: let the program "
+        "change the setting, or restore it"
     )
     load = "runpy.run_path" if source.endswith(".py") else "importlib.import_module"
     replay = (
@@ -126,11 +126,11 @@ class Watched:
         for cause, name, words, outside in found:
             message = f"{during} wrote into `{name}`: {words}; work on a copy, `.clone()`"
             if cause == "mutates-input" and self.run.subject.kind.own_forward:
-                message += f", or `ctx.mark_dirty({name})` and return it"
+                message += f", or call `ctx.mark_dirty({name})` and return `{name}`"
             if outside:
                 message = (
-                    f"{during} writes outside of `{name}`, into memory that belongs to others: {words}; "
-                    "hold its indices to the tensor's sizes and strides"
+                    f"{during} writes outside of `{name}`, into memory of other tensors: {words}; "
+                    "keep the indices inside of the tensor's sizes and strides"
                 )
             state = cause == "mutates-input" and not outside and self.run.keeps_state(name)
             given: Given = "unpromised" if state else "usual"
@@ -139,14 +139,14 @@ class Watched:
             what = bits.written()
             if what is not None:
                 message = (
-                    f"{during} wrote into {who}, which is kept for it or was returned: {what}; another "
-                    "backward through the same graph may go wrong. Work on a copy, `.clone()`"
+                    f"{during} wrote into {who}, which the call saved or returned: {what}; another "
+                    "backward through the same graph may be wrong. Work on a copy, `.clone()`"
                 )
                 yield self.run.failure(None, "mutates-saved", message, self.run.backward_location())
                 return
 
 
-STATE = "; or, if it keeps what later calls read, `accept` that"
+STATE = "; if the argument keeps state for later calls, `accept` the finding"
 
 
 def _check(run: Run) -> Findings:
@@ -175,7 +175,7 @@ def _in_slices(observed: EffectsRun) -> Findings:
     except Exception as error:  # the property `layouts` tests if it takes such tensors
         refuse_own(error)
         yield Note(
-            f"tensors that are slices of a buffer were left out, which it does not take: {first_line(error)}"
+            f"slices of a buffer were left out, because the operator does not take them: {first_line(error)}"
         )
 
 
@@ -188,7 +188,7 @@ def _forward(observed: EffectsRun) -> Findings:
         first = subject.call(observed.sample, flat)
     for at, value in enumerate(flat):
         if any(value is result for result in first):
-            yield Note(f"it writes into `{labels[at]}` and returns it, as it has declared")
+            yield Note(f"the operator writes into `{labels[at]}` and returns it, as declared")
             guards.pop(labels[at], None)
             forms[at] = _form(value)
     yield from Watched(observed, guards).written("a call", where)
@@ -209,10 +209,10 @@ def _reformed(observed: EffectsRun, flat: Sequence[Any], forms: Sequence[Any], w
             continue
         if value.requires_grad != form[-1]:
             message = f"a call changed `{label}.requires_grad` from {form[-1]} to {value.requires_grad}"
-            hint = "take a copy that requires what it should: `x.detach().requires_grad_()`"
+            hint = "set the flag on a copy: `x.detach().requires_grad_()`"
             yield observed.failure(label, "side-effect", f"{message}; {hint}", where)
         else:
-            message = f"a call laid other memory, or another shape, under `{label}` (`.data = `, `resize_`)"
+            message = f"a call gave `{label}` other memory or another shape (`.data = `, `resize_`)"
             found = observed.failure(label, "mutates-input", f"{message}; work on a new tensor", where)
             buffer = observed.sample.is_buffer(at)
             yield replace(found, given="unpromised" if buffer else "usual")
@@ -236,9 +236,13 @@ def _shared_memory(observed: EffectsRun) -> Findings:
             if result is other or not _shares_memory(result, other):
                 continue
             if bare and _is_recorded_view(result, other):
-                yield Note(f"`{names[at]}` is a view of {label}, and autograd knows it")
+                yield Note(f"`{names[at]}` is a view of {label}, and autograd tracks the view")
                 break
-            why = ", unknown to autograd: a write into one silently changes the other" if bare else ""
+            why = (
+                ", and autograd does not track this: a write into one tensor silently changes the other"
+                if bare
+                else ""
+            )
             message = f"`{names[at]}` shares memory with {label}{why}; {hint}"
             yield observed.failure(names[at], "aliases-input", message, where)
             break
@@ -246,8 +250,9 @@ def _shared_memory(observed: EffectsRun) -> Findings:
     for name, one, other in zip(names, call.results, again.results, strict=True):
         if _shares_memory(one, other):
             message = (
-                f"two calls return the same memory as `{name}`, which it keeps: the second overwrites what "
-                f"the first returned, or a write into one changes the other; {hint}"
+                f"two calls return the same memory as `{name}`, which the operator keeps: the second "
+                "call overwrites the result of the first call, or a write into one result changes "
+                f"the other; {hint}"
             )
             yield observed.failure(name, "stale-state", message, where)
 
@@ -323,13 +328,13 @@ def _second_backward(
             yield Note(f"a second backward through the same graph is refused: {first_line(second.error)}")
             return
         message = (
-            f"a second backward through the same graph (`retain_graph=True`) raises {second}; the first "
-            f"backward has removed or changed saved values. Do not change them"
+            f"a second backward through the same graph (`retain_graph=True`) raises {second}; the "
+            "first backward has removed or changed saved values: do not change them"
         )
         yield observed.failure(None, "mutates-saved", message, observed.backward_location())
         return
     changed = [f"`ctx.{name}`" for name, saved_bits in on_context if saved_bits.written() is not None]
-    by = f": the first one wrote into {', '.join(changed)}" if changed else ""
+    by = f": the first backward wrote into {', '.join(changed)}" if changed else ""
     # Hooks unpack a new tensor each time, so that a write of the first backward into a saved tensor is lost.
     both, collecting = _two_backwards(observed)
     for at, argnum in enumerate(observed.argnums):
@@ -339,8 +344,9 @@ def _second_backward(
         if not differ_beyond_rounding(*pair) or not all(_alike(pair, other) for other in anew):
             continue
         message = (
-            f"a second backward through the same graph gives a gradient of `{label}` that differs from the "
-            f"first, also in a new call{by or collecting}. Do not change what is kept"
+            f"a second backward through the same graph gives a gradient of `{label}` that differs "
+            f"from the first gradient, also in a new call{by or collecting}. Do not change saved "
+            "values"
         )
         yield observed.failure(argnum, "mutates-saved", message)
 
@@ -363,7 +369,10 @@ def _two_backwards(observed: EffectsRun) -> tuple[list[tuple[Tensor | None, ...]
         for name, tensor in kept
         if id(tensor) not in own and tensor.is_leaf and tensor.grad is not None
     ]
-    return found, f": {', '.join(dict.fromkeys(names))} adds up those of all of them" if names else ""
+    return (
+        found,
+        f": {', '.join(dict.fromkeys(names))} adds up the gradients of all backwards" if names else "",
+    )
 
 
 def _refused(error: Exception, again: Callable[[], Any]) -> bool:
@@ -417,8 +426,8 @@ def _outside_call(observed: EffectsRun) -> Findings:
         if leaf.other_grad():
             label = sample.labels[argnum]
             message = (
-                f"a backward wrote into `{label}.grad`, though `torch.autograd.grad` asked it to return the "
-                "gradient: return it, and leave `.grad` to torch"
+                f"a backward wrote into `{label}.grad`, but `torch.autograd.grad` asks it to return "
+                "the gradient: return the gradient, and let torch write `.grad`"
             )
             yield observed.failure(label, "side-effect", message, observed.backward_location())
     where = observed.backward_location() if argnums else subject.specification.where
@@ -426,7 +435,7 @@ def _outside_call(observed: EffectsRun) -> Findings:
     yield from written or _objects_written(observed, objects, "a backward", where)
     yield from _objects_changed(observed, objects, where)
     for name, what in before.changes():
-        message = f"a call and its backward change {name}: {what}; take what it needs as an argument"
+        message = f"a call and its backward change {name}: {what}; take the value as an argument"
         yield observed.failure(None, "side-effect", message, where, evidence={CHANGED: name})
     yield from _settings(observed)
 
@@ -440,8 +449,8 @@ def _objects_written(
         meant = [name for name, tensor in written.items() if id(tensor) in state.statistics]
         if meant:
             yield Note(
-                f"{what} changes {listed(meant)} of `{label}`, which is in training: each call began with a "
-                "fresh copy"
+                f"{what} changes {listed(meant)} of `{label}`, which is in training mode: each call "
+                "of this check began with a fresh copy"
             )
         others = [name for name in written if name not in meant]
         if others:
@@ -457,9 +466,10 @@ def _objects_changed(observed: EffectsRun, objects: Mapping[str, ObjectState], w
             yield observed.failure(label, "side-effect", message, where)
         if names := state.with_gradients():
             message = (
-                f"a backward adds to the `.grad` of {listed(names)} of `{label}`, "
-                "for which `torch.autograd.grad` did not ask, and which has none where no other input "
-                "requires a gradient: pass parameters as arguments of their own, and return their gradients"
+                f"a backward adds to the `.grad` of {listed(names)} of `{label}`, but "
+                "`torch.autograd.grad` did not ask for these gradients. They are missing if no "
+                "other input requires a gradient. Pass parameters as separate arguments, and return "
+                "their gradients"
             )
             found = observed.failure(label, "side-effect", message, where)
             yield replace(found, given="unpromised")
@@ -473,14 +483,15 @@ def _settings(observed: EffectsRun) -> Findings:
         observed.call().backward()
     if seeds(subject, sample):
         message = (
-            "a call sets torch's random state for the whole process (`torch.manual_seed`): whoever draws "
-            "next draws the same numbers each time; draw from a `torch.Generator` of its own"
+            "a call sets torch's random state for the whole process (`torch.manual_seed`): the next "
+            "draw in the process gives the same numbers each time; draw from a separate "
+            "`torch.Generator`"
         )
         yield observed.failure(None, "side-effect", message)
     for name, (was, now) in changed.items():
         message = (
-            f"a call or its backward sets {name} for the whole process, to {short_repr(now)} where it was "
-            f"{short_repr(was)}: take it as an argument, or restore it"
+            f"a call or its backward changes {name} from {short_repr(was)} to {short_repr(now)}, for "
+            "the whole process: take the setting as an argument, or restore it"
         )
         yield observed.failure(None, "side-effect", message, evidence={"setting": name})
 

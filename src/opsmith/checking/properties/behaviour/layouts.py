@@ -57,10 +57,12 @@ def run(subject: Subject) -> Findings:
                 yield from compare(case.ways())
 
     chosen = samples_of_each_form(subject)
-    yield from covered_runs(NAME, check, "no sample has a tensor, or runs on contiguous ones", chosen)
+    yield from covered_runs(
+        NAME, check, "no sample has a tensor, or no sample runs on contiguous tensors", chosen
+    )
     for label, texts in refused.items():
         words, text = ", ".join(texts), next(iter(texts.values()))
-        yield Note(f"it does not take {label} {words}, and says so: {text}")
+        yield Note(f"the operator refuses {label} ({words}): {text}")
 
 
 def samples_of_each_form(subject: Subject) -> Subject:
@@ -191,7 +193,8 @@ class LayoutCase(Run):
             values[at] = each.of(values[at])
         right = self.right([*map(plain, values)]) if any(each.repeats for _, each in odds) else self.twin
         others = [
-            f"{'that of ' * self._backward(at)}`{self._labels[at]}` {each.name}" for at, each in odds[1:]
+            f"{'the grad_output of ' * self._backward(at)}`{self._labels[at]}` {each.name}"
+            for at, each in odds[1:]
         ]
         return Way(
             layout.name + (f" (with {', '.join(others)})" if others else ""),
@@ -256,17 +259,18 @@ class LayoutCase(Run):
         cause = (self._written if shares else None) or "layout"
         if cause != "layout":
             written = "grad_output" if cause == "mutates-grad-output" else f"`{label}`"
-            message = f"it writes into {written}: {fault}; work on a copy, `.clone()`"
+            message = f"the operator writes into {written}: {fault}; work on a copy, `.clone()`"
         elif backward:
             message = (
-                f"{about} is right for a contiguous grad_output and wrong for one that is {name}, as "
-                f"{layout.handed_back_by} hands it back: {fault}; read it by its strides, or take "
-                f"`grad{layout.undone}`"
+                f"{about} is right for a contiguous grad_output and wrong for a grad_output that is "
+                f"{name} (the backward of {layout.handed_back_by} returns this layout): {fault}; "
+                f"read grad_output by its strides, or use `grad{layout.undone}`"
             )
         else:
             message = (
-                f"{about} is right where `{label}` is contiguous and wrong where it is {name}: {fault}; read "
-                f"it by its strides, or take `{label.partition('[')[0]}{layout.undone}`"
+                f"{about} is right where `{label}` is contiguous, and wrong where `{label}` is "
+                f"{name}: {fault}; read `{label}` by its strides, or use "
+                f"`{label.partition('[')[0]}{layout.undone}`"
             )
         evidence = {"grad_output" if backward else f"`{label}`": name}
         # A result that is wrong for a layout of an input is reported under that input.
@@ -314,7 +318,8 @@ def layout_cases(
     draws = bool(subject.draws or drawing_operations(subject, sample))
     if draws:
         yield Note(
-            "layouts of inputs were left out: it draws random numbers, whose order depends on the layout"
+            "layouts of inputs were left out: the operator draws random numbers, and their order "
+            "depends on the layout"
         )
     dtypes = (torch.float32,) if subject.single_precision else ALWAYS_CHECKED
     by_dtype = subject.specification.kernels or subject.kind.in_library
@@ -337,7 +342,7 @@ def layout_cases(
             alone = made(by=(), contiguous=[*flat, *([None] * len(results))])
             yield from [alone] if alone.twin.error is None else []
         what = f"gradients in {dtype_name(dtype)} were" if forward_alone else f"{dtype_name(dtype)} was"
-        yield Note(f"{what} left out on {device.type}: it raises: {first_line(error)}")
+        yield Note(f"{what} left out on {device.type}, because the call raises: {first_line(error)}")
 
 
 OWN_WORDS = re.compile(r"contiguous|stride|layout|memory.format|channels.last|aligned", re.IGNORECASE)

@@ -62,7 +62,10 @@ def _leaks(run: Run) -> Findings:
             yield _kept_for_ever(run, stays or list(saved.values()), where)
         elif by_objects:
             names = " and ".join(f"`{run.sample.labels[at]}`" for at in run.sample.objects)
-            message = f"the memory of {_what(by_objects)} of a call is kept by {names}, as long as that lives"
+            message = (
+                f"the memory of {_what(by_objects)} of a call is kept by {names}, for the lifetime of "
+                "the object"
+            )
             yield _failure("held", run, by_objects, message, where)
         elif circle:
             yield _in_a_circle(run, circle, where)
@@ -100,9 +103,9 @@ def _kept_for_ever(run: Run, stays: Sequence[WatchedMemory], where: str) -> Fail
     who = holders(run.subject, stays[0])
     attributes = [f"`ctx.{name}`" for name in ([] if who else _circular(run))]
     if attributes:
-        by = f" by {', '.join(attributes)}, in a circle that leads through C++"
+        by = f" by {', '.join(attributes)}, in a reference cycle through C++"
     else:
-        by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, as one in C++"
+        by = f" by {', '.join(who)}" if who else " by an object that Python cannot list, such as a C++ object"
     message = (
         f"the memory of {_what(stays)} of a call is kept for ever{by}: it is not freed when the results and "
         f"the graph are gone. Keep tensors only by `ctx.save_for_backward`; a cache must hold constants, not "
@@ -112,7 +115,7 @@ def _kept_for_ever(run: Run, stays: Sequence[WatchedMemory], where: str) -> Fail
 
 
 def _what(stays: Sequence[WatchedMemory]) -> str:
-    return " and ".join(dict.fromkeys(each.words or "what is saved" for each in stays))
+    return " and ".join(dict.fromkeys(each.words or "the saved tensors" for each in stays))
 
 
 def _failure(
@@ -127,9 +130,9 @@ def _in_a_circle(run: Run, circle: Sequence[WatchedMemory], where: str) -> Failu
     by = f" (`ctx.{attributes[0]}` holds it)" if attributes else ""
     circle = sorted(circle, key=lambda each: "result" not in each.words)
     message = (
-        f"the memory of {_what(circle)} of a call stays alive in a circle of references{by} until Python "
-        "looks for circles, which takes its time: memory fills up meanwhile. Keep results by "
-        "`ctx.save_for_backward`, which closes no circle"
+        f"the memory of {_what(circle)} of a call stays alive in a reference cycle{by} until "
+        "Python's cycle collector runs: until then, memory fills up. Keep results by "
+        "`ctx.save_for_backward`, which creates no cycle"
     )
     shown = {"attributes": ", ".join(f"ctx.{name}" for name in attributes)} if attributes else {}
     return _failure("held", run, circle, message, where, **shown)
@@ -156,9 +159,9 @@ def _on_context(run: Run) -> Findings:
         if label is None or label in held:
             continue
         message = (
-            f"`{label}` is left on the context as `ctx.{attribute}` after the backward, and stays in memory "
-            "as long as the graph; autograd does not detect writes into it either. Keep it by "
-            f"`ctx.save_for_backward({label})`, which lets go of it"
+            f"`{label}` stays on the context as `ctx.{attribute}` after the backward, and in memory "
+            "as long as the graph exists. Autograd does not detect writes into it either. Keep it "
+            f"by `ctx.save_for_backward({label})`, which frees it after the backward"
         )
         evidence = {"bytes": tensor.untyped_storage().nbytes()}
         yield run.failure(label, "held", message, run.backward_location(), evidence)
@@ -187,10 +190,12 @@ def _saved(run: Run) -> Findings:
         if sample is subject.samples[0]:
             every = _bytes(sum(left_over.values()))
             rest = f"{_bytes(outside)} of them are not" if outside else "all of them are"
-            yield Note(f"{sample}: {every} saved for the backward; {rest} its arguments' own")
+            yield Note(f"{sample}: {every} saved for the backward; {rest} memory of the arguments")
         for at, count in Counter(map(address, saved)).items():
             if count > 1 and at in names:
-                yield Note(f"`{names[at]}` is saved twice; the memory is the same, and one is enough")
+                yield Note(
+                    f"`{names[at]}` is saved twice; both share the same memory, and saving it once is enough"
+                )
     elif needed is not None:
         for tensor in saved:
             name = names.get(address(tensor))

@@ -37,7 +37,7 @@ def run(subject: Subject) -> Findings:
     """Write in place in every layout and mode, and compare with the functional form."""
     operator = subject.in_place
     if operator is None:
-        yield Skipped("it is not declared to write into an argument")
+        yield Skipped("the operator does not declare a write into an argument")
         return
     found: dict[tuple[str | None, str], list[Failure]] = {}
 
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Findings:
                 yield from case.check()
 
     chosen = samples_of_each_form(subject)
-    yield from covered_runs(NAME, check, "no sample has a tensor that it writes into", chosen)
+    yield from covered_runs(NAME, check, "no sample has a tensor that the operator writes into", chosen)
     for failures in found.values():  # a failure for each input and cause
         layouts = dict.fromkeys(each.evidence[LAYOUT] for each in failures if LAYOUT in each.evidence)
         shown = {LAYOUT: ", ".join(layouts)} if layouts else {}
@@ -86,17 +86,20 @@ def never_written(subject: Subject, operator: Writer, faulty: set[str]) -> Findi
     for name in names:
         if name in changed or name in faulty:
             continue
-        cause, words = "not-exercised", f"no sample changes an element of `{name}`: add one that does"
+        cause, words = (
+            "not-exercised",
+            f"no sample changes an element of `{name}`: add a sample that changes one",
+        )
         if name not in given:
-            words = f"no sample has a tensor with elements for `{name}`: add one"
+            words = f"no sample has a tensor with elements for `{name}`: add a sample that has one"
         elif name not in rose:
             at, writer = "`mutates=`", "the reference"
             if isinstance(operator, LibraryWrite):
                 at, writer = "`mutates_args=` or its schema", "the operator"
             cause, words = (
                 "not-written",
-                f"`{name}` is declared in {at}, and {writer} writes into it on no sample: take it "
-                f"out of {at}, or write into it, as `.copy_(...)` does",
+                f"`{name}` is declared in {at}, but {writer} does not write into it on any sample: "
+                f"remove it from {at}, or write into it, for example by `.copy_(...)`",
             )
         yield Failure(NAME, name, cause, words, specification.where)
 
@@ -145,8 +148,8 @@ def _half_written_by(
     for at in sorted(run.changed):
         label, text = sample.labels[at], error_words(run.error)
         message = (
-            f"a call that raises ({text}) has written into `{label}` before, and the reference has not: look "
-            "at shapes, dtypes and devices before the first write"
+            f"a call wrote into `{label}` before it raised an error ({text}), but the reference did "
+            "not: check shapes, dtypes and devices before the first write"
         )
         where = subject.specification.kernels[0].where
         yield Failure(NAME, label, HALF_WRITTEN, message, where, {"sample": str(sample)})

@@ -48,9 +48,9 @@ def run(subject: Subject) -> Findings:
         for name in moved:
             if name != "torch":
                 message = (
-                    f"{subject.name} draws from the global state of {name}, which `torch.manual_seed` does "
-                    "not reach and checkpointing does not restore: draw with torch, or give it a seed as an "
-                    "argument"
+                    f"{subject.name} draws from the global state of {name}, which "
+                    "`torch.manual_seed` does not set and checkpointing does not restore: draw with "
+                    "torch, or take a seed as an argument"
                 )
                 yield run.failure(None, "nondeterministic", message, evidence={FOREIGN_STATE: name})
 
@@ -59,8 +59,9 @@ def run(subject: Subject) -> Findings:
     raised = any(isinstance(finding, Failure) and finding.cause == "raises" for finding in found)
     if subject.specification.random and not drew and not raised:
         message = (
-            "it is declared `random=True` and drew from torch's random state in no sample; torch merges and "
-            "recomputes random operators less freely: leave `random=True` out, or add a sample that draws"
+            "the operator is declared `random=True`, but it drew from torch's random state in no "
+            "sample. torch merges and recomputes random operators less often: leave `random=True` "
+            "out, or add a sample that draws"
         )
         yield Failure(NAME, None, "not-exercised", message, subject.specification.where)
 
@@ -79,9 +80,10 @@ def _undeclared(run: Run, draws: list[str]) -> Failure:
     by = f"by `{'`, `'.join(dict.fromkeys(draws))}`" if draws else "somewhere in its kernel"
     declared = run.subject.specification.origin.declares_random
     message = (
-        f"{run.subject.name} draws from torch's random state ({by}) and does not say so: compiled code "
-        "may merge two calls into one, and a backward that runs the reference again draws other numbers. "
-        f"Declare it with `{declared}`, or give it a seed or a `torch.Generator` as an argument"
+        f"{run.subject.name} draws from torch's random state ({by}) and does not declare it: "
+        "compiled code may merge two calls into one, and a backward that runs the reference again "
+        f"draws other numbers. Declare it with `{declared}`, or take a seed or a `torch.Generator` "
+        "as an argument"
     )
     return run.failure(None, "nondeterministic", message, evidence={"draws": draws})
 
@@ -95,19 +97,19 @@ def _of_a_class(run: Run) -> Failure | Note:
         drew = bool(run.argnums) and not is_state(after_forward)
     if not drew:
         return Note(
-            "its forward draws from torch's random state, and every run here starts from the same one; "
-            '`opsmith.adopt(..., kind="stochastic")` declares it'
+            "the forward draws from torch's random state, and every run of this check starts from the same "
+            'state; declare it by `opsmith.adopt(..., kind="stochastic")`'
         )
     message = (
-        f"the backward of {run.subject.name} draws from torch's random state, as its forward does, and gets "
-        "other numbers: save what the forward drew, and use that"
+        f"the backward of {run.subject.name} draws from torch's random state, as its forward does, "
+        "but gets other numbers: save the numbers that the forward drew, and use them"
     )
     return run.failure(None, "nondeterministic", message, run.subject.specification.where_of("gradient"))
 
 
 RANDOMNESS = Property(
     NAME,
-    "an operator draws random numbers if it declares so, and only then",
+    "an operator draws random numbers if and only if it declares them",
     run,
     traits=("first", "compares-no-runs", "about-results"),
 )

@@ -54,8 +54,8 @@ def _unreachable(subject: Subject) -> str | None:
     if not subject.kind.applied or attempt(partial(_pickled, kind)) is kind:
         return None
     return (
-        f"`{kind.__qualname__}` is not found by its name in `{kind.__module__}`, and pickle "
-        "keeps no more of a class: define it at the top of a module"
+        f"pickle stores only the name of a class, but `{kind.__qualname__}` is not found by its name "
+        f"in `{kind.__module__}`: define the class at the top of a module"
     )
 
 
@@ -82,9 +82,9 @@ def _copies(subject: Subject) -> Iterator[Finding]:
 def _forms(original: Any) -> Iterator[tuple[str, Any, Callable[[Any], Any]]]:
     """Objects that hold the operator: a name, the object, and a function that takes the operator out."""
     yield "it", original, lambda copied: copied
-    yield "a module that holds it", Holder(original), lambda copied: copied.held
+    yield "a module that holds the operator", Holder(original), lambda copied: copied.held
     if callable(original) and not isinstance(original, type):
-        yield "a `functools.partial` of it", partial(original), lambda copied: copied.func
+        yield "a `functools.partial` of the operator", partial(original), lambda copied: copied.func
 
 
 @calls_operator
@@ -136,14 +136,14 @@ def _results(run: Run) -> Findings:
         if isinstance(again, Raised):
             words = f"{how} of `{name}` raises {again}"
             if _lacks(copied, value.dtype):
-                yield Note(f"{words}; so torch does for any tensor of {value.dtype}")
+                yield Note(f"{words}; torch raises this error for any tensor of {value.dtype}")
             else:
                 yield run.failure(name, "raises", words)
             continue
         lazy = value.is_neg() or value.is_conj()  # torch resolves these while it copies
         difference = form_difference(again, value, strides=not lazy) or exact_difference(again, value)
         if difference is not None:
-            yield run.failure(name, "unknown", f"`{name}` comes back changed from {how}: {difference}")
+            yield run.failure(name, "unknown", f"`{name}` is not the same after {how}: {difference}")
 
 
 def _lacks(copied: Callable[[Any], Any], dtype: torch.dtype) -> bool:

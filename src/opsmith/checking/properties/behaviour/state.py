@@ -71,14 +71,17 @@ def _unsteady(run: Run, memory: HiddenState) -> Failure | None:
     difference = _difference(run, memory.clear)
     if difference is None:
         return None
-    words = f"the same call gives a different result the second time: {difference}; the first counts as right"
+    words = (
+        f"the same call gives a different result the second time: {difference}; the first result counts "
+        "as right"
+    )
     if _difference(run, begin_anew) is not None:
         return run.failure(None, "nondeterministic", words)
     before = OutsideState.of(run.subject.functions)
     run.values()
     changed = ", ".join(name for name, _ in before.changes())
-    by = f"; each changes {changed}" if changed else ""
-    message = f"{words}{by}. From the same state, both results agree. {KEPT_HINT}"
+    by = f"; each call changes {changed}" if changed else ""
+    message = f"{words}{by}. If both calls begin with the same state, the results agree. {KEPT_HINT}"
     return run.failure(None, "stale-state", message)
 
 
@@ -106,7 +109,7 @@ def _add_others(calls: InterleavedCalls, every: Sequence[Sample]) -> None:
     for each in (*beside[:1], *apart[: subject.effort.neighbours]):
         with Overlooking():  # other properties report its exceptions there
             argnums = differentiated(subject, each).argnums
-            calls.add(f"a call of {each}", Run(subject, each, NAME, run.device, by=argnums))
+            calls.add(f"a call on {each}", Run(subject, each, NAME, run.device, by=argnums))
 
 
 def _shapes(sample: Sample) -> list[Any]:
@@ -116,7 +119,7 @@ def _shapes(sample: Sample) -> list[Any]:
 def _compared(calls: InterleavedCalls, interleavings: Sequence[Interleaving]) -> Findings:
     for interleaving in interleavings:
         if interleaving is in_threads and _draws(calls):
-            yield Note("threads were left out: they draw from one random state, in any order")
+            yield Note("calls in threads were left out: the threads draw from one random state, in any order")
             continue
         for interleaved in interleaving(calls):
             for finding in _findings(calls, interleaved) if interleaved.call in calls.right else ():
@@ -132,16 +135,16 @@ def _draws(calls: InterleavedCalls) -> bool:
     return undeclared or subject.draws or seeds(subject, calls.run.sample)
 
 
-KEPT_HINT = "What a call needs belongs on its own context, or among its arguments"
+KEPT_HINT = "Keep the data of a call on its own context, or take it as an argument"
 
 MODE_HINT = (
-    "No other call came before: the mode decides. A forward that differentiates inside needs clones that are "
-    "made under `torch.inference_mode(False)`, and `torch.enable_grad()`"
+    "No other call came before: the mode is the cause. A forward that differentiates inside needs "
+    "`torch.enable_grad()`, and clones that are made under `torch.inference_mode(False)`"
 )
 
 CALLER_HINT = (
-    "It looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. Take what it needs as "
-    "an argument"
+    "The operator looks at its caller: at frames, `sys.modules`, `sys.argv` or the environment. "
+    "Take the value as an argument"
 )
 
 
@@ -153,11 +156,11 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
     if interleaved.by_script:
         stale, alone, hint = "looks-at-caller", "in this check", CALLER_HINT
     holders = ", ".join([] if interleaved.by_script else calls.hidden_state.filled())
-    by = f" It keeps something in {holders}." if holders else ""
+    by = f" The operator keeps something in {holders}." if holders else ""
     evidence = {"kept in": holders} if holders else {}
     if isinstance(given, Raised):
         hint = MODE_HINT if interleaved.alone else hint
-        message = f"{called} raises {given}; {alone} it succeeds.{by} {hint}"
+        message = f"{called} raises {given}; the same call {alone} succeeds.{by} {hint}"
         yield run.failure(None, "raises" if interleaved.alone else stale, message, evidence=evidence)
         return
     names, right = calls.runs[interleaved.call].names(), calls.right[interleaved.call].tensors
@@ -174,7 +177,7 @@ def _findings(calls: InterleavedCalls, interleaved: InterleavedAnswer) -> Findin
             yield Note(f"{named} rounds differently {interleaved.when} than with gradients in one thread")
 
 
-BESIDE_GRADIENTS = "The result with gradients is taken as right"
+BESIDE_GRADIENTS = "The result with gradients counts as right"
 
 
 def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: int) -> Failure:
@@ -200,7 +203,7 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
             if not differ_beyond_rounding(right, _requiring(calls, (at,), position))
         ]
         one = needed[0] if len(needed) == 1 else None
-        which = f"where `{one}` requires no gradient" if one else "where no input requires one"
+        which = f"where `{one}` requires no gradient" if one else "where no input requires a gradient"
         message = (
             f"`{name}` differs {which}, with gradients enabled as well as {interleaved.when}: "
             f"{describe_difference(right, plain)}. {BESIDE_GRADIENTS}: the results of a call must not depend "
@@ -209,11 +212,13 @@ def by_mode(calls: InterleavedCalls, interleaved: InterleavedAnswer, position: i
         return fail(one or name, "input-needs-grad", message)
     changed = f"`{name}` of a call that is made {interleaved.when} differs"
     difference = describe_difference(right, given)
-    off = f"{difference}. {BESIDE_GRADIENTS}; inputs that require none make no difference"
+    off = f"{difference}. {BESIDE_GRADIENTS}; it makes no difference which inputs require a gradient"
     if _reference_stays(calls, interleaved, position):
-        message = f"{changed}, but the reference's does not: {off}. Its implementation depends on the mode"
+        message = (
+            f"{changed}, but the reference's result does not: {off}. The implementation depends on the mode"
+        )
         return fail(name, "kernel-mismatch", message)
-    return fail(name, "unknown", f"{changed}: {off}, so that the mode decides")
+    return fail(name, "unknown", f"{changed}: {off}, so the mode is the cause")
 
 
 def _requiring(calls: InterleavedCalls, argnums: tuple[int, ...], position: int) -> Tensor | None:
@@ -236,7 +241,7 @@ def result_by_need(
     for at in differing(plain, needed):
         if at not in unsteady:
             name = subject.results(sample)[at].name
-            return f"`{name}` differs then: {describe_difference(plain[at], needed[at])}"
+            return f"`{name}` changes: {describe_difference(plain[at], needed[at])}"
     return None
 
 

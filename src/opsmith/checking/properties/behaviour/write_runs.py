@@ -61,7 +61,7 @@ class Mode:
 
 
 NO_GRAD = Mode("under `torch.no_grad()`", torch.no_grad)
-GRAD_MODE = Mode("in grad mode without a gradient", torch.enable_grad)
+GRAD_MODE = Mode("in grad mode, without an input that requires a gradient", torch.enable_grad)
 INFERENCE = Mode("under `torch.inference_mode()`", torch.inference_mode)
 RECORDED = Mode("where gradients are recorded", torch.enable_grad)
 """Mode in which autograd records the call, which is also differentiated."""
@@ -106,7 +106,7 @@ def places(flat: Sequence[Any], written: Sequence[int]) -> Iterator[Place]:
     yield from turns[first:]
     if len(written) > 1:
         together = {argnum: found[0] for argnum, found in layouts.items() if found}
-        yield Place("in an odd layout, and so all others that are written", together)
+        yield Place("in an odd layout, together with all other written arguments", together)
 
 
 def writable_layouts(x: Tensor) -> list[Layout]:
@@ -330,11 +330,11 @@ class WriteCase(LayoutCase):
         label, text = self._label(place), error_words(run.error)
         if replace(self, referred=True).write(place, mode).error is not None:
             where = f", `{label}` {place.name}," if place.name else ""
-            yield Note(f"a call {mode.name}{where} was left out, since the reference raises, too: {text}")
+            yield Note(f"a call {mode.name}{where} was left out, because the reference raises, too: {text}")
         elif not place.name:
             yield raised(self.name, self.subject, run.error, f"{self.sample}, {mode.name}")
         elif is_stated(run.error) and not run.in_backward:
-            yield Note(f"it does not take `{label}` {place.name}, and says so: {text}")
+            yield Note(f"the operator refuses `{label}` ({place.name}): {text}")
         else:
             wrong = self._wrong(label, "layout", f"{self._right_elsewhere(f'`{label}`', place)}: {text}")
             self._holds([wrong], place, mode)
@@ -361,8 +361,9 @@ class WriteCase(LayoutCase):
         for argnum in run.moved:
             label = self.sample.labels[argnum]
             words = (
-                f"a call lays other memory, or another shape, under `{label}` (`.data = `, `resize_`), and "
-                "does not write into its own, which others share: write into that, as `.copy_(...)` does"
+                f"a call gives `{label}` other memory or another shape (`.data = `, `resize_`), and "
+                "does not write into its own memory, which other tensors may share: write into that "
+                "memory, for example by `.copy_(...)`"
             )
             yield self._wrong(label, "not-written", words)
         if not run.moved:
@@ -387,10 +388,13 @@ class WriteCase(LayoutCase):
                 label, where = self.sample.labels[self.argnums[at]], self.backward_location(at)
                 cause = "unknown" if output is not None and bool(output.any()) else "missing-gradient"
                 about = f"the gradient of `{label}`"
-            words = f"{about} after a call {mode.name} is not that of the functional form: {fault}"
+            words = f"{about} after a call {mode.name} differs from the functional form: {fault}"
             if place.name:
                 cause = "layout"
-                words = f"{self._right_elsewhere(about, place)}: {fault}; follow its strides and its offset"
+                words = (
+                    f"{self._right_elsewhere(about, place)}: {fault}; use the strides and the offset of "
+                    "the tensor"
+                )
             yield self._wrong(label, cause, words, fault, where)
 
     def _beside(self, run: WriteRun, place: Place) -> Iterator[Failure]:
@@ -404,25 +408,27 @@ class WriteCase(LayoutCase):
                 continue
             label, words = labels[argnum], SavedBits(value, self.given[argnum]).written()
             if argnum in (place.interleaved or ()):
-                between = f"`{label}`, whose elements lie between its own"
+                between = f"`{label}`, whose elements alternate with its elements in memory"
                 outside.append((self._label(place), between, words))
             elif words is not None:
                 hint = f"name it in `mutates=`, or work on a copy, `{self.sample.names[argnum]}.clone()`"
-                text = f"a call wrote into `{label}`, which it does not declare: {words}; {hint}"
+                text = f"a call wrote into `{label}`, and does not declare the write: {words}; {hint}"
                 yield self._wrong(label, "mutates-input", text)
-        outside += [(label, "memory of others", guard.outside()) for label, guard in run.guards.items()]
+        outside += [
+            (label, "memory of other tensors", guard.outside()) for label, guard in run.guards.items()
+        ]
         for label, whose, words in outside:
             if words is not None and label not in faulty:
                 text = (
-                    f"a call writes outside of `{label}`, into {whose}: {words}; hold its indices to the "
-                    "tensor's sizes and strides"
+                    f"a call writes outside of `{label}`, into {whose}: {words}; keep the indices "
+                    "inside of the tensor's sizes and strides"
                 )
                 yield self._wrong(label, "out-of-bounds", text)
         for argnum in dict.fromkeys(run.unnoticed):
             text = (
-                f"a call writes into `{labels[argnum]}` and does not raise its version, so that a backward "
-                "that saved the value from before takes the new one, in silence: write by torch's operations "
-                "in place, and not through `.data`, `.numpy()` or a pointer"
+                f"a call writes into `{labels[argnum]}` and does not raise its version counter: a "
+                "backward that saved the old value silently uses the new value. Write by torch's "
+                "in-place operations, not through `.data`, `.numpy()` or a pointer"
             )
             yield self._wrong(labels[argnum], "version", text)
 
@@ -437,7 +443,7 @@ class WriteCase(LayoutCase):
             label = self.sample.labels[argnum]
             if got.shape != before.shape:
                 sizes = f"{list(before.shape)} to {list(got.shape)}"
-                words = f"a call changes the sizes of `{label}` from {sizes}: write into its elements alone"
+                words = f"a call changes the sizes of `{label}` from {sizes}: write only into its elements"
                 yield self._wrong(label, "shape", words)
                 continue
             if not before.numel() or right.shape != got.shape or right.dtype != got.dtype:
@@ -447,16 +453,16 @@ class WriteCase(LayoutCase):
             if count:
                 at = f", the first at {written.left.nonzero()[0].tolist()}" if got.dim() else ""
                 words = (
-                    f"a call writes nothing into `{label}`, and the reference does: write into its own "
-                    "memory, as `.copy_(...)` does"
+                    f"a call writes nothing into `{label}`, but the reference writes into it: write "
+                    f"into the memory of `{label}`, for example by `.copy_(...)`"
                     if count == written.changed
-                    else f"a call leaves {count} of the {written.changed} elements of `{label}` as they were "
+                    else f"a call does not write {count} of the {written.changed} elements of `{label}` "
                     f"that the reference writes{at}: write all of them"
                 )
                 yield self._wrong(label, "not-written", words)
             if bool(written.more.any()):
                 more = exact_difference(torch.where(written.more, got, before), before)
-                words = f"a call writes into `{label}` where the reference leaves it as it is: "
+                words = f"a call writes into elements of `{label}` that the reference does not change: "
                 yield self._wrong(label, "overwritten", words + describe_write(more))
 
     def _again(self, alone: WriteRun) -> Iterator[Failure]:
@@ -472,8 +478,8 @@ class WriteCase(LayoutCase):
             fault = twin.fault(position, output)
             if fault is not None:
                 words = (
-                    f"a second call, on the values that the first call wrote, gives a `{label}` that differs "
-                    f"from the functional form's: {fault}; keep nothing between calls"
+                    f"a second call, on the values that the first call wrote, gives a `{label}` that "
+                    f"differs from the functional form: {fault}; keep nothing between calls"
                 )
                 yield self._wrong(label, "stale-state", words, fault)
 
@@ -486,7 +492,10 @@ class WriteCase(LayoutCase):
         if place.interleaved is not None:
             beside = f" with `{self.sample.labels[place.interleaved[1]]}` in memory"
         label = self._label(place)
-        return f"{about} is right where `{label}` is contiguous, and wrong where it is {place.name}{beside}"
+        return (
+            f"{about} is right where `{label}` is contiguous, and wrong where `{label}` is "
+            f"{place.name}{beside}"
+        )
 
 
 def _misses(kept: Tensor, leaf: Tensor) -> bool:

@@ -55,8 +55,8 @@ class CheckedCall(CpuCall):
 
 
 UNORDERED = (
-    "not judged: they have equal indices, of which the reference keeps one value, and the samples have "
-    "distinct ones"
+    "not judged: they have equal indices, but the samples have distinct indices. The reference "
+    "keeps one value for equal indices"
 )
 EMPTY, UNTRIED = "without a launch", "behind not run"
 
@@ -201,7 +201,7 @@ class KernelCheck:
         made = self.on_cpu.launch(calls) if calls else []
         counts = [len(runs) for runs in made]
         if len(counts) != len(calls) or 0 in counts:
-            expected = f"a list with a run or more for each of {_calls(len(calls))}"
+            expected = f"a list with at least one run for each of {_calls(len(calls))}"
             raise unusable(self.on_cpu, "launch", expected, made)
         for found in (each for runs in made for run in runs for each in run.found):
             if found.cause not in (NOTE, SKIPPED, *CAUSES):
@@ -278,7 +278,7 @@ class KernelCheck:
             dtypes = ", ".join(sorted(map(dtype_name, self.kernel.dtypes or ())))
             reasons = [*sorted(self.unfit), *filter(None, [told.get(EMPTY)])] or [f"it takes {dtypes}"]
             none = f"it takes none of the samples ({'; '.join(reasons)})"
-            yield not_run(self.name, self.declared, none, "add one that it takes")
+            yield not_run(self.name, self.declared, none, "add a sample that it takes")
             return
         if self.ran:
             yield from map(Skipped, filter(None, [self.on_cpu.unseen()]))
@@ -399,7 +399,7 @@ def run(language: Language, subject: Subject) -> Findings:
         each.given: each for each in subject.specification.kernels if language_of(each.given) is language
     }
     if not kernels:
-        yield Skipped(f"it has no kernel in {language.name}")
+        yield Skipped(f"the operator has no kernel in {language.name}")
         return
     on_cpu = tuple(Kernel("cpu", each.function) for each in kernels.values())
     with_kernels = replace(subject, specification=replace(subject.specification, kernels=on_cpu))

@@ -26,7 +26,7 @@ def run(subject: Subject) -> Findings:
     """Compile every instance that the samples need, and compare each with its limits."""
     kernels = [each for each in with_gpu_usage(subject.specification.kernels) if each[1].has_limits]
     if subject.operator is None or not kernels:
-        yield Skipped("it has no kernel in CUDA C++")
+        yield Skipped("the operator has no kernel in CUDA C++")
         return
     from opsmith.kernels.common.gpu_resources import ARCHITECTURES  # few operators need it
 
@@ -57,7 +57,7 @@ def _failure(beyond: Sequence[KernelUsage], language: str) -> Failure:
         for each in beyond
     ]
     more = f"; and {len(exceeded) - SHOWN} more" if len(exceeded) > SHOWN else ""
-    message = f"the {language} kernel takes more than it may: {'; '.join(exceeded[:SHOWN])}{more}"
+    message = f"the {language} kernel exceeds its limits: {'; '.join(exceeded[:SHOWN])}{more}"
     registers = max(each.registers for each in beyond)
     spills = max(each.spills for each in beyond)
     evidence = {"most registers": registers, "most bytes spilled": spills}

@@ -50,7 +50,7 @@ def run(subject: Subject) -> Findings:
     """Run each kernel in C++ on every sample, in every dtype that it takes, and in every layout."""
     kernels = [each for each in subject.kernels_on(CPU) if isinstance(each.given, CppKernel)]
     if not kernels:
-        yield Skipped("it has no kernel in C++")
+        yield Skipped("the operator has no kernel in C++")
         return
     # The operator is not called in this process, since a faulty kernel might damage it.
     safe = subject.by_reference()
@@ -77,7 +77,7 @@ def _kernel(kernel: Kernel, job: SanitizerJob, runs: Sequence[CallOutcome], limi
     raised = [each.raised for each in runs if each.raised is not None]
     what = f"of the {len(job.calls)} calls of the kernel at {kernel.where}"
     if left and failures:
-        yield Note(f"{left} {what} were left out, after so many deaths")
+        yield Note(f"{left} {what} were left out, because the process died too often")
     elif left:
         yield Skipped(f"{left} {what} were not made: their process ended without a report")
     if raised:
@@ -135,7 +135,10 @@ def _plainly(subject: Subject, sample: Sample, flat: list[Any]) -> list[Tensor]:
 
 
 SANITIZED = Property(
-    NAME, "kernels in C++ use no other memory, and do only what C++ defines", run, traits=("on-request",)
+    NAME,
+    "kernels in C++ use no memory outside of their tensors, and do only what C++ defines",
+    run,
+    traits=("on-request",),
 )
 
 
@@ -159,19 +162,19 @@ GONE = {
 }
 
 MISUSED = {
-    "double-free": "it frees the same memory twice",
-    "attempting": "it frees memory that is not its own, or was not allocated",
-    "alloc-dealloc-mismatch": "it allocates and frees memory in ways that do not match, such as `new` and "
-    "`free`",
-    "memcpy-param-overlap": "it copies memory onto itself with `memcpy`",
-    "negative-size-param": "it copies a negative number of bytes",
+    "double-free": "the kernel frees the same memory twice",
+    "attempting": "the kernel frees memory that was not allocated, or is not its own",
+    "alloc-dealloc-mismatch": "the kernel allocates and frees memory in ways that do not match, such as "
+    "`new` and `free`",
+    "memcpy-param-overlap": "the kernel copies memory onto itself with `memcpy`",
+    "negative-size-param": "the kernel copies a negative number of bytes",
 }
 
 ENDS = {
-    "stack-overflow": "it needs more stack than there is",
-    "FPE": "it divides an integer by zero",
-    "ABRT": "it calls `abort`, or throws an exception that nothing catches",
-    "ILL": "it runs an instruction that this processor does not have",
+    "stack-overflow": "the kernel needs more stack than is available",
+    "FPE": "the kernel divides an integer by zero",
+    "ABRT": "the kernel calls `abort`, or throws an exception that nothing catches",
+    "ILL": "the kernel runs an instruction that this processor does not have",
 }
 """Kinds of AddressSanitizer errors that end a process, with descriptions."""
 
@@ -226,13 +229,13 @@ class KernelFindings:
         verb = {"READ": f"reads{size}", "WRITE": f"writes{size}"}.get(report.access, "uses memory")
         label, cause = None, "out-of-bounds"
         if report.kind == "undefined":
-            cause, message = "undefined", f"its behaviour is undefined in C++: {report.text}"
+            cause, message = "undefined", f"the kernel's behaviour is undefined in C++: {report.text}"
         elif report.kind in GONE:
-            message = f"it {verb} of {GONE[report.kind]}"
+            message = f"the kernel {verb} of {GONE[report.kind]}"
             message += f": `{report.variable}`" if report.variable else ""
         elif report.kind in OUTSIDE:
             label, beside = self._beside(report, run.spans)
-            message = f"it {verb} {beside}"
+            message = f"the kernel {verb} {beside}"
         elif report.kind in MISUSED:
             message = MISUSED[report.kind]
         else:
@@ -257,27 +260,30 @@ class KernelFindings:
                 return span.label, f"outside of `{span.label}`, which has {span.size} bytes: {far}"
         if report.kind in ("SEGV", "BUS"):
             null = address < 4096
-            return None, "through a null pointer" if null else "where there is no memory of this process"
+            return None, "through a null pointer" if null else "at an address without memory of this process"
         if report.region is None:
             return None, f"outside of its memory, more than {REDZONE} bytes from any argument"
         _, far_, size, side = report.region
         words = {"after": f"{far_} bytes after the end of", "before": f"{far_} bytes before"}
-        return None, f"outside of its memory: {words.get(side, 'inside')} a piece of {size} bytes"
+        return None, f"outside of its memory: {words.get(side, 'inside')} a block of {size} bytes"
 
     def _late(self, call: SanitizedCall, at: tuple[str, str]) -> Failure:
         limit = f"{self.limit_s:g} s"
-        message = f"a call did not finish within {limit}" + "; it was in this line" * bool(at[1])
+        message = f"a call did not finish within {limit}" + "; this line was running" * bool(at[1])
         return self._failure(call, None, "raises", message, at, limit=limit)
 
     def _depending(self, found: Any, call: SanitizedCall) -> Failure:
         name = found["result"]
         count = f"{found['count']} of {found['of']} elements, the first at {found['first']}"
         if found["unwritten"]:
-            message = f"it does not write all of `{name}`: {count}, are what was in memory before"
+            message = (
+                f"the kernel does not write all of `{name}`: {count}, still have the old contents of the "
+                "memory"
+            )
         else:
             message = (
-                f"`{name}` depends on what a variable holds before something is written to it: {count}, "
-                "differ with that"
+                f"`{name}` depends on a variable that the kernel reads before the first write: "
+                f"{count}, change with the old contents of the variable"
             )
         lines: list[Line] = []
         if not found["unwritten"] and self.unset:

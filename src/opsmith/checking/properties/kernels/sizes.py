@@ -82,7 +82,9 @@ def fixed_size_remarks(subject: Subject, outcomes: Iterable[Outcome]) -> tuple[s
     }
     shown = ", ".join(sorted(fixed))
     return (
-        (f"kernels ran with {shown} alone: give samples of two sizes, or declare `shapes=`",) if fixed else ()
+        (f"kernels ran only with {shown}: add a sample of another size, or declare `shapes=`",)
+        if fixed
+        else ()
     )
 
 
@@ -162,13 +164,13 @@ def taken_though_refused(property: str, subject: Subject) -> Findings:
     try:
         found = watched_in_child(property, subject, lambda: tuple(_taken(property, subject, taking)))
     except errors.UsageError as error:
-        yield Note(f"what a kernel does with sizes that the reference refuses was not tried: {error.problem}")
+        yield Note(f"sizes that the reference refuses were not tried: {error.problem}")
         return
     for failure in found.failures:
         if failure.cause == CAUSE:
             yield failure
         elif "limit" not in failure.evidence and taking[0]:
-            words = "in a call that the reference refuses, or after one"
+            words = "in or after a call that the reference refuses"
             yield replace(failure, cause=CAUSE, message=f"{failure.message}, {words}")
         else:  # it exceeds the time limit, or dies of a fault that a different property reports
             yield Note(f"not all sizes that the reference refuses were tried: {failure.message}")
@@ -184,7 +186,7 @@ def narrow_index(property: str, subject: Subject, kernel: Any) -> Findings:
     try:
         found = [each for each in kernel.narrow_indices(values) if not each.tensors or each.tensors & own]
     except errors.OpsmithError as error:
-        yield Note(f"no compiler tells if indices of {kernel.where} have 32 bits: {error.problem}")
+        yield Note(f"no compiler shows if indices of {kernel.where} have 32 bits: {error.problem}")
         return
     for each in found[:1]:
         message = f"{each.reason}; its kernel refuses a tensor of more than 2**31 - 1 elements"
@@ -246,9 +248,10 @@ def _taken(property: str, subject: Subject, taking: Flag) -> Iterator[Failure]:
                 continue
             reported.add(refused.argument)
             message = (
-                f"it computes {result} for {refused.sample}, which the reference refuses ({refused.error}): "
-                "the reference does not see sizes that are computed in C++, and the kernel may read outside "
-                "of its tensors; refuse them in `sizes`, by OPSMITH_CHECK, or in `shapes=`"
+                f"the kernel computes {result} for {refused.sample}, but the reference refuses this "
+                f"sample ({refused.error}). The reference does not see sizes that are computed in "
+                "C++, and the kernel may read outside of its tensors. Refuse these sizes in "
+                "`sizes`, by OPSMITH_CHECK, or in `shapes=`"
             )
             evidence = {"sample": str(refused.sample), "refused": refused.error}
             again = check_again(subject, property)
@@ -311,7 +314,7 @@ def _size_changes(subject: Subject, sample: Sample) -> Iterator[tuple[str | None
                     shape = [*value.shape[:index], size + step, *value.shape[index + 1 :]]
                     flat = [*sample.flat]
                     flat[argnum] = generate_like(value, shape, generator)
-                    words = f"`{name}.shape[{index}]` at {size + step} where it had {size}"
+                    words = f"`{name}.shape[{index}]` = {size + step} instead of {size}"
                     yield name, Variation(sample, words, tuple(flat))
     sizes = sizes_of(subject, sample)
     for symbol in sizes.symbols:

@@ -68,9 +68,9 @@ def _reason(outcome: Outcome, subject: Subject, kernel: Kernel) -> tuple[str, st
         calls = [sample.flattening.pack(sample.at(device=device)) for sample in subject.samples]
         none = [each.reason for each in map(kernel.consider, calls) if isinstance(each, Rejected)]
         if len(none) == len(calls):
-            hint = " or ".join(filter(None, ["add one that it takes", way_out]))
+            hint = " or ".join(filter(None, ["add a sample that it takes", way_out]))
             return f"it takes none of the samples ({'; '.join(sorted({*none}))})", hint
-    return f"`{outcome.property}`, which runs it, is skipped: {outcome.reason}", way_out
+    return f"`{outcome.property}` runs it, but is skipped: {outcome.reason}", way_out
 
 
 def unwritable(specification: Specification, values: Sequence[Any]) -> str | None:

@@ -143,8 +143,10 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
     except Exception as error:
         if not is_own(error):
             raise
-        words = f"opsmith itself failed to look for a convention that explains it ({error_words(error)})"
-        return replace(failure, message=f"{failure.message}; {words}: please report that")
+        words = (
+            f"opsmith itself failed when it looked for a convention that explains this ({error_words(error)})"
+        )
+        return replace(failure, message=f"{failure.message}; {words}: please report this error")
     if found is None:
         return failure
     words = "" if found.words in failure.message else f"; {found.words}"
@@ -338,28 +340,29 @@ def is_right_among_symmetric(gradient: ShownGradient) -> bool:
 
 CONVENTIONS = (
     Convention(
-        "every sample has a symmetric matrix there, and along symmetric matrices it is right: where others "
-        "are meant, too, add a sample with one",
+        "every sample has a symmetric matrix there, and the gradient is right along symmetric "
+        "matrices: if other matrices are allowed, add a sample with a matrix that is not symmetric",
         is_right_among_symmetric,
         "strained",
         of_numbers=True,
     ),
     Convention(
-        "its forward only returns arguments, so that its backward is what it is for", returns_arguments
+        "the forward only returns arguments, so the backward is the purpose of the class", returns_arguments
     ),
     Convention(CONSTANT, is_of_a_step),
     Convention(
-        "it is autograd's through the forward as written, which hides something (`.detach()`, `no_grad`)",
+        "it is autograd's gradient through the forward, and the forward hides a dependence "
+        "(`.detach()`, `no_grad`)",
         is_of_the_forward_as_written,
     ),
     Convention(
-        "it is the gradient that passes straight through what rounds, as a straight-through estimator's",
+        "it is the gradient of a straight-through estimator: it passes through the rounding unchanged",
         passes_straight,
     ),
     Convention("it is right on average over draws", is_right_on_average, of_numbers=True),
     Convention(
-        f"over steps of {LARGE_STEP:g} times each element it is right: the forward itself is exact to few "
-        "digits",
+        f"over steps of {LARGE_STEP:g} times each element, it is right: the forward itself has few "
+        "exact digits",
         is_right_over_large_steps,
         of_numbers=True,
     ),

@@ -127,4 +127,4 @@ def apart(alone: Sequence[Answer], together: Sequence[Answer]) -> Iterator[tuple
     """Yield the positions at which two computations of the same values disagree, with the differences."""
     for at, (got, right) in enumerate(zip(alone, together, strict=True)):
         if got.value is not None and right.value is not None and not agrees(got, right):
-            yield at, f"they differ by {float((got.value - right.value).abs().nan_to_num(0.0).max()):.3g}"
+            yield at, f"the difference is {float((got.value - right.value).abs().nan_to_num(0.0).max()):.3g}"

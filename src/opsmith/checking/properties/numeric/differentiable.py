@@ -89,7 +89,10 @@ def lacks_floats(subject: Subject) -> bool:
 MOST = 8
 """Maximum number of parameters that are frozen one by one."""
 
-HINT = "; what a call gives must not depend on them: read `requires_grad` of each before differentiating"
+HINT = (
+    "; results and gradients must not depend on frozen parameters: read `requires_grad` of each "
+    "parameter before you differentiate by it"
+)
 
 Needs = dict[tuple[int, str], bool]
 """True for each parameter that requires a gradient, by the position of its object and its name in it."""
@@ -117,7 +120,11 @@ def _check(run: Run) -> Findings:
 
 
 def _ways(run: Run) -> Iterator[Way]:
-    names, right, alone = run.names(), run.values().tensors, "" if run.argnums else ", nor any input"
+    names, right, alone = (
+        run.names(),
+        run.values().tensors,
+        "" if run.argnums else ", and no input requires one",
+    )
     needed = partial(another_output, run.name, run)
     cause = "input-needs-grad"
     for words, needs in _choices(run.sample):

@@ -59,7 +59,10 @@ def compare_results(
             continue
         form = form_difference(got, expected)
         if form is not None:
-            words = f"`{name}` with the {form.aspect} {form.got}, and the reference with {form.expected}"
+            words = (
+                f"`{name}` with the {form.aspect} {form.got}, but the reference returns the "
+                f"{form.aspect} {form.expected}"
+            )
             cause = form.aspect if form.aspect in CAUSES else "kernel-mismatch"
             yield case.failure(name, cause, f"{what} returns {words}", where, form.evidence())
             continue
@@ -110,8 +113,8 @@ def _rounds_to_float32(subject: Subject) -> bool:
 
 
 IN_FLOAT32 = (
-    "it computes in float32 for arguments in float64, too: where two of its computations are compared, they "
-    "may differ by the rounding of float32"
+    "the operator computes in float32, also for arguments in float64: two of its computations may "
+    "differ by the rounding of float32"
 )
 
 
@@ -125,7 +128,7 @@ def _check(run: Run) -> Findings:
             continue
         if not all(answer.is_decided() for answer in case.answers):
             words = "the reference itself loses more than half of its digits"
-            yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, in which {words}")
+            yield Note(f"{sample} is not checked in {dtype_name(case.dtype)}, because {words}")
         wrong: set[Kernel] = set()
         refused = False
         for kernel in subject.kernels_on(case.device):
@@ -172,7 +175,7 @@ def _call(case: Case, wrong: set[Kernel]) -> Findings:
         if origin.kind == "declared" or case.dtype in ALWAYS_CHECKED or not refused:
             yield case.raised(error)
             return
-        words = f"{origin.computes_by} does not run in it: {first_line(error)}"
+        words = f"{origin.computes_by} does not run in this dtype: {first_line(error)}"
         yield Note(f"{dtype_name(case.dtype)} was left out on {case.device.type}: {words}")
         return
     visible, where = subject.visible_positions(case.sample), subject.specification.where
@@ -198,8 +201,8 @@ def _lost_precision(subject: Subject) -> Findings:
             if got is not None and got.dtype in narrow:
                 name, actual = described.name, str(got.dtype)
                 message = (
-                    f"`{name}` is {actual} for arguments in torch.float64, and has half of their digits; "
-                    "make it in the dtype of the arguments, or cast it back"
+                    f"`{name}` is {actual} for arguments in torch.float64, and has only half of "
+                    "their digits; create it in the dtype of the arguments, or cast it back"
                 )
                 evidence = {"got": actual, "expected": "torch.float64"}
                 yield Run(subject, sample, NAME).failure(name, "precision", message, evidence=evidence)
@@ -209,9 +212,9 @@ def _through_default_dtype(subject: Subject) -> Findings:
     """Report float64 results that lose digits in a tensor of torch's default dtype."""
     for sample, name in through_default_dtype(subject):
         message = (
-            f"`{name}` has the digits of float32 for arguments in torch.float64: it goes through a tensor in "
-            "torch's default dtype, as `torch.zeros(shape)` makes one; make it by `x.new_zeros(shape)`, or "
-            "with `dtype=x.dtype`"
+            f"`{name}` has only the digits of float32 for arguments in torch.float64: its values go "
+            "through a tensor in torch's default dtype, for example of `torch.zeros(shape)`; create "
+            "that tensor by `x.new_zeros(shape)`, or with `dtype=x.dtype`"
         )
         run, where = Run(subject, sample, NAME), subject.runs_at(sample.flat)
         yield run.failure(name, "precision", message, where, dtypes=("float64",))

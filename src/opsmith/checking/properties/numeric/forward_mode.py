@@ -46,7 +46,9 @@ def run(subject: Subject) -> Findings:
     elif any(isinstance(rule, Formula) for rule in subject.specification.tangents.rules.values()):
         yield from covered_runs(NAME, _beside_surrogates, "there is nothing to differentiate", subject)
     else:
-        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
+        yield Skipped(
+            "the gradients are surrogates, which are wrong on purpose; the property `surrogate` checks them"
+        )
 
 
 def _beside_surrogates(run: Run, coverage: Coverage) -> Findings:
@@ -84,9 +86,9 @@ def _beside_reverse(tangents: Tangents, weights: Weights) -> Failure:
     actual, right = tangents.number(weights), tangents.number(weights, reverse=True)
     sums = distinct_texts(actual, right)
     message = (
-        f"the tangents by `{tangents.labels}` do not agree with the surrogate gradients, so that forward and "
-        f"reverse mode give other Jacobians: their weighed sum is {sums[0]}, and by the backward it is "
-        f"{sums[1]}"
+        f"the tangents by `{tangents.labels}` do not agree with the surrogate gradients: forward and "
+        f"reverse mode give different Jacobians. The weighted sum of the tangents is {sums[0]}, and "
+        f"the backward gives {sums[1]}"
     )
     true = tangents.claimed(weights, actual).holds
     message += "; they are the derivatives of the forward" if true else ""
@@ -139,8 +141,8 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
     for name, value, tangent in tangents.named(got):
         if tangent is not None and tangent.is_complex() and not value.is_complex():
             message = (
-                f"the tangent of `{name}` by `{labels}` is {tangent.dtype}, and `{name}` is {value.dtype}: "
-                "return its real part"
+                f"the tangent of `{name}` by `{labels}` is {tangent.dtype}, and `{name}` is "
+                f"{value.dtype}: return the real part of the tangent"
             )
             yield tangents.failed("dtype", message, {})
             return
@@ -162,15 +164,15 @@ def _against_differences(tangents: Tangents, got: Sequence[Tensor | None]) -> Fi
         return
     if undecided:
         words = (
-            f"finite differences cannot decide the tangents of {brief}, where forward and reverse mode "
-            "differ, as they may at a kink"
+            f"finite differences cannot decide the tangents of {brief}: forward and reverse mode "
+            "differ there, which is possible at a kink"
         )
         yield Note(words) if undecided < len(tangents.weights) else Skipped(words)
 
 
 ROUNDED = (
-    "the tangents and differences of the forward differ by rounding to float32, as where the backward has a "
-    "constant in float64 and the forward the same in float32"
+    "the tangents and the finite differences of the forward differ by rounding to float32, for "
+    "example because the backward has a constant in float64 and the forward has it in float32"
 )
 
 
@@ -206,7 +208,7 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], wrong: Difference
     )
     evidence: dict[str, Any] = {"reverse mode": "right" if reverse else "wrong as well"}
     sums = distinct_texts(wrong.got, wrong.expected)
-    shown = f"the weighed sum of all is {sums[0]} where {sums[1]} is right"
+    shown = f"the weighted sum of all tangents is {sums[0]} where {sums[1]} is right"
     about, cause = "", UNKNOWN
     for position, (name, _, tangent) in enumerate(tangents.named(got)):
         if tangents.weights[0][position] is None:
@@ -227,7 +229,7 @@ def _failure(tangents: Tangents, got: Sequence[Tensor | None], wrong: Difference
         break
     if cause == UNKNOWN and _fits_float32(got, tangents.weights[0], wrong):
         cause = "precision"
-        shown += "; it is off like rounding to float32"
+        shown += "; its error looks like rounding to float32"
     message = (
         f"the tangent{about} by `{tangents.labels}` differs from finite differences: {shown}"
         f"{'; reverse mode is right' if reverse else ''}"
@@ -254,8 +256,9 @@ def _second_order(tangents: Tangents) -> Findings:
         return
     argnum, difference = worst
     message = (
-        f"the derivative of the tangent by `{tangents.sample.labels[argnum]}` differs from finite differences"
-        f" of the tangent: {difference}; something that the tangent formula uses is hidden from autograd"
+        f"the derivative of the tangent by `{tangents.sample.labels[argnum]}` differs from finite "
+        f"differences of the tangent: {difference}; the tangent formula uses a value that is hidden "
+        "from autograd"
     )
     where = tangents.subject.specification.where
     failure = tangents.alone(argnum).failed("forward-mode", message, difference.evidence(), where)

@@ -86,7 +86,9 @@ def run(subject: Subject) -> Findings:
     input does), the property passes, with a note.
     """
     if subject.specification.gradients.surrogate:
-        yield Skipped("the gradients are surrogates, wrong on purpose; the property `surrogate` holds them")
+        yield Skipped(
+            "the gradients are surrogates, which are wrong on purpose; the property `surrogate` checks them"
+        )
         return
     seen = GradientCoverage()
     found = [*each_run(NAME, partial(_check, seen=seen), subject)]
@@ -104,7 +106,7 @@ def run(subject: Subject) -> Findings:
     elif not (promised and lacks_floats(subject)) and nothing_to_differentiate(subject):
         yield Note("nothing to differentiate: no result requires a gradient in any sample")
     else:
-        yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+        yield Skipped("no sample has a differentiable input: add a sample with floating tensors")
 
 
 def _refused(subject: Subject) -> dict[str, tuple[str, Sample]]:
@@ -131,11 +133,11 @@ def _about_refused(subject: Subject, refused: dict[str, tuple[str, Sample]]) -> 
         yield run.failure(", ".join(names), "raises", text, where, evidence)
 
 
-WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: its gradient is not checked"
+WITHOUT_ELEMENTS = "no sample has a floating tensor with elements: no gradient is checked"
 
 UNDECIDED = (
-    "nothing decides any element of a gradient, not even finite differences: give samples at which the "
-    "results change smoothly"
+    "no method decides an element of a gradient, not even finite differences: add samples at which "
+    "the results change smoothly"
 )
 
 
@@ -158,7 +160,8 @@ def _explained(failure: Failure, subject: Subject, seen: GradientCoverage) -> Fa
 
 
 DISTINCT = (
-    "the forward keeps one of the values that share an index: if indices must be distinct, refuse others"
+    "the forward keeps only one of the values that share an index: if indices must be distinct, "
+    "refuse equal indices"
 )
 
 
@@ -186,7 +189,7 @@ def _check(run: Run, seen: GradientCoverage) -> Findings:
     with torch.no_grad():
         results = subject.call(sample, sample.in_double())
     if rights.recorded and _has_other_shapes(rights, results):
-        yield Note("results of other shapes than the reference's were left out: see `forward`")
+        yield Note("results whose shapes differ from the reference were left out: see `forward`")
         return
     tried = grad_outputs_to_try(subject, sample, results)
     plain = [rights.one(argnum, tried[-1]) for argnum in inputs.argnums]
@@ -243,17 +246,18 @@ def _about_reference(rights: RightGradients, plain: Sequence[RightGradient]) -> 
 
 
 NOT_RECORDED = (
-    "the reference was left out: autograd does not follow it, so finite differences alone decide; if it is "
-    "not made of torch operations, declare it with `opaque=True`"
+    "the reference was left out: autograd does not record it, so only finite differences decide; if "
+    "the reference is not made of torch operations, declare `opaque=True`"
 )
 
 FORWARD_NOT_RECORDED = (
-    "autograd through the forward was left out, since it does not go through it: finite differences decide"
+    "autograd through the forward was left out, because autograd does not record the forward: "
+    "finite differences decide"
 )
 
 FORWARD_IS_NO_TRUTH = (
-    "autograd through the forward was left out: finite differences of it contradict it; a forward that "
-    "rounds to float32 on the way, or detaches something, does this"
+    "autograd through the forward was left out: it contradicts finite differences of the forward. "
+    "Possible causes are rounding to float32 in the forward, or a `.detach()`"
 )
 
 
@@ -394,13 +398,13 @@ def _conclude(rights: RightGradients, attempts: Sequence[Attempt]) -> Findings:
             continue
         if not rights.confirmed and any(right.has_kink for right in tried):
             yield Note(
-                f"the gradient of `{label}` has a kink in {brief}: whatever lies between its one-sided "
+                f"the gradient of `{label}` has a kink in {brief}: any value between its one-sided "
                 "derivatives is right there"
             )
         open_ = (right.numerical.describe_unknown(label) for right in tried if not right.trusted)
         words = next(filter(None, open_), None)
         if words is not None:
-            yield Note(f"{words}; in {brief} nothing looked at them")
+            yield Note(f"{words}; these elements are not checked in {brief}")
 
 
 def _raised(group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
@@ -418,7 +422,9 @@ def _raised(group: Sequence[Attempt], attempts: Sequence[Attempt]) -> Failure:
     if failure.cause != "raises" or not fine:
         return failure
     raising = [*dict.fromkeys(each.argnums for each in first.alike(group))]
-    reason = f"it raises when {_needing(sample, raising)}, and is right when {_needing(sample, fine)}"
+    reason = (
+        f"the backward raises when {_needing(sample, raising)}, and is right when {_needing(sample, fine)}"
+    )
     return replace(
         failure,
         message=f"{failure.message}; {reason}",
@@ -474,7 +480,7 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
     off = max(each.off for each in wrong)
     narrow = _saved_in(shown) if failure.cause in (UNKNOWN, "precision") else None
     if narrow is not None:
-        words = f"it is right for what the forward saves in {dtype_name(narrow)}"
+        words = f"it is right for the values that the forward saves in {dtype_name(narrow)}"
         return replace(failure, cause="precision", message=f"{failure.message}; {words}")
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
@@ -508,8 +514,8 @@ def _saved_in(shown: Attempt) -> torch.dtype | None:
 
 
 ROUNDED = (
-    "the backward and autograd through the forward differ by rounding to float32, as where one of them has a "
-    "constant in float32 and the other in float64"
+    "the backward and autograd through the forward differ by rounding to float32, for example "
+    "because one of them has a constant in float32 and the other has it in float64"
 )
 
 
@@ -522,7 +528,7 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
     """
     subject = shown.subject
     if failure.cause == UNKNOWN and not subject.kind.own_forward:
-        message = f"{failure.message}; it is off as a constant in float32 makes it"
+        message = f"{failure.message}; its error looks like a constant in float32"
         return replace(failure, cause="precision", message=message)
     if failure.cause == "precision" or not subject.kind.own_forward:
         return failure
@@ -533,8 +539,8 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
     if forward is not None or operation is None:
         return Note(ROUNDED)
     message = (
-        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward {operation}, "
-        "where everything else, and all of the forward, has the digits of float64"
+        f"the gradient of `{failure.input}` loses digits: {shown.difference}; in the backward, "
+        f"{operation}, but all other operations and the forward have the digits of float64"
     )
     evidence = {**failure.evidence, "operation": operation}
     return replace(failure, cause="precision", message=message, evidence=evidence)
@@ -575,15 +581,15 @@ def _reference_failure(right: RightGradient) -> Findings:
     yield right.among.failure(
         right.label,
         found.cause,
-        f"autograd through the reference gives a gradient of `{right.label}` that differs from its finite "
-        f"differences: {difference}{reason}. {HIDES}",
+        f"autograd through the reference gives a gradient of `{right.label}` that differs from "
+        f"finite differences: {difference}{reason}. {HIDES}",
         evidence={"sample": sample, "grad_output": right.grad_outputs.name},
     )
 
 
 LEFT_OUT = (
-    "its backward always returns None for this input: if you mean this, adopt the class, and declare it by "
-    "`operator.gradients({}=opsmith.non_differentiable)`"
+    "the backward always returns None for this input: if you intend this, adopt the class, and "
+    "declare it by `operator.gradients({}=opsmith.non_differentiable)`"
 )
 
 HIDES = "The reference hides a dependence from autograd (`.detach()`, `no_grad`, `.data`, a cast)"
@@ -599,7 +605,9 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
     found = diagnose(observer.observe(sample.in_double(), right.grad_outputs.in_double()))
     changed = result_by_need(subject, sample, shown.argnums, shown.dtype, shown.device)
     if changed is not None:
-        reason = f"it is the gradient of another result, when {_needing(sample, [shown.argnums])}: {changed}"
+        reason = (
+            f"it is the gradient of a different result: when {_needing(sample, [shown.argnums])}, {changed}"
+        )
         return Diagnosis("input-needs-grad", reason, evidence=found.evidence)
     alike = shown.alike(attempts)
     wrong, fine = ([each.argnums for each in alike if each.wrong == side] for side in (True, False))
@@ -611,7 +619,7 @@ def _diagnosis(shown: Attempt, attempts: Sequence[Attempt]) -> Diagnosis:
         if cause == "input-needs-grad":
             return Diagnosis(cause, reason, {k: v for k, v in also.items() if k != "unknown"}, found.evidence)
     if shown.dtype != torch.float64 and any(map(_is_right_in_float64, attempts)):
-        words = f"in float64 it is right, and in {dtype_name(shown.dtype)} it is not"
+        words = f"it is right in float64, but not in {dtype_name(shown.dtype)}"
         reason = f"{found.reason}; {words}" if found.reason else words
         return Diagnosis(found.cause, reason, found.also_fits, found.evidence)
     return found
@@ -636,7 +644,7 @@ def _needing(sample: Sample, choices: Sequence[tuple[int, ...]]) -> str:
 
 GRADIENT = Property(
     NAME,
-    "the gradient of every input is right, for every choice of inputs that require one",
+    "the gradient of every input is right, for every choice of inputs that require a gradient",
     run,
     inputs="every",
     traits=("differences", "explains-gradients", "sends-gradients"),

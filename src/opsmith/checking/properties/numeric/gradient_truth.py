@@ -342,7 +342,7 @@ def approximate(failure: Failure, off: float, of: str = "its largest element") -
         return failure
     if failure.cause not in (UNKNOWN, "region"):
         return replace(failure, minor=True)
-    words = f"it is off by at most {off:.1g} of {of}. Where that is meant, `accept` it"
+    words = f"its error is at most {off:.1g} of {of}. If you intend this error, `accept` it"
     return replace(failure, cause="approximate", message=f"{failure.message}; {words}", minor=True)
 
 
@@ -367,7 +367,7 @@ def approximate_by_differences(
     share = off * largest_magnitude(right) / size if size and math.isfinite(off) else math.inf
     if off <= THOUSANDTH or share > half_of_digits(torch.float64):
         return approximate(failure, off)
-    return approximate(failure, share, "the results over the input")
+    return approximate(failure, share, "the ratio of the results to the input")
 
 
 def share_off(got: Tensor, right: Tensor) -> float:
@@ -411,7 +411,7 @@ def where_tied(finding: Failure, subject: Subject, moved: str | None = None) -> 
     if not concerned & tied:
         return finding
     names = " and ".join(f"`{label}`" for label in sorted(tied))
-    words = f"{names} belong together in your samples: where one of them moves alone, gradients are wrong"
+    words = f"{names} depend on each other in your samples: if only one of them changes, gradients are wrong"
     return replace(finding, given="strained", message=f"{finding.message}; {words}")
 
 
@@ -431,7 +431,8 @@ def where_set(finding: Failure, subject: Subject, moved: str | None = None) -> F
     if len(found) != 1 or finding.input in found or not _is_setting(subject, sample, found[0]):
         return finding
     words = (
-        f"no result depends on `{found[0]}`, which may be a setting of the backward: leave it as you mean it"
+        f"no result depends on `{found[0]}`, which may be a setting of the backward: leave it if you "
+        "intend this"
     )
     return replace(finding, given="strained", message=f"{finding.message}; {words}")
 

@@ -28,9 +28,9 @@ NAME = "linearity"
 def run(subject: Subject) -> Findings:
     """Compare the gradient of every input for grad_outputs a u + b v, and for small and large ones."""
     if subject.specification.gradients.surrogate:
-        yield Skipped("the gradients are surrogates; the property `surrogate` holds them to linearity")
+        yield Skipped("the gradients are surrogates; the property `surrogate` checks their linearity")
     elif not subject.linear:
-        yield Skipped("it is declared not to be linear in grad_output")
+        yield Skipped("the operator is declared not to be linear in grad_output")
     else:
         compared: list[bool] = []
         yield from each_run(NAME, partial(_run, compared=compared), subject)
@@ -38,7 +38,7 @@ def run(subject: Subject) -> Findings:
             yield NOT_COMPARED if compared else Skipped("there is nothing to differentiate")
 
 
-NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports what is wrong")
+NOT_COMPARED = Skipped("no backward gives numbers to compare: `gradient` reports the fault")
 
 
 def _run(run: Run, compared: list[bool]) -> Findings:
@@ -93,12 +93,12 @@ def not_linear(run: Run, argnum: int) -> tuple[str, str, dict[str, Any]] | Skipp
 OFF = "share off"
 """Evidence of the largest error, as a share of the largest element."""
 
-MEANT = '; where that is meant, declare it: `opsmith.adopt(..., kind="nonlinear")`'
+MEANT = '; if you intend this, declare it: `opsmith.adopt(..., kind="nonlinear")`'
 
 FEW = 1e-2
 """Maximum share that is minor: an iteration to an absolute tolerance loses digits of small gradients."""
 
-SAME = "is the same, to the bit, for two grad_outputs that have nothing in common: multiply by `grad`"
+SAME = "is the same, bit by bit, for two different grad_outputs: multiply by `grad`"
 
 
 LINEARITY = Property(
@@ -125,7 +125,7 @@ not additive, such as a norm or a maximum, is off by much more."""
 SCALED = torch.finfo(torch.float64).eps ** 0.25
 """Allowed relative error of a multiple: a nearly singular backward may lose three quarters of its digits."""
 
-WHY = "torch adds up gradients before and after an operator, and takes each backward to be linear"
+WHY = "torch adds up gradients before and after an operator, and assumes that each backward is linear"
 
 Grads = list[Tensor | None]
 Terms = tuple[tuple[float, Answer], ...]
@@ -137,7 +137,7 @@ def _combined(grads: Grads, others: Grads, u: Answer, v: Answer) -> Iterator[tup
     mixed = [None if x is None or y is None else a * x + b * y for x, y in zip(grads, others, strict=True)]
     largest = largest_magnitude(u.tensor)
     size = abs(a) * largest + abs(b) * largest_magnitude(v.tensor)
-    words = f"{a} u + ({b}) v, where those of u and of v are known"
+    words = f"{a} u + ({b}) v, compared with the gradients for u and for v"
     yield words, mixed, ((a, u), (b, v)), SUMMED * size
     scales, tolerated = (FLOAT16_SCALES, SUMMED) if represents(torch.float16, u.tensor) else (SCALES, SCALED)
     for scale in scales:

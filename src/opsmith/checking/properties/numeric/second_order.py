@@ -38,7 +38,9 @@ NAME = "second_order"
 def run(subject: Subject) -> Findings:
     """Differentiate the gradients of every sample, by all inputs together and by each alone."""
     if subject.kind.applied and subject.specification.origin.once_differentiable:
-        yield Skipped("its backward is marked with `once_differentiable`: torch refuses a second order")
+        yield Skipped(
+            "the backward is marked with `once_differentiable`: torch refuses to differentiate it again"
+        )
         return
     for each in each_subset(NAME, SecondOrderGradients, _check, subject):
         yield by_convention(each, subject) if isinstance(each, Failure) else each
@@ -66,16 +68,16 @@ def _against_differences(gradients: SecondOrderGradients) -> Findings:
     other = gradients.other_surrogate()
     if other is not None:
         yield Skipped(
-            f"the gradient goes through {other} in {brief}: where that is a surrogate, too, differences of "
-            "it decide nothing"
+            f"the gradient goes through {other} in {brief}: if {other} is a surrogate, too, finite "
+            "differences of the gradient decide nothing"
         )
         return
     if not claim.numbers.has_estimate:
         yield Skipped(f"finite differences of the gradient decide nothing in {brief}")
     for by in claim.kinked():
         yield Note(
-            f"the gradient has a kink in {brief}, by `{gradients.label(by)}`: any value between its "
-            f"one-sided derivatives is right there"
+            f"the gradient has a kink in {brief}, with respect to `{gradients.label(by)}`: any value "
+            "between its one-sided derivatives is right there"
         )
     if claim.worst() is None:
         return
@@ -108,15 +110,18 @@ def _failure(
     )
     label, named = gradients.sample.labels[argnum], gradients.label(by)
     if len(lacking) == len(verdicts):
-        what = "the gradient of it cannot be differentiated again at all, as if it were a constant"
+        what = "the gradient cannot be differentiated again, as if it were a constant"
     elif lacking:
-        what = f"it lacks what flows through {_listed(lacking)}"
+        what = f"it lacks the part that flows through {_listed(lacking)}"
     else:
         what = (
-            f"what its gradient gives when it is differentiated by {_listed(others or [named])} differs from "
-            "finite differences of it"
+            f"the derivative with respect to {_listed(others or [named])} differs from finite "
+            "differences of the gradient"
         )
-    message = f"the second order by `{label}` is wrong: {what} (by `{named}`, {off}). {CUT}"
+    message = (
+        f"the derivative of the gradient of `{label}` is wrong: {what} (with respect to `{named}`, "
+        f"{off}). {CUT}"
+    )
     evidence = {f"by {name}": verdict for name, verdict in verdicts.items()} | off.evidence()
     found = gradients.failure(argnum, "second-order", message, evidence=evidence)
     # A class that never returns a gradient by an input does not promise a second order by it either.
@@ -125,9 +130,10 @@ def _failure(
 
 
 CUT = (
-    "Something that the gradient depends on is hidden from autograd, as by `.detach()`, `.data`, NumPy, "
-    "`no_grad`, or a value that the forward computed and kept, on `ctx` or by `save_for_backward`, and that "
-    "is not a result of it: compute it again in the backward; or what is used has a wrong backward of its own"
+    "The gradient depends on a value that is hidden from autograd: by `.detach()`, `.data`, NumPy "
+    "or `no_grad`, or because the forward keeps the value on `ctx` or by `save_for_backward` and "
+    "does not return it. Compute the value again in the backward. Another possible cause: a "
+    "function in the backward has a wrong backward"
 )
 
 
@@ -144,8 +150,9 @@ def _against_all(gradients: SecondOrderGradients, together: SecondOrderGradients
     for position, words in apart(alone, together.derivatives(weighted, gradients.by_each)):
         label = gradients.labels
         message = (
-            f"the second order by `{label}` changes if `{label}` alone requires a gradient, and not every "
-            f"input: {words}, by `{gradients.label(gradients.by_each[position])}`"
+            f"the derivative of the gradient of `{label}` changes if only `{label}` requires a "
+            f"gradient, and not every input: {words}, with respect to "
+            f"`{gradients.label(gradients.by_each[position])}`"
         )
         yield gradients.failure(argnum, "second-order", message)
         return

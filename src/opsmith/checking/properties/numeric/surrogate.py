@@ -47,7 +47,7 @@ def run(subject: Subject) -> Findings:
         found += [of_own_apply(each, subject) for each in formed]
     yield from found
     if not failed and not differentiated_names(subject):
-        yield Skipped("no sample has an input to differentiate by: add one with floating tensors")
+        yield Skipped("no sample has a differentiable input: add a sample with floating tensors")
 
 
 def _check(run: Run) -> Findings:
@@ -60,7 +60,7 @@ def _check(run: Run) -> Findings:
                 cause, words, evidence = fault
                 yield _failure(run, argnum, cause, f"it {words}", evidence)
         else:
-            yield Note("linearity in grad_output was left out: it is declared not to be linear")
+            yield Note("linearity in grad_output was left out: the operator is declared not to be linear")
     if run.argnums and run.subject.specification.gradients.stand_in is not None:
         yield from _stand_in(run)
 
@@ -72,11 +72,14 @@ def _forms(run: Run) -> Findings:
         for dtype, device in places:
             got = _gradient(run, argnum, dtype, device)
             if got is None:
-                yield _failure(run, argnum, "missing-gradient", "there is none (None)", {})
+                yield _failure(run, argnum, "missing-gradient", "it is None", {})
                 break
             form = form_difference(got, run.sample.at(dtype, device)[argnum])
             if form is not None:
-                what = f"it has the {form.aspect} {form.got}, and the input {form.expected}"
+                what = (
+                    f"it has the {form.aspect} {form.got}, but the input has the {form.aspect} "
+                    f"{form.expected}"
+                )
                 cause = form.aspect if form.aspect in CAUSES else UNKNOWN
                 yield _failure(run, argnum, cause, what, form.evidence())
                 break
@@ -92,7 +95,7 @@ def _precision(run: Run, argnum: int) -> Findings:
     values = plain_grad_outputs(run.subject, run.sample).beside(run.sample)(torch.float64, CPU)
     measured = Backward(run.alone(argnum)).computation(values, computed_in=None)
     if not run.subject.single_precision and measured.precision == torch.float32:
-        what = "in float64 it has the digits of float32: a part of it is computed in that"
+        what = "in float64, it has only the digits of float32: a part of it is computed in float32"
         evidence = {"sample": case_name(run.sample, torch.float64, CPU)}
         yield _failure(run, argnum, "precision", what, evidence)
 
@@ -114,7 +117,9 @@ def _stand_in(run: Run) -> Findings:
             verdict = None if got is None else judge(got, right)
             if got is not None and verdict is not None and verdict.difference is not None:
                 looks, reason = explain_difference(got.cpu(), right.tensor)
-                what = f"it is not that of the stand-in: {verdict}" + (f"; {reason}" if reason else "")
+                what = f"it is not the gradient of the stand-in: {verdict}" + (
+                    f"; {reason}" if reason else ""
+                )
                 yield _failure(run, argnum, looks, what, verdict.difference.evidence())
 
 

@@ -62,7 +62,9 @@ FIRST = 4
 def run(subject: Subject) -> Findings:
     """Put special values into every input of some samples, one input at a time."""
     if subject.draws:
-        yield Skipped("it draws random numbers, so its result for the same value differs from call to call")
+        yield Skipped(
+            "the operator draws random numbers, so its result for the same value differs from call to call"
+        )
         return
     yield from covered_runs(NAME, _check, "no sample has a floating tensor with elements", subject)
 
@@ -85,7 +87,7 @@ def _check(run: Run, coverage: Coverage) -> Findings:
         # `forward` reports a result that should be nan and is not.
         yield from (failure for failure in nan if cmath.isfinite(failure.evidence["expected"]))
         for label in sorted(label for label in wrong if label):
-            yield Note(f"special values skipped for `{label}`: it is already wrong on {sample.brief}")
+            yield Note(f"special values were skipped for `{label}`, which is already wrong on {sample.brief}")
         open_ = tuple(argnum for argnum in open_ if sample.labels[argnum] not in wrong)
     for argnum in usable:
         label = sample.labels[argnum]
@@ -175,8 +177,8 @@ def _written(call: SpecialCall, given: Sequence[Any]) -> Findings:
             return
         label, values = sample.labels[argnum], call.listed
         message = (
-            f"it writes into `{label}` where `{call.label}` has {call.group.name} in it ({values}), and at "
-            "ordinary values it does not: write into a clone"
+            f"the operator writes into `{label}` where `{call.label}` has {call.group.name} in it "
+            f"({values}), but not at ordinary values: write into a clone"
         )
         yield call.failure(label, "mutates-input", message, evidence={"at": values}, given=call.group.given)
 
@@ -344,8 +346,9 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
         where = f"`{label}` = {_shown(call.kept[argnum].reshape(-1)[odd])}"
         ours, others = _shown(got.reshape(-1)[odd]), _shown(right.tensor.reshape(-1)[odd])
         yield Note(
-            f"the gradient of `{label}` at {where} is {ours}, and autograd's through the reference {others}: "
-            "it is a kink or an edge, where both are as good"
+            f"the gradient of `{label}` at {where} is {ours}, and autograd's gradient through the "
+            f"reference is {others}: the function has a kink or an edge there, and both values are "
+            "valid"
         )
 
 

@@ -76,11 +76,11 @@ class Casting(Run):
             difference = attempt(partial(right.difference, position, got))
             if not isinstance(difference, Raised):
                 return difference
-            left = "the numbers under autocast were left out, for it does not run in float64"
+            left = "the numbers under autocast were left out, because the operator does not run in float64"
             self.refuse(f"{left}: {first_line(difference.error)}")
             return None
 
-        form = f"{words} {{}} differs by more than rounding to {dtype_name(self.lower)} explains"
+        form = f"{words} {{}} differs by more than the rounding to {dtype_name(self.lower)}"
         yield from compare_outputs(self, form, outputs, found, fault, set())
 
     def refuse(self, reason: str) -> None:
@@ -107,7 +107,7 @@ def _casts(run: Run, coverage: Coverage) -> Findings:
             )
             plain = attempt(partial(subject.call, sample, casting.flat()))
             if isinstance(plain, Raised):
-                casting.refuse(f"it does not run in float32: {first_line(plain.error)}")
+                casting.refuse(f"the operator does not run in float32: {first_line(plain.error)}")
                 continue
             yield from _cast(casting)
             if not subject.rank(sample) and coverage.ran and lower == DTYPES[0]:
@@ -125,7 +125,7 @@ def _cast(casting: Casting) -> Findings:
 
     found = attempt(under)
     if isinstance(found, Raised):
-        casting.refuse(f"under autocast it raises {found}")
+        casting.refuse(f"under autocast, the operator raises {found}")
     else:
         call, leaked = found
         casting.coverage.ran += 1
@@ -196,11 +196,14 @@ def _backward_raised(casting: Casting, found: Raised) -> Findings:
     if isinstance(found.error, NotImplementedError):
         casting.refuse(first_line(found.error))
     elif not casting.promised and casting.subject.specification.origin.own("autocast") is None:
-        casting.refuse(f"{message}`torch.amp.custom_fwd` and `custom_bwd` over both make them fit")
+        casting.refuse(
+            f"{message}`torch.amp.custom_fwd` over the forward and `custom_bwd` over the backward make "
+            "the dtypes equal"
+        )
     else:
         labels = ", ".join(casting.sample.labels[argnum] for argnum in casting.argnums)
         cause = "dtype" if re.search(_DTYPE, str(found.error)) else "raises"
-        message += "There the dtypes of saved tensors and of grad_outputs differ"
+        message += "Under autocast, the dtypes of saved tensors and of grad_outputs differ"
         evidence = of_exception(found.error, str(casting))
         yield casting.failure(labels, cause, message, casting.backward_location(), evidence)
 
@@ -221,7 +224,9 @@ def _mixed(casting: Casting) -> Findings:
         found, label = attempt(under), sample.labels[argnum]
         if not isinstance(found, Raised):
             continue
-        message = f"under autocast, with `{label}` alone in {dtype_name(casting.lower)}, it raises {found}"
+        message = (
+            f"under autocast, with only `{label}` in {dtype_name(casting.lower)}, the operator raises {found}"
+        )
         if casting.promised and not isinstance(found.error, NotImplementedError):
             evidence = of_exception(found.error, str(casting))
             yield casting.failure(label, "raises", message, evidence=evidence)
@@ -236,8 +241,8 @@ def _restored(casting: Casting, before: tuple[bool, torch.dtype, bool], what: st
     if after == before:
         return
     message = (
-        f"{what} under autocast changes the state of autocast: enabled, dtype and cache were {before}, and "
-        f"are {after}"
+        f"{what} under autocast changes the state of autocast: enabled, dtype and cache were "
+        f"{before}, and are now {after}"
     )
     yield casting.failure(None, "side-effect", message)
     torch.set_autocast_enabled(kind, before[0])

@@ -42,7 +42,7 @@ BREAKS = ("Unsupported", "UserError", "ArgsMismatchError")
 
 _numbers = itertools.count()
 
-GRAPH = {True: "a graph of autograd", False: "no graph of autograd"}
+GRAPH = {True: "an autograd graph", False: "no autograd graph"}
 """Text for a result that autograd follows, and for a result that it does not follow."""
 
 
@@ -206,7 +206,7 @@ class Tracing:
             call = PlainCall(self.subject, sample, self.property)
             raised = attempt(partial(call.compute, backward=self.backward))
             if isinstance(raised, Raised):
-                words = f"{sample} was left out, since it raises without `torch.{self.property}`"
+                words = f"{sample} was left out, because it raises without `torch.{self.property}`"
                 see = ": see `gradient`" if self.backward else ""
                 yield Note(f"{words}: {reason_of(raised.error)}{see}")
             else:
@@ -230,7 +230,9 @@ class Tracing:
             samples = ", ".join(f"sample {call.sample.position}" for call in calls)
             yield Note(f"{samples} cannot be {self.done}: {reason}")
             return
-        message = f"{self} raises where a call does not: {type(errors[0]).__name__}: {reason_of(errors[0])}"
+        message = (
+            f"{self} raises, but a plain call does not: {type(errors[0]).__name__}: {reason_of(errors[0])}"
+        )
         yield calls[0].failure(None, "raises", message, evidence=of_exception(errors[0], str(calls[0])))
 
     def judged(self, calls: Sequence[PlainCall], found: Sequence[CallValues]) -> Findings:
@@ -259,7 +261,7 @@ class Tracing:
         if not has_gradient(got) and self.subject.torch_operator is not None:
             return Difference((), *words, aspect="graph")
         name = self.subject.results(call.sample)[position].name
-        notes.append(Note(f"{self.done}, `{name}` has {words[0]}; without, it has {words[1]}"))
+        notes.append(Note(f"{self.done}, `{name}` has {words[0]}; in the plain call, it has {words[1]}"))
         return None
 
 
@@ -274,7 +276,7 @@ def refused(subject: Subject, error: BaseException, *before: BaseException) -> s
             return f"{type(each).__name__}: {reason_of(each)}"
     # With symbolic sizes, integer arguments are symbols too. A line with a schema may name them as well.
     if any("SymInt" in line and "::" not in line for line in str(error).splitlines()):
-        return f"it does not take a symbol for a whole number: {reason_of(error)}"
+        return f"the operator does not take a symbolic integer: {reason_of(error)}"
     if subject.lacks("fake"):
         return f"there is no fake kernel: {reason_of(error)}"
     if subject.torch_operator is None:  # torch supports compiling few Function classes
@@ -305,7 +307,7 @@ def compiled(subject: Subject) -> Findings:
     compilations = [
         Compilation(subject, backend, dynamic) for backend in backends for dynamic in (False, True)
     ]
-    calls = yield from compilations[0].calls("torch does not compile a call with one")
+    calls = yield from compilations[0].calls("torch does not compile a call with a generator")
     if not calls:
         yield Skipped("no sample can be compiled")
         return
@@ -315,7 +317,7 @@ def compiled(subject: Subject) -> Findings:
         if any(isinstance(each, Failure) for each in found):
             return  # other backends would report the same fault
     if not any(compilation.ran for compilation in compilations):
-        yield Skipped("nothing of it could be compiled")
+        yield Skipped("no call could be compiled")
 
 
 def _resizable(calls: Sequence[PlainCall]) -> Sequence[PlainCall]:
@@ -343,7 +345,7 @@ class Compilation(Tracing):
         broken, step = None, self._compiled(fullgraph=True)
         found = attempt(partial(run_step, step, calls))
         if isinstance(found, Raised) and type(found.error).__name__ in BREAKS:
-            yield Note(f"it breaks the graph: {reason_of(found.error)}")
+            yield Note(f"the operator breaks the graph: {reason_of(found.error)}")
             broken = found.error
             found = attempt(partial(run_step, self._compiled(fullgraph=False), calls))
         if not isinstance(found, Raised):
@@ -372,7 +374,7 @@ class Compilation(Tracing):
         if isinstance(found, Raised) and has_message(found.error, RECOMPILED):
             why = _why_anew(found.error)
             if why is not None:
-                message = f"with dynamic=True it is compiled anew for other sizes: {why}"
+                message = f"with dynamic=True, the operator is compiled again for other sizes: {why}"
                 yield others[0].failure(None, "recompiles", message)
             found = attempt(partial(_run_in, "default", step, others))
         if isinstance(found, Raised):
@@ -420,12 +422,12 @@ def exported(subject: Subject) -> Findings:
         yield Skipped(f"the effort is `{subject.effort.name}`, which compiles nothing")
         return
     exporting = Exporting(subject)
-    calls = yield from exporting.calls("no exported program takes one")
+    calls = yield from exporting.calls("no exported program takes a generator")
     if calls:
         yield from exporting.static(calls)
         yield from exporting.dynamic(calls)
     if not exporting.ran:
-        yield Skipped("nothing of it could be exported" if calls else "no sample can be exported")
+        yield Skipped("no call could be exported" if calls else "no sample can be exported")
 
 
 class Exporting(Tracing):
@@ -477,7 +479,10 @@ class Exporting(Tracing):
         if targets.count(name) >= calls:
             return
         others = ", ".join(dict.fromkeys(targets)) or "nothing"
-        message = f"the exported program calls `{name}` {targets.count(name)} times of {calls}, and {others}"
+        message = (
+            f"the exported program calls `{name}` {targets.count(name)} times instead of {calls}; it "
+            f"calls {others}"
+        )
         yield Failure(EXPORTING, None, "unknown", message, subject.specification.where, {"targets": others})
 
 

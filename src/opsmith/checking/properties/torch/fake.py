@@ -46,7 +46,9 @@ def _sample(run: Run) -> Findings:
         results = attempt(partial(run.subject.call, run.sample, call.flat()))
         if isinstance(results, Raised):
             what = str(call) if call.dtype is None else dtype_name(call.dtype)
-            yield Note(f"{what} was left out, since it does not run there: {first_line(results.error)}")
+            yield Note(
+                f"{what} was left out, because the operator does not run there: {first_line(results.error)}"
+            )
             continue
         found = [*compare_fake(call, results)]
         yield from found
@@ -116,15 +118,15 @@ def compare_fake(run: Run, results: Sequence[Tensor | None]) -> Findings:
         if fault is None:
             continue
         if fault.aspect == "stride" and _by_torch(run, at, real):
-            words = f"other strides on fake tensors: {fault.got}, and {fault.expected} really"
+            words = f"other strides on fake tensors: {fault.got}, but the real strides are {fault.expected}"
             yield Note(f"torch gives `{name}` {words}")
             continue
         message = (
-            f"the fake kernel gives `{name}` the {fault.aspect} {fault.got}, and the real one "
-            f"{fault.expected}: code compiled for the one would be wrong for the other"
+            f"the fake kernel gives `{name}` the {fault.aspect} {fault.got}, but the real "
+            f"{fault.aspect} is {fault.expected}: compiled code would be wrong"
         )
         if fault.aspect == "form":
-            message = f"on fake tensors `{name}` is {fault.got}, and on real ones it is not"
+            message = f"on fake tensors, `{name}` is {fault.got}, but on real tensors, it is {fault.expected}"
         evidence = {"fake": fault.got, "real": fault.expected}
         yield run.failure(name, "fake-mismatch", message, fake_location(subject), evidence)
 
@@ -133,26 +135,26 @@ def _raised(run: Run, raised: Raised, *, on_meta: bool) -> Finding:
     """The finding for an exception on fake tensors."""
     subject, error = run.subject, raised.error
     if isinstance(error, WrongFormError):
-        message = f"on fake tensors {error}: code compiled for these would be wrong for the real ones"
+        message = f"on fake tensors, {error}: compiled code would be wrong"
         return run.failure(error.result, "fake-mismatch", message, fake_location(subject))
     if on_meta and has_message(error, NO_ACCELERATOR):  # torch's error for a generator on this device
         return Note("the fake kernel was left out: it makes a generator, and the device `meta` has none")
     if on_meta and has_message(error, NO_SIZES_ON_META):
         return Note("sizes that depend on data were left out: they need the capability `fake_tensors`")
     if isinstance(error, errors.MissingFakeError):
-        return Note(f"the fake kernel was left out, since there is none: {error.hint}")
+        return Note(f"there is no fake kernel to check: {error.hint}")
     if isinstance(error, errors.TransformError):
-        return Note(f"it is refused on fake tensors: {first_line(error)}")
+        return Note(f"the operator refuses fake tensors: {first_line(error)}")
     if subject.lacks("fake"):
-        gives = "`torch.library.register_fake` gives it one; without"
-        return Note(f"the fake kernel was left out, since there is none: {gives}, {raised}")
-    where_form = "on fake tensors, where there is a form and no data"
+        gives = "register one by `torch.library.register_fake`; without it"
+        return Note(f"there is no fake kernel to check: {gives}, {raised}")
+    where_form = "on fake tensors, which have a shape and a dtype but no data"
     if subject.torch_operator is None:
-        return Note(f"its forward does not run {where_form}, so that it cannot be traced: {raised}")
+        return Note(f"the forward does not run {where_form}, so it cannot be traced: {raised}")
     failure = run.raised(error)
     # The reference may look at data, as in `if x.sum() > 0`; an author's own fake kernel may not.
     cause = "fake-mismatch" if has_own_fake(subject) else failure.cause
-    return replace(failure, cause=cause, message=f"{where_form}, it raises {failure.message}")
+    return replace(failure, cause=cause, message=f"{where_form}, the operator raises {failure.message}")
 
 
 def _fault(
@@ -199,20 +201,22 @@ def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:
     """
     mode, subject, sample = capabilities.symbolic_mode(), run.subject, run.sample
     if mode is None:
-        yield Note("sizes that are symbols were left out: they need the capability `fake_tensors`")
+        yield Note("symbolic sizes were left out: they need the capability `fake_tensors`")
         return
     location = fake_location(subject)
     faked, fakes = _on_fakes(run, mode)
     if isinstance(fakes, Raised):
-        message = f"it does not run where sizes are symbols, so that code is compiled for each size: {fakes}"
+        message = (
+            f"the operator does not run with symbolic sizes, so code is compiled again for each size: {fakes}"
+        )
         yield run.failure(None, "recompiles", message, innermost(fakes.error, location))
         return
     for fake, real, result in zip(fakes, results, subject.results(sample), strict=True):
         sizes = [] if fake is None else [*map(mode.size, fake.shape)]
         if fake is not None and real is not None and not _fits(sizes, real):
             message = (
-                f"where sizes are symbols, as in code that is compiled for any size, `{result.name}` has the "
-                f"shape {sizes}, and really {[*real.shape]}"
+                f"with symbolic sizes, as in code that is compiled for any size, `{result.name}` has "
+                f"the shape {sizes}, but the real shape is {[*real.shape]}"
             )
             shapes = {"fake": str(sizes), "real": str([*real.shape])}
             yield run.failure(result.name, "fake-mismatch", message, location, shapes)
@@ -225,14 +229,14 @@ def compare_symbolic(run: Run, results: Sequence[Tensor | None]) -> Findings:
                 fixed.append(dim)
                 continue
             message = (
-                f"`{found[0]}` makes a number of the size of `{label}` in dimension {dim}, so that code is "
-                f"compiled anew for each other size: {found[1]}"
+                f"`{found[0]}` turns the size of `{label}` in dimension {dim} into a number, so code "
+                f"is compiled again for each other size: {found[1]}"
             )
             yield run.failure(label, "frozen-size", message, f"{place[0]}:{place[1]}")
         if fixed:
             message = (
-                f"it fixes the size of `{label}` in dimension {', '.join(map(str, fixed))}: code is compiled "
-                "anew for each other size"
+                f"the operator fixes the size of `{label}` in dimension "
+                f"{', '.join(map(str, fixed))}: code is compiled again for each other size"
             )
             yield run.failure(label, "recompiles", message, location)
 
@@ -246,7 +250,7 @@ def fake_location(subject: Subject) -> str:
     return specification.where if itself else where(specification.fake or specification.reference)
 
 
-_BY_METHOD = "write it in a function outside of the class: what a method computes of a size is a number"
+_BY_METHOD = "move it to a function outside of the class: in a method, a size becomes a number"
 
 INSTEAD = {
     "exp": "math.e ** n",

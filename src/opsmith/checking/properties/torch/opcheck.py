@@ -22,9 +22,9 @@ from opsmith.torch_library.torch_messages import LOOKS_AT_DATA, OPCHECK_DIFFERS,
 NAME = "opcheck"
 
 TESTS = {
-    "test_schema": "its schema is true to what it writes and returns",
-    "test_autograd_registration": "its gradients are registered where torch looks for them",
-    "test_faketensor": "its fake kernel agrees with the real one",
+    "test_schema": "the schema matches the writes and the results",
+    "test_autograd_registration": "the gradients are registered where torch looks for them",
+    "test_faketensor": "the fake kernel agrees with the real kernel",
     "test_aot_dispatch_dynamic": "results and gradients are the same when traced with dynamic shapes",
 }
 """opcheck's tests, each with its promise."""
@@ -45,7 +45,7 @@ CAUSES_OF_ERRORS = {
 def run(subject: Subject) -> Findings:
     """Run each test of opcheck on every sample."""
     if subject.torch_operator is None:
-        yield Skipped("it is a class, and no operator that torch knows: `opsmith.adopt` makes it one")
+        yield Skipped("a class is not an operator that torch knows: `opsmith.adopt` makes an operator of it")
         return
     if not subject.effort.full:
         yield Note(f"{TRACED[0]} was left out: the effort is `{subject.effort.name}`, which compiles nothing")
@@ -73,9 +73,9 @@ def _tests(run: Run) -> Findings:
 def _unsuited(run: Run, test: str) -> str | None:
     """The reason why a test is not run on a sample."""
     if test in TRACED and any(isinstance(value, torch.Generator) for value in run.sample.flat):
-        return "was left out for a sample with a generator, which it would draw from twice"
+        return "was left out for a sample with a generator, because the test would draw from it twice"
     if test in ON_FAKES and run.subject.lacks("fake"):
-        return "was left out, since there is no fake kernel: write `torch.library.register_fake`"
+        return "was left out, because there is no fake kernel: write `torch.library.register_fake`"
     return None
 
 
@@ -83,17 +83,22 @@ def _excused(run: Run, test: str, error: BaseException) -> str | None:
     """The reason why an error of a test is no fault."""
     missing = next((each for each in chain(error) if isinstance(each, errors.MissingFakeError)), None)
     if missing is not None:
-        return f"was left out, since there is no fake kernel: {missing.hint}"
+        return f"was left out, because there is no fake kernel: {missing.hint}"
     if test in TRACED and _compares(error):
         values = run.values().tensors
         if any(bool(each.isnan().any()) for each in values if each is not None):
-            return "was left out for a sample with nan in its results or gradients, which equals nothing"
+            return (
+                "was left out for a sample with nan in its results or gradients, because nan equals nothing"
+            )
     if test in ON_FAKES and has_message(error, LOOKS_AT_DATA) and not has_own_fake(run.subject):
-        return f"was left out, since the reference looks at data: {first_line(error)}"
+        return f"was left out, because the reference looks at data: {first_line(error)}"
     cause, input = _cause(test, error)
     if cause == "mutates-input" and not _written(run):
         # torch 2.13 reports its own `x * x.conj()` inside an operator like this.
-        return f"takes a call inside for a write into `{input}`; no argument has changed by a bit"
+        return (
+            f"reports a call inside of the operator as a write into `{input}`, but no bit of an argument "
+            "changed"
+        )
     return None
 
 

@@ -190,15 +190,16 @@ def run(subject: Subject) -> Findings:
     """Map every sample in several ways, and compare with calls for each example."""
     if subject.lacks("vmap"):
         yield Skipped(
-            "it has no rule for `vmap`: torch calls it for each example; `register_vmap` gives it one"
+            "the operator has no rule for `vmap`: torch calls it for each example; register a rule "
+            "by `register_vmap`"
         )
         return
     unchecked = "no sample has a tensor to batch"
-    for finding in covered_runs(NAME, _mapped, unchecked, subject, noted="a part of it is refused: "):
+    for finding in covered_runs(NAME, _mapped, unchecked, subject, noted="a part is refused: "):
         yield finding
         # A class that is called by `apply` need not support it.
         if isinstance(finding, Skipped) and finding.reason != unchecked and not subject.kind.applied:
-            message = f"it cannot be mapped: {finding.reason}"
+            message = f"the operator cannot be mapped: {finding.reason}"
             location = subject.specification.where_of("vmap")
             yield Failure(NAME, None, "raises", message, location, {REFUSED: "in every sample"})
 
@@ -208,7 +209,7 @@ def _mapped(run: Run, coverage: Coverage) -> Findings:
     if not any(isinstance(value, Tensor) for value in sample.flat):
         return
     if any(isinstance(value, torch.Generator) for value in sample.flat):
-        yield Note("a sample with a generator was left out: it is undefined how it serves a batch")
+        yield Note("a sample with a generator was left out: torch does not define how it serves a batch")
         return
     every = subject.rank(sample) < subject.effort.transform_samples
     mapped = MappedSample(replace(run, dtype=working_dtype(subject, sample)), coverage)
@@ -269,7 +270,7 @@ class MappedSample:
             found = loop.fault(position, got)
             if found is None or not self._wrong_for_slices(batch_dims, position):
                 return found
-            words = "a call for one example alone is wrong as well, where its arguments are slices of larger"
+            words = "a call for one example is also wrong if its arguments are slices of larger"
             self.slices.append(Note(f"{batch_dims} was left out: {words} tensors"))
             return None
 
@@ -334,7 +335,7 @@ class MappedSample:
             found = batch_dims.over(partial(map_over, self.call, dims=last), rows)
             return [None if got is None else got.flatten(0, 1) for got in found]
 
-        yield from self._compare(batch_dims, "under one `vmap` inside of another, ", ask, loop.fault)
+        yield from self._compare(batch_dims, "under one `vmap` inside of another `vmap`, ", ask, loop.fault)
 
     def without_examples(self, batch_dims: BatchDims) -> Findings:
         """Map a batch without examples, if this is accepted."""
@@ -342,7 +343,7 @@ class MappedSample:
         right = partial(_fault_of_equal, self.call(self.run.flat()), 0)
         found = attempt(partial(none.over, self.call, [flat]))
         if isinstance(found, Raised):
-            yield Note(f"a batch of no examples is refused: {found}")
+            yield Note(f"an empty batch is refused: {found}")
             return
         for failure in self._compare(none, "", lambda: found, right, wrong=set()):
             assert isinstance(failure, Failure)
@@ -351,7 +352,7 @@ class MappedSample:
             else:
                 got, expected = failure.evidence["got"], failure.evidence["expected"]
                 words = f"of `{failure.input}`: {got}, where {expected} is right"
-                yield Note(f"for a batch of no examples, torch's rules do not keep the form {words}")
+                yield Note(f"for an empty batch, torch's rules do not keep the form {words}")
 
     def _torch_loses_form(self, none: BatchDims, flat: list[Any]) -> bool:
         """True if `vmap` of the reference, as a plain function, also changes the form for an empty batch."""
@@ -400,16 +401,16 @@ class MappedSample:
         empty = any(isinstance(value, Tensor) and not value.numel() for value in self.run.sample.flat)
         reason = refusal(subject, error, empty=empty)
         if reason is None and self._reference_refused(batch_dims):
-            reason = f"of the reference, which raises {found}"
+            reason = f"the reference raises {found}"
         if reason is not None:
             self.coverage.refused[reason] = None
         elif None not in self.coverage.wrong:
             self.coverage.wrong.add(None)
             failure = self.run.raised(error)
-            words = f"{rule_words(subject)} raises where calls for each example do not"
+            words = f"{rule_words(subject)} raises, but calls for each example do not"
             if declares_rule(subject) and not inside_own_rule(subject, error) and not stated(error):
                 by = "its own `vmap`" if own_rule(subject) else "`generate_vmap_rule = True`"
-                words = f"by {by} it says that it can be mapped, and torch cannot map it"
+                words = f"the class declares by {by} that it can be mapped, but torch cannot map it"
             evidence = {**failure.evidence, "mapped over": str(batch_dims)}
             message, where = f"{words}: {failure.message}", subject.specification.where_of("vmap")
             yield replace(failure, message=message, where=where, evidence=evidence)
@@ -518,9 +519,11 @@ def _over_backward(
 def _declared(subject: Subject) -> Findings:
     """Compute a batch made from each sample by one call, and each of its examples alone."""
     if subject.specification.batching is None:
-        yield Skipped("it declares no `batching=`")
+        yield Skipped("the operator declares no `batching=`")
     elif subject.draws:
-        yield Skipped("it draws random numbers, whose order differs between one call and many")
+        yield Skipped(
+            "the operator draws random numbers, and their order differs between one call and many calls"
+        )
     else:
         yield from each_run(BATCHED, _batches, subject)
 
@@ -544,15 +547,13 @@ def _batches(run: Run) -> Findings:
             last = subject.reference(sample, batched(rows, dict.fromkeys(argnums, -1)))
             found.append([each.movedim(-1, 0) for each in last])
         if specification.opaque and not capabilities.on("torch_func"):
-            yield Note("`vmap` was left out: of an opaque operator it needs the capability `torch_func`")
+            yield Note("`vmap` was left out: for an opaque operator, it needs the capability `torch_func`")
         else:
             mapped = map_over(partial(subject.call, sample), batch, over)
             visible = dict(zip(subject.visible_positions(sample), mapped, strict=True))
             found.append([visible.get(at, each) for at, each in enumerate(right.expected)])
         labels = ", ".join(f"`{sample.labels[argnum]}`" for argnum in argnums)
-        form = (
-            f"batching={specification.batching!r} is not so: in a batch of {labels}, {{}} is not what each "
-        )
+        form = f"batching={specification.batching!r} is wrong: in a batch of {labels}, {{}} is not what each "
         for outputs in found:
             yield from compare_outputs(run, f"{form}example gives alone", names, outputs, right.fault, wrong)
 
