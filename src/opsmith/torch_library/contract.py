@@ -295,7 +295,7 @@ class Contract:
             errors.CapturedTensorError,
             "it uses a tensor that requires a gradient but is not an argument",
             expected="a function that uses only its arguments",
-            got="a result that requires a gradient, although no argument does",
+            got="a result that requires a gradient, although no argument requires a gradient",
             where=where(function),
             hint="make this tensor an argument, or use its `.detach()`",
         )

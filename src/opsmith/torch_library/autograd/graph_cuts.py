@@ -149,7 +149,7 @@ def refusing_cuts(
         packet = f"torch.ops.{name.removesuffix('.default').replace('::', '.')}"
         return subject.error(
             errors.GraphCutError,
-            f"{what} calls `{name}`, whose derivative torch does not know and would take for zero",
+            f"{what} calls `{name}`; torch does not know its derivative and would use zero",
             where=where(function),
             hint=f"adopt it, with the mathematics in plain PyTorch: `opsmith.adopt({packet}, reference=...)`",
         )

@@ -100,7 +100,7 @@ def decide(capability: Capability) -> CapabilityStatus:
     if not decision.on and not by_config and capability.instead is not None:
         warnings.warn(
             f"opsmith: with torch {torch.__version__}, the capability `{capability.name}` "
-            f"({capability.purpose}) is off, since its self-test failed: {decision.why}. "
+            f"({capability.purpose}) is off, because its self-test failed: {decision.why}. "
             f"Instead: {capability.instead}. `opsmith doctor` lists all capabilities; "
             f"opsmith is tested with torch {describe_tested_versions('and')}.",
             stacklevel=4,

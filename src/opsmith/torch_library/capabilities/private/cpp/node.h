@@ -233,7 +233,7 @@ struct ClassNode : public OperatorNode {
     for (const at::Tensor& each : grads) after.push_back(version_of(each));
     if (before != after) {
       THPObjectPtr nothing(PyObject_CallNoArgs(own.refuse_writes));
-      TORCH_CHECK(!nothing, "a backward wrote into a gradient that it is given");
+      TORCH_CHECK(!nothing, "a backward wrote into its grad_output");
       raise_python_error();
     }
     bool fits = PyTuple_CheckExact(answer.get()) && PyTuple_GET_SIZE(answer.get()) == static_cast<Py_ssize_t>(given.size());
