@@ -44,8 +44,8 @@ def check(
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]",
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
-            "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
-            "Functions and custom ops. A folder (`kernels/`) means all files in it that declare some.",
+            "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has no operator, all "
+            "its Functions and custom ops. A folder (`kernels/`) means all its files that declare these.",
         ),
     ],
     pass_if_none: Annotated[

@@ -191,7 +191,7 @@ def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKerne
     if used:
         console.print(rows)
         console.print(
-            Text("spills and shared in bytes; occupancy is an estimate for the blocks of the samples", "dim")
+            Text("spills and shared memory are in bytes; occupancy is an estimate from the samples", "dim")
         )
     for each in used:
         for fault in each.faults:

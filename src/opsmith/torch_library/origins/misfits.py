@@ -84,7 +84,7 @@ def other_write(
         problem = "marks different arguments as dirty than when it was adopted: this needs a declaration"
         if name is not None and not set(new) <= set(marked):
             hint = (
-                "a flag can decide whether an argument is written, but not which argument: adopt two classes; "
+                "a flag can decide whether an argument is written, but not which one: adopt two classes; "
                 + copies
             )
         elif name is not None:

@@ -134,7 +134,7 @@ struct OperatorNode : public torch::autograd::Node {
     THPObjectPtr gradients(made(PyObject_CallObject(backward, arguments)));
     TORCH_CHECK(
         PyTuple_Check(gradients.get()) && static_cast<size_t>(PyTuple_GET_SIZE(gradients.get())) == given.size(),
-        name(), " returned other gradients than it has arguments");
+        name(), " returned a different number of gradients than it has arguments");
     variable_list answers;
     answers.reserve(given.size());
     for (size_t at = 0; at < given.size(); at++) {
