@@ -45,7 +45,7 @@ def check(
             metavar="FILE_OR_MODULE[:NAME]",
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
             "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has no operator, all "
-            "its Functions and custom ops. A folder (`kernels/`) means all its files that declare these.",
+            "its Functions and custom ops. A folder (`kernels/`) means all its files that declare one.",
         ),
     ],
     pass_if_none: Annotated[

@@ -202,8 +202,11 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
     if schema.returns is not None and results == (arguments.get(schema.returns),):
         results = ()  # `x: B M -> B M`: the argument that is written and returned
     if len(results) not in (len(schema.results), len(schema.visible)):
-        each = f"write one entry for each result after `->`, {len(schema.visible)} in all"
-        hint = each if schema.results else "write nothing after `->`"
+        hint = (
+            f"write one entry for each result after `->`, {len(schema.visible)} in all"
+            if schema.results
+            else "write nothing after `->`"
+        )
         raise refuse("must give the dimensions of each result", hint, repr(returned.strip()))
     integers = frozenset(
         each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
