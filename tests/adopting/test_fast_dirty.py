@@ -183,7 +183,7 @@ class Changing(Function):
     [
         ("marks nothing", "`s`"),
         ("writes the other", "wrote into an input into which earlier runs did not write"),
-        ("one result more", "after it had written into `s`"),
+        ("one result more", "wrote into `s` and then returned results"),
         ("a constant", "marks `s` as dirty and as non-differentiable"),
     ],
 )

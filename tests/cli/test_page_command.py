@@ -97,7 +97,7 @@ def test_a_file_about_others_is_refused(
         f"  argument: {option}",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
-        "  hint: name a file that has it, or leave the option out",
+        f"  hint: name a file with a {what} of these operators, or leave the option out",
         "  more: opsmith rule UsageError",
     ]
 

@@ -70,7 +70,7 @@ def expect_gathering(gathers: bool) -> Iterator[None]:
         yield
     said = [str(each.message) for each in caught]
     assert all(
-        "gathers its DTensors on every rank, since torch cannot derive placements" in each for each in said
+        "gathers its DTensors on every rank, because torch cannot derive placements" in each for each in said
     )
     assert bool(said) is gathers, said
 

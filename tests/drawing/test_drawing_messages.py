@@ -143,7 +143,7 @@ alone""",
   argument: inputs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "keyword arguments of tensors": (
         lambda: leaf() * 2,
@@ -153,7 +153,7 @@ alone""",
   argument: kwargs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "training of tensors": (
         lambda: leaf() * 2,
@@ -163,7 +163,7 @@ alone""",
   argument: training
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "training of an operator": (
         lambda: plain,
@@ -267,7 +267,9 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     there = tmp_path / "there.svg"
     there.mkdir()
     gone = tmp_path / "gone" / "a.svg"
-    assert said(there) == UNWRITABLE.format(path=there, got="a folder", hint="name a file in it, `graph.svg`")
+    assert said(there) == UNWRITABLE.format(
+        path=there, got="a folder", hint="name a file in this folder, `graph.svg`"
+    )
     assert said(gone) == UNWRITABLE.format(
         path=gone, got=f"there is no folder `{gone.parent}`", hint="make the folder first"
     )

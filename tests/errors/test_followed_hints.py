@@ -211,7 +211,7 @@ def test_a_count_of_shapes_counts_no_hidden_result(name: str) -> None:
 @pytest.mark.parametrize(
     ("shapes", "hint"),
     [
-        ("x: B M", "write the arguments, `->`, and nothing after it, since it returns nothing"),
+        ("x: B M", "write the arguments, `->`, and nothing after it: the operator returns nothing"),
         ("x: B M -> B M", "write nothing after `->`"),
     ],
 )
@@ -234,8 +234,8 @@ def test_ctx_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(scale))
     assert said.endswith(
-        "hint: leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
-        "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
+        "hint: leave `ctx` out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt "
+        "a class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
     )
 
     @opsmith.operator(name)
@@ -304,7 +304,7 @@ def test_a_tangent_by_numpy_under_torch_func(name: str, kind: str, transform: st
         "jacfwd": lambda: torch.func.jacfwd(operator)(torch.ones(3)),
     }[transform]
     said = refused(errors.ForwardModeError, run)
-    assert said.startswith(f"{name}: its tangent reads the memory of tensors, as NumPy does")
+    assert said.startswith(f"{name}: its tangent reads tensor memory, as NumPy does")
     assert said.endswith("hint: write the tangent with torch operations, or use `torch.autograd.forward_ad`")
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(operator(forward_ad.make_dual(ONES, ONES))).tangent

@@ -80,7 +80,7 @@ def test_overlapping_tensors_are_refused_before_a_write(case: str, operator: str
             call(*apart)  # a known call is refused, too
             with pytest.raises(errors.MutationError) as caught:
                 call(*OVERLAPPING[case](x))
-        assert "`dst`, which is written, shares elements with `src`" in str(caught.value)
+        assert "the written `dst` shares elements with `src`" in str(caught.value)
         assert caught.value.hint == "call it with `src.clone()`"
         assert torch.equal(x, expected)
     dst, src = OVERLAPPING[case](x)

@@ -155,12 +155,12 @@ def _dismiss(watcher: subprocess.Popen[bytes] | None) -> None:
 
 _ENDED = (
     "the process ended while {checked} ran, and nothing more is reported; if a kernel in C++ writes out of "
-    "bounds, `--sanitize` names the line; with `--isolate` the end is a finding, and the check continues"
+    "bounds, `--sanitize` names the line; with `--isolate` this crash is a finding, and the check goes on"
 )
 
 _OS_EXIT = (
-    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` the "
-    "exit is a finding, and the check continues"
+    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this "
+    "exit is a finding, and the check goes on"
 )
 
 

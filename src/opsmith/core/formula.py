@@ -154,7 +154,7 @@ class FormulaNames:
                 )
             if parameter.default is not parameter.empty:
                 raise errors.FormulaError(
-                    f"{what} gives its parameter `{name}` a default, but the formula gets this value by name",
+                    f"{what} gives its parameter `{name}` a default, but formulas get values by name",
                     argument=name,
                     where=location,
                     hint="close over the value: write the formula inside a function that has the value",
