@@ -262,7 +262,7 @@ class Swaps(Function):
 @pytest.mark.parametrize(
     ("which", "problem", "hint"),
     [
-        ("swapped", "returns `x` at a different position", "let it return `x` at one position"),
+        ("swapped", "returns `x` at a different position", "let forward return `x` at one position"),
         (
             "second",
             "marks different arguments as dirty",

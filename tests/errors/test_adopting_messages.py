@@ -365,7 +365,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a backward that writes later": (
         later_write,
         errors.SavedTensorModifiedError,
-        ["`WritesLater.backward` wrote into a grad_output, unlike its first run", "grad.clone()"],
+        ["`WritesLater.backward` wrote into a grad_output, but not in its first run", "grad.clone()"],
     ),
     "two tangents for one result": (
         lambda: torch.func.jvp(adopted(TwoTangents), (torch.ones(3),), (torch.ones(3),)),

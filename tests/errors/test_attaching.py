@@ -228,7 +228,7 @@ def test_formula_that_is_no_function(rule: Any, hint: str, name: str, place: Pla
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` is neither a function nor a value that replaces one
+        {name}: the gradient of `x` is neither a function nor a value that replaces a function
           argument: x
           expected: a function, or opsmith.zero, .non_differentiable or .not_implemented(...)
           got: {rule!r}

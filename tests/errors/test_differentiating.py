@@ -318,7 +318,7 @@ def test_formula_that_writes_into_what_it_was_given(
 
 
 IN_TORCH = (
-    "write the formula with torch operations or opsmith operators, so that a second-order gradient exists; "
+    "write the formula with torch operations or opsmith operators: then a second-order gradient exists; "
     "if the gradient is zero, give `opsmith.zero`"
 )
 

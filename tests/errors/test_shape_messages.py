@@ -263,7 +263,7 @@ def test_result_of_another_dtype_than_its_fake(name: str, place: Place, says: An
     with says(
         errors.ResultTypeError,
         f"""
-        {name}: the dtype of `result` is not that of the fake kernel derived from `shapes=`
+        {name}: the dtype of `result` differs from the dtype of the fake kernel derived from `shapes=`
           argument: result
           expected: torch.float32, to which its tensors promote
           got: torch.int64

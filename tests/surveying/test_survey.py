@@ -48,7 +48,7 @@ VERDICTS = {
     "Reduce": ("works", []),
     "NumpyNoise": ("wrong", ["it draws from the global state of NumPy"]),
     "Broken": ("wrong", ["its forward raises RuntimeError: the extension is not compiled, whatever"]),
-    "RoundSTE": ("needs a declaration", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
+    "RoundSTE": ("needs a declaration", ["small changes of `x`", "straight-through", 'kind="surrogate"']),
     "MarksDirty": ("works", []),
     "WritesUnmarked": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
     "Outer.Inner": ("works", []),
@@ -335,7 +335,7 @@ def test_it_says_which_second_orders_it_mends() -> None:
     assert found.reasons == ()
     assert found.abilities["second order"] == "mended"
     (line,) = found.mends
-    assert line.startswith("mends second order: by `apply`, the second order by `x` is wrong: it lacks ")
+    assert line.startswith("mends second order: with `apply`, the second order by `x` is wrong: it lacks ")
     assert "a value that the forward computed and kept, on `ctx` or by `save_for_backward`" in line
     assert found.to_dict()["mends"] == [line]
 

@@ -448,7 +448,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_written() -> None:
     with torch.no_grad():
         with_formula(leaf, X)
     row = X.clone()
-    assert refused(lambda: derived(row.expand(3, 4), X)) == "several elements of `cache` are one in memory"
+    assert refused(lambda: derived(row.expand(3, 4), X)) == "several elements of `cache` share the same memory"
     assert refused(lambda: derived(row, row)) == "the written `cache` shares elements with `x`"
     assert refused(lambda: derived(row[:3], row[1:])) == "the written `cache` shares elements with `x`"
     torch.testing.assert_close(row, X)

@@ -137,7 +137,7 @@ def test_through_torch_s_library(operator: Any) -> None:
         (torch.empty(1, 3), errors.ShapeError, "`out` has another shape than the result"),
         (torch.empty(3, dtype=torch.float64), errors.ResultTypeError, "`out` has another dtype"),
         (torch.empty(3, device="meta"), errors.PlacementError, "`out` has another device"),
-        (torch.empty(1).expand(3), errors.MutationError, "several elements of `out` are one in memory"),
+        (torch.empty(1).expand(3), errors.MutationError, "several elements of `out` share the same memory"),
         ([torch.empty(3)], errors.UsageError, "`out` is not a tensor for each result"),
         ((torch.empty(3), torch.empty(3)), errors.UsageError, "`out` is not a tensor for each result"),
         (None, errors.UsageError, "`out` is not a tensor for each result"),

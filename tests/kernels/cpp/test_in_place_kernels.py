@@ -164,7 +164,7 @@ def test_what_cannot_be_written_is_refused_without_python_too(context: str) -> N
             assert refused(lambda: call(whole, whole, 1)) == shares
             assert refused(lambda: call(whole[:3], whole[1:], 1)) == shares
             assert refused(lambda: call(whole[:, ::2], whole[:, ::2], 1)) == shares
-            one = "several elements of `cache` are one in memory"
+            one = "several elements of `cache` share the same memory"
             assert refused(lambda: call(whole[:1].expand(4, 6), functional(4, 6), 1)) == one
         assert_close(whole, before)
         for _ in range(2):

@@ -211,7 +211,7 @@ def refuse_graph_cut(
         f"torch cannot see that the gradient of `{label}` depends on `{next(iter(incoming))}`",
         argument=label,
         where=formula.where,
-        hint="write the formula with torch operations or opsmith operators, so that a second-order gradient "
+        hint="write the formula with torch operations or opsmith operators: then a second-order gradient "
         "exists; if the gradient is zero, give `opsmith.zero`",
     )
     refused: Tensor = refuse_differentiation([gradient], sources, error)[0]

@@ -455,7 +455,7 @@ def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int,
                 f"`{adopted.name}.forward` marks `{name}` as dirty but does not return it; torch's "
                 "`apply` also refuses this",
                 argument=name,
-                hint=f"return `{name}` itself, not a view or a copy; or let it work on a copy: `mutates=()`",
+                hint=f"return `{name}` itself, not a view or a copy; or work on a copy: `mutates=()`",
             )
 
 
