@@ -25,7 +25,11 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str, str]] = {
         "a view of a leaf",
         "is a view of a leaf that requires a gradient",
     ),
-    "expanded": (lambda: numbers(1).expand(3), "single memory location", "several elements of `x` are one"),
+    "expanded": (
+        lambda: numbers(1).expand(3),
+        "single memory location",
+        "several elements of `x` share the same memory",
+    ),
     "made in inference mode": (
         torch.inference_mode()(lambda: numbers(3)),
         "Inplace update to inference tensor",

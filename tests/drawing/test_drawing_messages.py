@@ -196,7 +196,7 @@ alone""",
         lambda: plain,
         {"inputs": (1, 2)},
         errors.UsageError,
-        """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument and 2 were given
+        """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument, but 2 were given
   argument: inputs
   hint: give `inputs=` the arguments of `plain(x)`""",
     ),

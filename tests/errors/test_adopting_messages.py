@@ -326,7 +326,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: other_calls(adopted(TwoWays), (torch.ones(2), 0), (torch.ones(2), 1)),
         errors.MutationError,
         [
-            "`TwoWays.forward` wrote into an input into which earlier runs did not",
+            "`TwoWays.forward` wrote into an input, but earlier runs did not",
             "argument: x",
             "x.clone()",
         ],

@@ -281,7 +281,7 @@ def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> No
           expected: a function of `x`, `weight`, `by`
           got: soft(x: 'Tensor') -> 'Tensor'
           where: {place(soft)}
-          hint: write `def f(x, weight, by): ...`, even if it uses only some
+          hint: write `def f(x, weight, by): ...`, even if it uses only some of them
         """,
     ):
         operator.surrogate_gradients(soft)
@@ -352,7 +352,7 @@ def test_a_kernel_is_required_by_a_device_type(device: Any, name: str, says: Any
         ),
         pytest.param(
             (torch.ones(2), torch.ones(2), 1.0, 2.0),
-            "it takes 3 positional arguments and 4 were given",
+            "it takes 3 positional arguments, but 4 were given",
             [],
             id="too-many",
         ),
@@ -456,7 +456,7 @@ def test_kernel_that_takes_other_arguments(name: str, place: Place, says: Any) -
           expected: a function of `x`, `by`
           got: fast(x)
           where: {place(fast)}
-          hint: write `def f(x, by): ...`, even if it uses only some
+          hint: write `def f(x, by): ...`, even if it uses only some of them
         """,
     ):
         opsmith.operator(name)(scaled).kernel("cpu", fast)

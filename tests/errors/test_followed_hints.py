@@ -148,7 +148,7 @@ def test_what_cannot_be_returned_is_left_out_of_the_results(name: str, function:
     operator: Any = opsmith.operator(name, mutates="x")(function)
     said = refused(errors.AliasError, lambda: operator(*(torch.ones(2), torch.ones(2))))
     assert said.endswith(
-        "hint: leave `x` out of the results, since callers have it; or return a copy: `.clone()`"
+        "hint: leave `x` out of the results, because callers have it; or return a copy: `.clone()`"
     )
 
 
@@ -169,7 +169,7 @@ def test_a_method_with_a_hint_for_its_object_is_no_function(name: str, first: st
     exec(f"def method({first}: 'M', x: Tensor) -> Tensor:\n    return x * 2\n", scope)
     said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"]))
     assert "import the name" not in said
-    assert ("leave it out" if first == "ctx" else "declare a function outside of the class") in said
+    assert ("leave `ctx` out" if first == "ctx" else "declare a function outside of the class") in said
     exec(f"def method({first}: Tensor, x: 'M') -> Tensor:\n    return x * 2\n", scope)
     assert "import the name" in refused(
         errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"])
@@ -204,7 +204,7 @@ def test_a_count_of_shapes_counts_no_hidden_result(name: str) -> None:
         return opsmith.operator(name, hidden=("rstd",), shapes=shapes)(normalized)
 
     said = refused(errors.ShapePatternError, lambda: declare("x: B M, weight: M -> B M, B, B"))
-    assert said.endswith("hint: write 1 after `->`")
+    assert said.endswith("hint: write one entry for each result after `->`, 1 in all")
     assert declare("x: B M, weight: M -> B M")(ONES, torch.ones(3)).shape == (2, 3)
 
 

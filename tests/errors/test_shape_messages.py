@@ -58,7 +58,7 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
         "x: B -> B, B",
         "must give the dimensions of each result",
         "'B, B'",
-        "write 1 after `->`",
+        "write one entry for each result after `->`, 1 in all",
     ),
     "not-a-size": (
         "x: B M! -> B",

@@ -315,7 +315,9 @@ def test_a_list_or_an_optional_result_of_another_form(name: str, form: str, reco
     operator.kernel("cpu", kernel)
     x = torch.ones(2, requires_grad=recorded)
     for _ in range(3):
-        with pytest.raises(kind, match=rf"of `{re.escape(argument)}` differs from the \w+ of the ref") as caught:
+        with pytest.raises(
+            kind, match=rf"of `{re.escape(argument)}` differs from the \w+ of the ref"
+        ) as caught:
             operator(x, *rest)
         error = caught.value
         assert (error.operator, error.argument, error.expected, error.got) == (name, argument, expected, got)
@@ -397,14 +399,18 @@ def test_an_opaque_list_is_held_to_its_fake_kernel(name: str) -> None:
     with pytest.raises(errors.AliasError):  # a fake kernel is held to the contract, too
         operator(torch.ones(2, device="meta"), 3)
     operator.fake(lambda x, n: [torch.empty_like(x) for _ in range(2)])
-    with pytest.raises(errors.ResultCountError, match="the length of `result` differs from the length of the"):
+    with pytest.raises(
+        errors.ResultCountError, match="the length of `result` differs from the length of the"
+    ):
         operator(torch.ones(2), 3)
     operator.fake(lambda x, n: [torch.empty_like(x) for _ in range(n)])
     assert len(operator(torch.ones(2), 3)) == 3
     optional = opsmith.operator(f"{name}_optional", opaque=True)(positive)
     optional.fake(lambda x, given: torch.empty_like(x))
     assert optional(torch.ones(2)) is not None
-    with pytest.raises(errors.ResultTypeError, match="the type of `result` differs from the type of the fake"):
+    with pytest.raises(
+        errors.ResultTypeError, match="the type of `result` differs from the type of the fake"
+    ):
         optional(torch.ones(2), False)
 
 

@@ -126,7 +126,9 @@ def test_one_that_overlaps_itself(operator: str, size: tuple[int, ...], stride: 
     x = numbers()
     for _ in range(2):
         OPERATORS[operator](torch.ones(size), torch.ones(size))  # a known call is refused, too
-    with pytest.raises(errors.MutationError, match="several elements of `dst` share the same memory") as caught:
+    with pytest.raises(
+        errors.MutationError, match="several elements of `dst` share the same memory"
+    ) as caught:
         OPERATORS[operator](x.as_strided(size, stride), torch.ones(size))
     assert caught.value.hint == "call it on `dst.clone()`"
     assert torch.equal(x, numbers())

@@ -51,7 +51,7 @@ def benchmark(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Calls to measure: a list of tuples of arguments, or a function that returns one.",
+            help="Calls to measure: a list of tuples of arguments, or a function that returns this list.",
         ),
     ] = None,
     baseline: Annotated[

@@ -72,12 +72,12 @@ def check(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Samples: a list of tuples of arguments, or a function that returns one.",
+            help="Samples: a list of tuples of arguments, or a function that returns this list.",
         ),
     ] = None,
     isolate: Annotated[
         bool,
-        typer.Option("--isolate", help="Run each property in a child process, so that a crash is a finding."),
+        typer.Option("--isolate", help="Run each property in a child process: then a crash is a finding."),
     ] = False,
     limit: Annotated[
         float | None,

@@ -158,7 +158,7 @@ ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
 OF_FEATURES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
-    _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
+    _of_package("ONNX Runtime", "onnxruntime", "export: run the exported model", "pip install onnxruntime"),
     _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
     _of_package("matplotlib", "matplotlib", "benchmark: --plot", install("benchmark")),
     _of_package("MCP", "mcp", "mcp", install("mcp")),

@@ -495,7 +495,7 @@ def _refuse_returned(
         raise errors.UnknownInputError(
             f"it cannot return `{returns}`",
             argument="returns",
-            expected="the first argument, a `Tensor`, and the only one that it writes into",
+            expected="the first argument, a `Tensor`, which is the only written argument",
             got=f"`{returns}`, where the first argument is "
             + (f"`{first.name}: {first.kind.annotation()}`" if first else "none")
             + f", and it writes into {listed(mutates) or 'nothing'}",

@@ -140,7 +140,7 @@ def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
         return None
     declaration.kinds.append("stochastic")
     return (
-        'its forward draws random numbers: declare `kind="stochastic"`: then torch never merges two '
+        'its forward draws random numbers: declare `kind="stochastic"`, and torch never merges two '
         "calls into one"
     )
 
