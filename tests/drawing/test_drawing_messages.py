@@ -180,7 +180,7 @@ alone""",
         errors.UsageError,
         """`inputs` do not fit the module: missing a required argument: 'x'
   argument: inputs
-  expected: what `forward(x: 'Tensor') -> 'dict[str, Tensor]'` takes
+  expected: the arguments of `forward(x: 'Tensor') -> 'dict[str, Tensor]'`
   got: nothing
   hint: write `inputs=(x, y)`, or `inputs={"x": x}` by name""",
     ),
@@ -245,7 +245,9 @@ def test_a_message_in_full(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "has"), [(bare, "has none"), (sampleless, "its samples are empty")], ids=["none", "empty"]
+    ("operator", "has"),
+    [(bare, "it has no samples"), (sampleless, "its samples are empty")],
+    ids=["none", "empty"],
 )
 def test_an_operator_without_samples(operator: Any, has: str, tmp_path: Path) -> None:
     with pytest.raises(errors.MissingSamplesError) as caught:

@@ -242,7 +242,11 @@ def test_the_environment_names_versions_machine_and_compiler(text: str) -> None:
 
 def test_without_samples_each_section_that_needs_one_says_so(tmp_path: Path) -> None:
     text = written(tmp_path, paged.bare, reports={})
-    for name, words in {"check": "there are no samples", "graph": "has none", "memory": "has none"}.items():
+    for name, words in {
+        "check": "there are no samples",
+        "graph": "has no samples",
+        "memory": "has no samples",
+    }.items():
         found = section(text, name)
         assert 'class="absent"' in found
         assert words in Reader(found).text, name

@@ -109,7 +109,7 @@ def function_call(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None =
             f"`inputs` do not fit the {what}: {error}",
             argument="inputs",
             expected=f"the arguments of `{getattr(called, '__name__', what)}{inspect.signature(called)}`",
-            got=f"{len(args) + len(named)} in number" if args or named else "nothing",
+            got=f"number of arguments: {len(args) + len(named)}" if args or named else "nothing",
             hint='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
         ) from error
     except ValueError:  # a function in C has no signature
