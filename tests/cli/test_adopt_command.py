@@ -43,7 +43,7 @@ REPORT = {
     "LeakyReLUInPlace": ("works", []),
     "Arctangent": (
         "works",
-        ["no forward mode and no second order", "is marked with `once_differentiable`", "with `reference=`"],
+        ["no forward mode and no second order", "is marked with `once_differentiable`", "give `reference=`"],
     ),
     "DropFeatures": ("needs a declaration", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
     "Binarize": ("needs a declaration", ["small changes of `x` do not change", 'kind="surrogate")']),
