@@ -66,7 +66,9 @@ def test_without_watching_it_says_what_is_left_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(OperationCount, "see", lambda self, operator, args: None)
     _, count, words = count_operations(lambda: (x @ y.mT).exp())
     assert count == 2 * 4 * 3 * 4
-    assert words == "of the reference: torch.utils.flop_counter alone: the capability `dispatch_mode` is off"
+    assert words == (
+        "of the reference: torch.utils.flop_counter alone, because the capability `dispatch_mode` is off"
+    )
 
 
 def test_bytes_count_each_storage_once_and_what_is_read_of_it() -> None:

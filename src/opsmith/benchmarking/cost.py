@@ -100,7 +100,9 @@ def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
         returned = run()
     words = "of the reference: torch.utils.flop_counter, and elementwise operations and reductions"
     if not tally.seen:
-        words = "of the reference: torch.utils.flop_counter alone: the capability `dispatch_mode` is off"
+        words = (
+            "of the reference: torch.utils.flop_counter alone, because the capability `dispatch_mode` is off"
+        )
     elif tally.uncounted:
         words += f"; not counted: {', '.join(sorted(tally.uncounted))}"
     return returned, counter.get_total_flops() + tally.count, words

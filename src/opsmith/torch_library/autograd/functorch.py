@@ -240,7 +240,7 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
             if isinstance(error, kind) and has_message(error, texts):
                 raise unsupported_transform(primitive.specification, transform) from error
         if primitive.specification.schema.new_values and has_message(error, WRITE_UNMAPPED):
-            unmapped = "`vmap` over an argument, but not over the written argument,"
+            unmapped = "`vmap` that does not map the written argument"
             raise unsupported_transform(primitive.specification, unmapped) from error
         raise
 
