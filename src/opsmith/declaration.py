@@ -233,7 +233,7 @@ def check_name(name: Any, *, hint: str) -> None:
     word = _reserved_word(name) if isinstance(name, str) and _NAME.fullmatch(name) else None
     if word is not None:
         raise errors.NameFormatError(
-            f"`{word}` cannot be part of an operator's name: torch or Python uses it otherwise",
+            f"`{word}` cannot be part of an operator's name: torch or Python uses this word",
             expected="two identifiers with `::` between them, which torch does not use for itself",
             got=repr(name),
             hint=f"replace `{word}` by another word",

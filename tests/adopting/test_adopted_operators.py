@@ -253,7 +253,7 @@ def test_what_the_reference_does_instead_is_told() -> None:
     assert operator.explain(x(3)).notes == ()
     torch.vmap(operator)(x(2, 3))
     (note,) = operator.explain(x(3)).notes
-    assert note.startswith("forward under vmap, the reference in its place: RuntimeError")
+    assert note.startswith("forward under vmap, replaced by the reference: RuntimeError")
 
 
 def test_what_runs_on_real_tensors_is_told() -> None:

@@ -25,7 +25,11 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str, str]] = {
         "a view of a leaf",
         "is a view of a leaf that requires a gradient",
     ),
-    "expanded": (lambda: numbers(1).expand(3), "single memory location", "several elements of `x` are one"),
+    "expanded": (
+        lambda: numbers(1).expand(3),
+        "single memory location",
+        "several elements of `x` share the same memory",
+    ),
     "made in inference mode": (
         torch.inference_mode()(lambda: numbers(3)),
         "Inplace update to inference tensor",
@@ -153,15 +157,17 @@ def test_a_constant_that_is_written_is_refused_where_it_has_a_gradient() -> None
 def test_a_flag_that_leaves_the_mark_out_and_not_the_write_is_refused() -> None:
     operator = opsmith.adopt(UnmarkedWhere, "dirty::unmarked_where")
     operator(numbers(3), True)
-    with pytest.raises(errors.MutationError, match="unlike in earlier runs, did not mark it") as raised:
+    with pytest.raises(
+        errors.MutationError, match="did not mark it as dirty, unlike in earlier runs"
+    ) as raised:
         operator(numbers(3), False)
-    assert "let it call `ctx.mark_dirty(x)` wherever it writes into it" in str(raised.value)
+    assert "let forward call `ctx.mark_dirty(x)` in each call that writes into `x`" in str(raised.value)
 
 
 def test_one_of_any_number_of_arguments_needs_a_declaration() -> None:
     operator = opsmith.adopt(MarksArguments, "dirty::any_number")
     with pytest.raises(
-        errors.MutationError, match=r"marks one of `\*tensors` as dirty, which needs a declar"
+        errors.MutationError, match=r"marks one tensor of `\*tensors` as dirty, but an operator"
     ) as raised:
         operator(numbers(3), numbers(3))
     assert "name the arguments one by one" in str(raised.value)
@@ -191,7 +197,7 @@ def test_an_output_that_the_source_does_not_show() -> None:
         errors.UsageError, match=r"it is not known which output of `Hidden\.forward` is `x`"
     ) as raised:
         opsmith.adopt(Hidden, "dirty::hidden", mutates="x")
-    assert "`return x`, at the top of what forward returns" in str(raised.value)
+    assert "`return x`, not inside a nested tuple" in str(raised.value)
     operator = opsmith.adopt(Hidden, "dirty::hidden_sampled", mutates="x", samples=[(numbers(3),)])
     assert str(operator) == "<opsmith operator dirty::hidden_sampled(Tensor(a!) x) -> Tensor>"
     learnt, given = opsmith.adopt(Hidden, "dirty::hidden_learnt"), numbers(3)

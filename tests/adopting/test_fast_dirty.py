@@ -182,8 +182,8 @@ class Changing(Function):
     ("how", "words"),
     [
         ("marks nothing", "`s`"),
-        ("writes the other", "wrote into an input into which earlier runs did not write"),
-        ("one result more", "after it had written into `s`"),
+        ("writes the other", "wrote into an input, but earlier runs did not write into this input"),
+        ("one result more", "wrote into `s` and then returned results"),
         ("a constant", "marks `s` as dirty and as non-differentiable"),
     ],
 )

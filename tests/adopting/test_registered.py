@@ -135,7 +135,7 @@ def test_its_own_gradient_and_fake_kernel_are_kept(kind: str) -> None:
     assert "fake" in made.ran
     explained = handle.explain(x.clone().requires_grad_())
     assert explained.gradients["x"].startswith("the operator's own autograd")
-    assert str(explained).endswith("saved for the backward: what its own autograd saves")
+    assert str(explained).endswith("saved for the backward: the tensors that its own autograd saves")
 
 
 def test_its_own_rule_for_vmap_is_kept() -> None:

@@ -50,9 +50,9 @@ def test_baselines_that_compute_something_else_are_told_and_not_timed(measure: M
     assert told["other values"].startswith("it computes something else: its result: at [")
     assert "24 of 24 elements are wrong" in told["other values"]
     assert told["a little off"].startswith("it computes something else: its result: at [")
-    assert told["other shape"].endswith("its result: it has the shape [1, 6], and the reference's [4, 6]")
-    assert told["other dtype"].endswith("it has the dtype torch.float64, and the reference's torch.float32")
-    assert told["two results"].endswith("it returns 2 tensors, and the reference 1")
+    assert told["other shape"].endswith("its result: it has the shape [1, 6], but the reference has [4, 6]")
+    assert told["other dtype"].endswith("it has the dtype torch.float64, but the reference has torch.float32")
+    assert told["two results"].endswith("it returns 2 tensors, but the reference returns 1")
     assert told["no gradient"].startswith("it computes something else: its gradient 0: at [")
     assert told["raises"].startswith("it raises RuntimeError: ")
     assert "mat1 and mat2 shapes cannot be multiplied" in told["raises"]

@@ -62,7 +62,7 @@ def test_a_point_above_the_roof_is_circled_and_says_why() -> None:
     slow = replace(small(), ceilings=tuple(replace(each, rate=each.rate / 1e6) for each in small().ceilings))
     assert slow.above
     circled = [text.get_text() for text in roofline(slow).legends[0].get_texts()]
-    assert [text for text in circled if text.startswith("circle: faster than its ceiling, since")]
+    assert [text for text in circled if text.startswith("circle: faster than its ceiling, because")]
     assert ABOVE in picture_text(slow, "roofline")
     assert f"more than 100% of the roof: {ABOVE}" in str(slow)
     assert not small().above

@@ -49,10 +49,10 @@ REPORT = {
     "LeakyReLUInPlace": ("works", []),
     "Arctangent": (
         "works",
-        ["no forward mode and no second order", "is marked with `once_differentiable`", "with `reference=`"],
+        ["no forward mode and no second order", "is marked with `once_differentiable`", "give `reference=`"],
     ),
     "DropFeatures": ("needs a declaration", ["draws random numbers", 'kind="stochastic"', "no forward mode"]),
-    "Binarize": ("needs a declaration", ["small steps of `x` do not change", 'kind="surrogate")']),
+    "Binarize": ("needs a declaration", ["small changes of `x` do not change", 'kind="surrogate")']),
 }
 LINES = {
     "Mish": 'mish = opsmith.adopt(Mish, "mypackage::mish")',
@@ -146,7 +146,8 @@ def test_a_second_order_that_is_mended_has_a_line(opsmith: Run, write: Write) ->
     assert "gains jvp, vmap; mends second order; keeps torch.compile" in done.stdout
     words = " ".join(done.stdout.split())
     assert (
-        "- mends second order: by `apply`, the derivative of the gradient of `x` is wrong: it lacks " in words
+        "- mends second order: with `apply`, the derivative of the gradient of `x` is wrong: it lacks "
+        in words
     )
     (read,) = json.loads(opsmith("adopt", str(file), "--json").stdout)["functions"]
     assert read["abilities"]["second order"] == "mended"

@@ -201,7 +201,7 @@ def test_an_operator_that_the_earlier_one_lacks_is_told(
     done = run(str(file), "--against", str(earlier))
     told = [name for name in ("twice", "square", "wrong", "bare", "seldom") if f"::{name}`" in done.stderr]
     assert told == ["square", "wrong", "bare", "seldom"]
-    assert f"opsmith: `{earlier}` has no `{space}::square`, so it is not compared" in done.stderr
+    assert f"opsmith: `{earlier}` does not have `{space}::square`: nothing to compare with" in done.stderr
 
 
 @pytest.mark.slow

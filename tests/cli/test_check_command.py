@@ -149,7 +149,7 @@ def test_an_operator_without_samples_is_named_and_the_others_are_checked(
         ("1 / 0", "its samples cannot be made: ZeroDivisionError: division by zero"),
         (
             "[(make(2), 3)]",
-            "sample 0 does not fit the signature: it takes 1 positional argument and 2 were given",
+            "sample 0 does not fit the signature: it takes 1 positional argument, but 2 were given",
         ),
         ("[torch.empty(2, device='meta')]", "`x` of sample 0 cannot be checked on"),
     ],

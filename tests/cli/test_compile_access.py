@@ -35,8 +35,8 @@ TABLE = """\
     ×2.0   reads x                        1 requests of 32.0 lanes, 8.0 sectors each
     ×1.0   writes result                  1 requests of 32.0 lanes, 4.0 sectors each
 
-a model of a GPU, from runs on the CPU: without caches and times; sectors are of 32 bytes of global memory, \
-wavefronts of shared memory; the ratio is to the fewest
+a model of a GPU, from runs on the CPU: without caches and times; a sector is 32 bytes of global memory, \
+and wavefronts are of shared memory; a ratio divides their number by the smallest possible number
 """
 
 

@@ -212,7 +212,7 @@ def test_it_finds_the_compiler_that_builds_kernels(
         assert entry["found"] == expected.splitlines()[0]
         return
     assert entry["found"] is None
-    assert entry["hint"] == f"{refused}; name yours in CXX, or unset it"
+    assert entry["hint"] == f"{refused}; name your compiler in CXX, or unset CXX"
     monkeypatch.delenv("CXX")  # as the hint says
     assert entries(opsmith("doctor", "--json"))["C++ compiler"]["found"]
 
@@ -222,7 +222,7 @@ def test_calls_in_cpp_that_are_turned_off_are_turned_on(
     opsmith: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "calls_extension", lambda: None)
-    for value, hint in (("1", "leaves them unused: unset it"), ("", "opsmith build --calls")):
+    for value, hint in (("1", "turns calls in C++ off: unset this variable"), ("", "opsmith build --calls")):
         monkeypatch.setenv(config.PYTHON_CALLS, value)
         assert hint in entries(opsmith("doctor", "--json"))["calls in C++"]["hint"]
 
@@ -253,7 +253,7 @@ def test_an_old_torch_is_status_1(opsmith: Run, monkeypatch: pytest.MonkeyPatch)
     assert done.exit_code == 1
     assert json.loads(done.stdout)["works"] is False
     assert entries(done)["torch"]["hint"] == "pip install --upgrade 'torch>=2.11' (this is 2.4.1+cpu)"
-    assert "does not work here: fix what is marked in red" in opsmith("doctor").stdout
+    assert "does not work here: fix the lines marked in red" in opsmith("doctor").stdout
 
 
 @pytest.mark.usefixtures("listed_once")
@@ -301,7 +301,7 @@ def test_without_what_is_required_it_is_status_1(opsmith: Run, monkeypatch: pyte
     assert (done.exit_code, read["works"]) == (1, False)
     assert read["capabilities"][0]["why"] == "AssertionError: a kernel below autograd was recorded"
     shown = " ".join(opsmith("doctor").stdout.split())
-    assert "does not work here: fix what is marked in red" in shown
+    assert "does not work here: fix the lines marked in red" in shown
 
 
 def test_a_version_is_the_line_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,14 +153,14 @@ def test_a_crash_shows_its_line_and_an_exit_names_isolate(write: Write) -> None:
     assert f'File "{file}", line {line_of(FUNCTIONS, "ctypes.string_at")} in backward' in died.stderr
     assert died.stderr.endswith(
         "opsmith: the process ended while `Crashing` ran, and nothing more is reported; if a kernel in C++ "
-        "writes out of bounds, `--sanitize` names the line; with `--isolate` this is a finding, and the "
-        "rest is checked\n"
+        "writes out of bounds, `--sanitize` names the line; with `--isolate` this crash is a finding, "
+        "and the check goes on\n"
     )
     dropped = apart(f"{file}:Dropping", "--samples", "X", *FAST)
     assert (dropped.returncode, dropped.stdout) == (2, "")
     assert dropped.stderr == (
-        "opsmith: `Dropping` called `os._exit(0)`, and nothing more is reported; with `--isolate` this is a "
-        "finding, and the rest is checked\n"
+        "opsmith: `Dropping` called `os._exit(0)`, and nothing more is reported; with `--isolate` this "
+        "exit is a finding, and the check goes on\n"
     )
     fine = apart(f"{file}:Fine", "--samples", "X", *FAST)
     assert (fine.returncode, fine.stderr) == (0, "")

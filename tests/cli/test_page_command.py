@@ -97,7 +97,7 @@ def test_a_file_about_others_is_refused(
         f"  argument: {option}",
         f"  expected: one of `{space}::right`",
         "  got: `others::one`",
-        "  hint: name a file that has it, or leave the option out",
+        f"  hint: name a file with a {what} of these operators, or leave the option out",
         "  more: opsmith rule UsageError",
     ]
 
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_is_told_with_what_writes_it(
         f"  argument: {option}",
         f"  expected: a file that `{command} FILE` writes",
         "  got: No such file or directory",
-        f"  hint: make it first: `{command} {tmp_path}/no`",
+        f"  hint: make this file first: `{command} {tmp_path}/no`",
         "  more: opsmith rule UsageError",
     ]
 

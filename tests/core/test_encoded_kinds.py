@@ -200,7 +200,7 @@ def test_wrong_values_by_torch(operator: Operator) -> None:
 def test_an_argument_of_the_schema_is_none_of_the_handle(operator: Operator) -> None:
     with pytest.raises(errors.ArgumentError, match="it has no argument `settings_size`"):
         operator(torch.ones(2), settings_size=3)
-    with pytest.raises(errors.ArgumentError, match="it takes 3 positional arguments and 4 were given"):
+    with pytest.raises(errors.ArgumentError, match="it takes 3 positional arguments, but 4 were given"):
         operator(torch.ones(2), WIDE, (1, "a"), Mode.SUM)
 
 

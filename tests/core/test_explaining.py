@@ -42,7 +42,7 @@ def test_ordinary(name: str) -> None:
           forward: reference, {place(scaled)}
           gradient of `x`: ordinary autograd of the reference
           gradient of `weight`: ordinary autograd of the reference
-          saved for the backward: what the operations of the reference save
+          saved for the backward: the tensors that the operations of the reference save
         """,
     )
 
@@ -178,7 +178,7 @@ def test_rejected_kernels(name: str) -> None:
             rejected: kernel for cuda, {place(doubled)}: a tensor is on cpu
           gradient of `x`: ordinary autograd of the reference
           gradient of `weight`: ordinary autograd of the reference
-          saved for the backward: what the operations of the reference save
+          saved for the backward: the tensors that the operations of the reference save
         """,
     )
 

@@ -360,7 +360,7 @@ def test_two_items_that_share_memory(name: str) -> None:
 @pytest.mark.parametrize(
     ("annotation", "hint"),
     [
-        (Sequence[Tensor], "write `-> list[Tensor]` if their number varies"),
+        (Sequence[Tensor], "write `-> list[Tensor]` if the number of results varies"),
         (tuple[Tensor, list[Tensor | None]], "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     ],
     ids=str,

@@ -49,7 +49,7 @@ ENOUGH: dict[str, tuple[Any, str]] = {
     "integer": (halves, "x: B N -> B N-size+1"),
     "divided": (in_groups, "x: B N -> B 4"),
 }
-RAISES = "on samples made from `shapes=` the reference raises, or has no finite results"
+RAISES = "on samples made from `shapes=` the reference raises an error, or has no finite results"
 NOT_ENOUGH: dict[str, tuple[Any, str, str]] = {
     "an index": (taken, "x: N, index: M -> M", RAISES),
     "a number": (powered, "x: N -> N", "the possible values of `exponent` are not known"),

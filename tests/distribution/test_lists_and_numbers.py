@@ -70,7 +70,7 @@ def expect_gathering(gathers: bool) -> Iterator[None]:
         yield
     said = [str(each.message) for each in caught]
     assert all(
-        "gathers its DTensors on every rank, since torch cannot derive placements" in each for each in said
+        "gathers its DTensors on every rank, because torch cannot derive placements" in each for each in said
     )
     assert bool(said) is gathers, said
 
@@ -156,7 +156,7 @@ def test_a_kernel_that_returns_another_number_of_tensors_is_refused(place: Any) 
     with pytest.raises(errors.ResultCountError) as caught:
         pair(place(Shard(0)))
     assert caught.value.message().splitlines()[:4] == [
-        "lists::pair: the length of `result` is not that of the reference",
+        "lists::pair: the length of `result` differs from the length of the reference",
         "  argument: result",
         "  expected: 2",
         "  got: 3",

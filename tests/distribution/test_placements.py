@@ -102,7 +102,7 @@ def test_only_what_torch_derives_nothing_for_is_gathered(report: dict[str, Any])
     warned = {name: report[name]["warned"] for name in SUBJECTS if report[name]["warned"]}
     assert set(warned) == {"involution", "mask"}
     assert warned["involution"][0] == (
-        "opsmith: opsmith::involution gathers its DTensors on every rank, since torch cannot derive "
+        "opsmith: opsmith::involution gathers its DTensors on every rank, because torch cannot derive "
         "placements for it: Operator aten.unfold.default does not have a sharding strategy registered."
     )
     assert all(

@@ -143,7 +143,7 @@ alone""",
   argument: inputs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "keyword arguments of tensors": (
         lambda: leaf() * 2,
@@ -153,7 +153,7 @@ alone""",
   argument: kwargs
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "training of tensors": (
         lambda: leaf() * 2,
@@ -163,7 +163,7 @@ alone""",
   argument: training
   expected: a module, a function or an operator to call
   got: Tensor
-  hint: leave it out, or draw the function that computes them""",
+  hint: leave this argument out, or draw the function that computes the tensors""",
     ),
     "training of an operator": (
         lambda: plain,
@@ -180,7 +180,7 @@ alone""",
         errors.UsageError,
         """`inputs` do not fit the module: missing a required argument: 'x'
   argument: inputs
-  expected: what `forward(x: 'Tensor') -> 'dict[str, Tensor]'` takes
+  expected: the arguments of `forward(x: 'Tensor') -> 'dict[str, Tensor]'`
   got: nothing
   hint: write `inputs=(x, y)`, or `inputs={"x": x}` by name""",
     ),
@@ -196,7 +196,7 @@ alone""",
         lambda: plain,
         {"inputs": (1, 2)},
         errors.UsageError,
-        """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument and 2 were given
+        """drawn::plain: `inputs` do not fit the operator: it takes 1 positional argument, but 2 were given
   argument: inputs
   hint: give `inputs=` the arguments of `plain(x)`""",
     ),
@@ -245,7 +245,9 @@ def test_a_message_in_full(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "has"), [(bare, "has none"), (sampleless, "its samples are empty")], ids=["none", "empty"]
+    ("operator", "has"),
+    [(bare, "it has no samples"), (sampleless, "its samples are empty")],
+    ids=["none", "empty"],
 )
 def test_an_operator_without_samples(operator: Any, has: str, tmp_path: Path) -> None:
     with pytest.raises(errors.MissingSamplesError) as caught:
@@ -267,7 +269,9 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     there = tmp_path / "there.svg"
     there.mkdir()
     gone = tmp_path / "gone" / "a.svg"
-    assert said(there) == UNWRITABLE.format(path=there, got="a folder", hint="name a file in it, `graph.svg`")
+    assert said(there) == UNWRITABLE.format(
+        path=there, got="a folder", hint="name a file in this folder, `graph.svg`"
+    )
     assert said(gone) == UNWRITABLE.format(
         path=gone, got=f"there is no folder `{gone.parent}`", hint="make the folder first"
     )

@@ -168,7 +168,7 @@ def test_what_is_given_to_a_checkpoint_is_packed_and_not_computed_again() -> Non
         "result (packed by a hook)",
         "self (packed by a hook)",
     ]
-    assert graph.summary() == "5 nodes; keeps nothing; 2 tensors packed by hooks not counted"
+    assert graph.summary() == "5 nodes; keeps nothing; not counted: 2 tensors packed by hooks"
     assert runs == [1]
     y.sum().backward()
 

@@ -83,7 +83,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "by keyword": (
         lambda: opsmith.adopt(ByKeyword, "refused::keyword"),
         errors.ParameterKindError,
-        ["`ByKeyword.forward` takes `factor` by keyword", "which `apply` never gives", "by position"],
+        ["`ByKeyword.forward` takes `factor` by keyword", "but `apply` passes no keywords", "by position"],
     ),
     "signature that cannot be read": (
         lambda: opsmith.adopt(Square, "refused::text", signature="x: Tensor"),
@@ -117,7 +117,7 @@ DECLARING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "reference of other arguments": (
         lambda: opsmith.adopt(Square, "refused::reference", reference=lambda: torch.ones(2)),
         errors.NotAFunctionError,
-        ["the reference cannot be called as the operator is", "a function of `x`"],
+        ["the reference cannot be called like the operator", "a function of `x`"],
     ),
     "reference that is none": (
         lambda: opsmith.adopt(Square, "refused::no_reference", reference=3),  # type: ignore[arg-type]
@@ -326,7 +326,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
         lambda: other_calls(adopted(TwoWays), (torch.ones(2), 0), (torch.ones(2), 1)),
         errors.MutationError,
         [
-            "`TwoWays.forward` wrote into an input into which earlier runs did not",
+            "`TwoWays.forward` wrote into an input, but earlier runs did not",
             "argument: x",
             "x.clone()",
         ],
@@ -365,7 +365,7 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "a backward that writes later": (
         later_write,
         errors.SavedTensorModifiedError,
-        ["`WritesLater.backward` wrote into a grad_output, unlike its first run", "grad.clone()"],
+        ["`WritesLater.backward` wrote into a grad_output, but not in its first run", "grad.clone()"],
     ),
     "two tangents for one result": (
         lambda: torch.func.jvp(adopted(TwoTangents), (torch.ones(3),), (torch.ones(3),)),
@@ -380,7 +380,11 @@ CALLING: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "NumPy of a saved tensor in a second order": (
         lambda: second_order(adopted(Undetached)),
         errors.TransformError,
-        ["`Undetached.backward` cannot run in a second order", "there is no reference", "reference=..."],
+        [
+            "`Undetached.backward` cannot run in a second-order gradient",
+            "there is no reference",
+            "reference=...",
+        ],
     ),
     "NumPy twice by transforms": (
         lambda: torch.func.hessian(lambda v: adopted(ByNumpy)(v).sum())(torch.ones(3)),

@@ -119,7 +119,7 @@ def test_no_reference(define: Define, says: Any) -> None:
         """
         theirs::alone: it must be adopted with a reference, from which the missing rules are derived
           argument: reference
-          expected: a function that computes the same in plain PyTorch
+          expected: a function that computes the same results in plain PyTorch
           got: None
           hint: write `opsmith.adopt(torch.ops.theirs.alone, reference=f)`
         """,
@@ -161,8 +161,8 @@ def test_several_overloads(define: Define, says: Any) -> None:
         (
             "composed(Tensor x) -> Tensor",
             "CompositeImplicitAutograd",
-            "it is composite: torch sees the operations that it is made of, which have all rules",
-            "use it as it is; to check it, declare a function that calls it with `@opsmith.operator`",
+            "it is composite: torch sees the operations in it, and they have all rules",
+            "use it unchanged; to check it, declare an operator whose reference calls it",
         ),
         (
             "empty(Tensor x) -> Tensor",
@@ -227,7 +227,7 @@ def test_one_of_torch_s_own(says: Any) -> None:
     with says(
         errors.UsageError,
         """
-        aten::sin: it is one of torch's own, whose gradients and kernels are torch's
+        aten::sin: it is an operator of torch itself, and torch has its gradients and kernels
           got: aten::sin(Tensor self) -> Tensor
           hint: declare your own operator that calls it
         """,
@@ -330,7 +330,7 @@ def bare(x, by=3, more=None):  # type: ignore[no-untyped-def]
     return x * by
 
 
-ARGUMENTS = "take as many arguments by position, and keyword-only arguments under the same names"
+ARGUMENTS = "take the same number of arguments by position, and keyword-only arguments by the same names"
 MISMATCHES: dict[str, tuple[str, Callable[..., Any], str, str | None, str]] = {
     "more": (
         "more(Tensor x) -> Tensor",
@@ -491,14 +491,14 @@ def test_reference_that_does_not_fit(case: str, define: Define, place: Place, sa
         ),
         (
             "counts(Tensor x) -> int",
-            "an operator returns a tensor, or a fixed number of them",
+            "an operator returns a tensor, or a fixed number of tensors",
             "return",
             "",
             "let it return a tensor for each result; a list of tensors can be stacked into one tensor",
         ),
         (
             "lists(Tensor x) -> Tensor[]",
-            "an operator returns a tensor, or a fixed number of them",
+            "an operator returns a tensor, or a fixed number of tensors",
             "return",
             "",
             "let it return a tensor for each result; a list of tensors can be stacked into one tensor",

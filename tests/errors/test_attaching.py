@@ -91,10 +91,10 @@ ONE_RESULT = "one of `x`, `weight`, `by`, `result`, `grad`"
         pytest.param(lambda grad, y: grad * y, "y", "the result is called `result`", id="y"),
         pytest.param(lambda grad, wieght: grad * wieght, "wieght", "did you mean `weight`?", id="nearest"),
         pytest.param(
-            lambda grad, temperature: grad, "temperature", "use one of those names", id="nothing-near"
+            lambda grad, temperature: grad, "temperature", "use one of the expected names", id="nothing-near"
         ),
         pytest.param(
-            lambda grad, grads_needed: grad, "grads_needed", "use one of those names", id="joint-only"
+            lambda grad, grads_needed: grad, "grads_needed", "use one of the expected names", id="joint-only"
         ),
     ],
 )
@@ -191,10 +191,10 @@ def test_formula_with_a_default(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` gives its parameter `by` a default, which would hide a value that it needs
+        {name}: the gradient of `x` gives its parameter `by` a default, but formulas get values by name
           argument: by
           where: {place(formula)}
-          hint: close over the value instead: write the formula inside a function that has it
+          hint: close over the value: write the formula inside a function that has the value
         """,
     ):
         operator.gradients(x=formula)
@@ -228,7 +228,7 @@ def test_formula_that_is_no_function(rule: Any, hint: str, name: str, place: Pla
     with says(
         errors.FormulaError,
         f"""
-        {name}: the gradient of `x` is neither a function nor a value that replaces one
+        {name}: the gradient of `x` is neither a function nor a value that replaces a function
           argument: x
           expected: a function, or opsmith.zero, .non_differentiable or .not_implemented(...)
           got: {rule!r}
@@ -277,11 +277,11 @@ def test_stand_in_with_other_arguments(name: str, place: Place, says: Any) -> No
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: the stand-in cannot be called as the operator is: too many positional arguments
+        {name}: the stand-in cannot be called like the operator: too many positional arguments
           expected: a function of `x`, `weight`, `by`
           got: soft(x: 'Tensor') -> 'Tensor'
           where: {place(soft)}
-          hint: write `def f(x, weight, by): ...`, even if it uses only some
+          hint: write `def f(x, weight, by): ...`, even if it uses only some of them
         """,
     ):
         operator.surrogate_gradients(soft)
@@ -352,7 +352,7 @@ def test_a_kernel_is_required_by_a_device_type(device: Any, name: str, says: Any
         ),
         pytest.param(
             (torch.ones(2), torch.ones(2), 1.0, 2.0),
-            "it takes 3 positional arguments and 4 were given",
+            "it takes 3 positional arguments, but 4 were given",
             [],
             id="too-many",
         ),
@@ -370,7 +370,7 @@ def test_sample_that_does_not_fit(
         f"{name}: sample 0 does not fit the signature: {problem}",
         *(f"  {detail}" for detail in details),
         f"  where: {place(samples)}",
-        "  hint: yield the arguments as a call of the operator passes them",
+        "  hint: yield the arguments of one call of the operator",
     ]
     with says(errors.SampleError, "\n".join(lines)):
         samples_of(samples, Make(), operator.specification.schema, name)
@@ -452,11 +452,11 @@ def test_kernel_that_takes_other_arguments(name: str, place: Place, says: Any) -
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: the kernel for cpu cannot be called as the operator is: too many positional arguments
+        {name}: the kernel for cpu cannot be called like the operator: too many positional arguments
           expected: a function of `x`, `by`
           got: fast(x)
           where: {place(fast)}
-          hint: write `def f(x, by): ...`, even if it uses only some
+          hint: write `def f(x, by): ...`, even if it uses only some of them
         """,
     ):
         opsmith.operator(name)(scaled).kernel("cpu", fast)
@@ -480,7 +480,7 @@ def test_samples_that_are_no_function(name: str, place: Place, says: Any) -> Non
     with says(
         errors.NotAFunctionError,
         f"""
-        {name}: samples must be a function that yields them
+        {name}: samples must be given as a function that yields samples
           expected: a function of `make`
           got: int 3
           where: {place(scaled)}

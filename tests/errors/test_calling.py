@@ -102,7 +102,7 @@ CALL = "call it as `operator(x, by=2.0, shift=0)`"
         pytest.param(
             (torch.ones(2), 1.0, 2),
             {},
-            "it takes 2 positional arguments and 3 were given",
+            "it takes 2 positional arguments, but 3 were given",
             [],
             id="too-many",
         ),

@@ -72,7 +72,7 @@ def test_a_word_with_another_use_is_named(bad: str, word: str, says: Any) -> Non
     with says(
         errors.NameFormatError,
         f"""
-        `{word}` cannot be part of an operator's name: torch or Python uses it otherwise
+        `{word}` cannot be part of an operator's name: torch or Python uses this word
           expected: two identifiers with `::` between them, which torch does not use for itself
           got: {bad!r}
           hint: replace `{word}` by another word
@@ -472,7 +472,7 @@ def test_unsupported_type(annotation: Any, shown: str, hint: str, name: str, pla
 
 NUMBER = "return a tensor without dimensions, `torch.tensor(value)`"
 NOTHING = "return a tensor; if the operator writes into an argument, declare it with `mutates=`"
-VARIES = "write `-> list[Tensor]` if their number varies"
+VARIES = "write `-> list[Tensor]` if the number of results varies"
 TENSORS = "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"
 
 
@@ -561,7 +561,7 @@ def test_reserved_name_of_an_argument(reserved: str, name: str, says: Any) -> No
     with says(
         errors.ReservedNameError,
         f"""
-        {name}: formulas keep names that begin with `grad` or `result` for gradients and results
+        {name}: in formulas, names that begin with `grad` or `result` mean gradients and results
           argument: {reserved}
           where: reserved.py:1
           hint: rename the argument, for example to `given_{reserved}`
@@ -574,7 +574,7 @@ def test_reserved_name_of_a_result(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ReservedNameError,
         f"""
-        {name}: formulas keep names that begin with `grad` or `result` for gradients and results
+        {name}: in formulas, names that begin with `grad` or `result` mean gradients and results
           argument: gradient
           where: {place(identity)}
           hint: rename the result in `results=`
@@ -666,7 +666,7 @@ def test_default_that_a_schema_cannot_write(
           argument: extra
           got: {default!r}
           where: {place(reference)}
-          hint: write `extra: {shown} | None = None` and put the value in inside
+          hint: write `extra: {shown} | None = None` and set the value inside the function
         """,
     ):
         opsmith.operator(name)(reference)

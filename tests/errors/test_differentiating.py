@@ -318,7 +318,7 @@ def test_formula_that_writes_into_what_it_was_given(
 
 
 IN_TORCH = (
-    "write the formula with torch operations or opsmith operators, so that a second-order gradient exists; "
+    "write the formula with torch operations or opsmith operators: then a second-order gradient exists; "
     "if the gradient is zero, give `opsmith.zero`"
 )
 
@@ -382,7 +382,7 @@ def test_integer_result_differentiated(name: str, place: Place, says: Any) -> No
         f"""
         {name}: an input requires a gradient, but `result` is torch.int32, which has none
           argument: result
-          expected: a floating or complex result, since a formula uses its gradient
+          expected: a floating or complex result, because a formula uses its gradient
           got: torch.int32
           where: {place(rounded)}
           hint: declare `results={{'result': opsmith.non_differentiable}}`, or call it on floating tensors
@@ -536,7 +536,7 @@ def test_numbers_drawn_in_a_kernel_while_tracing(name: str, place: Place, says: 
     with says(
         errors.TransformError,
         f"""
-        {name}: it draws random numbers in a kernel, which a traced backward cannot draw again
+        {name}: its kernel draws random numbers, and a traced backward cannot draw the same numbers again
           where: {place(noisy)}
           hint: {AS_HIDDEN}
         """,

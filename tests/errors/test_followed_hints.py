@@ -148,7 +148,7 @@ def test_what_cannot_be_returned_is_left_out_of_the_results(name: str, function:
     operator: Any = opsmith.operator(name, mutates="x")(function)
     said = refused(errors.AliasError, lambda: operator(*(torch.ones(2), torch.ones(2))))
     assert said.endswith(
-        "hint: leave `x` out of the results, since callers have it; or return a copy: `.clone()`"
+        "hint: leave `x` out of the results, because callers have it; or return a copy: `.clone()`"
     )
 
 
@@ -169,7 +169,7 @@ def test_a_method_with_a_hint_for_its_object_is_no_function(name: str, first: st
     exec(f"def method({first}: 'M', x: Tensor) -> Tensor:\n    return x * 2\n", scope)
     said = refused(errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"]))
     assert "import the name" not in said
-    assert ("leave it out" if first == "ctx" else "declare a function outside of the class") in said
+    assert ("leave `ctx` out" if first == "ctx" else "declare a function outside of the class") in said
     exec(f"def method({first}: Tensor, x: 'M') -> Tensor:\n    return x * 2\n", scope)
     assert "import the name" in refused(
         errors.UnsupportedTypeError, lambda: opsmith.operator(name)(scope["method"])
@@ -204,14 +204,14 @@ def test_a_count_of_shapes_counts_no_hidden_result(name: str) -> None:
         return opsmith.operator(name, hidden=("rstd",), shapes=shapes)(normalized)
 
     said = refused(errors.ShapePatternError, lambda: declare("x: B M, weight: M -> B M, B, B"))
-    assert said.endswith("hint: write 1 after `->`")
+    assert said.endswith("hint: write one entry for each result after `->`, 1 in all")
     assert declare("x: B M, weight: M -> B M")(ONES, torch.ones(3)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("shapes", "hint"),
     [
-        ("x: B M", "write the arguments, `->`, and nothing after it, since it returns nothing"),
+        ("x: B M", "write the arguments, `->`, and nothing after it: the operator returns nothing"),
         ("x: B M -> B M", "write nothing after `->`"),
     ],
 )
@@ -234,8 +234,8 @@ def test_ctx_belongs_to_a_class(name: str) -> None:
 
     said = refused(errors.MissingAnnotationError, lambda: opsmith.operator(name)(scale))
     assert said.endswith(
-        "hint: leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
-        "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
+        "hint: leave `ctx` out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt "
+        "a class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`"
     )
 
     @opsmith.operator(name)
@@ -304,7 +304,7 @@ def test_a_tangent_by_numpy_under_torch_func(name: str, kind: str, transform: st
         "jacfwd": lambda: torch.func.jacfwd(operator)(torch.ones(3)),
     }[transform]
     said = refused(errors.ForwardModeError, run)
-    assert said.startswith(f"{name}: its tangent reads the memory of tensors, as NumPy does")
+    assert said.startswith(f"{name}: its tangent reads tensor memory, as NumPy does")
     assert said.endswith("hint: write the tangent with torch operations, or use `torch.autograd.forward_ad`")
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(operator(forward_ad.make_dual(ONES, ONES))).tangent

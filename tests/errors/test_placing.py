@@ -137,7 +137,7 @@ def test_a_write_on_several_meshes(name: str, place: Place, says: Any, mesh: Any
           expected: {mesh}
           got: {other}
           where: {place(add)}
-          hint: distribute all of them over one mesh
+          hint: distribute all DTensors over one mesh
         """,
     ):
         operator(cache, distribute_tensor(torch.ones(3), other, [Replicate()] * 2))

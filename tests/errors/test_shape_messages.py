@@ -58,7 +58,7 @@ UNREADABLE: dict[str, tuple[Any, str, str | None, str]] = {
         "x: B -> B, B",
         "must give the dimensions of each result",
         "'B, B'",
-        "write 1 after `->`",
+        "write one entry for each result after `->`, 1 in all",
     ),
     "not-a-size": (
         "x: B M! -> B",
@@ -167,7 +167,7 @@ def test_batching_without_a_meaning(
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: {batching!r}
           where: {place(linear)}
-          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave `batching=` out
         """,
     ):
         opsmith.operator(name, shapes=shapes, batching=batching)(linear)
@@ -182,7 +182,7 @@ def test_batching_with_a_hidden_result_of_unknown_shape(name: str, place: Place,
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'B'
           where: {place(normed)}
-          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave `batching=` out
         """,
     ):
         opsmith.operator(name, hidden=("size",), shapes="x: B M -> B M", batching="B")(normed)
@@ -209,7 +209,7 @@ def test_not_elementwise_after_all(name: str, place: Place, says: Any) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, against `batching='elementwise'`
+        {name}: `result` has no batch dimension, but it needs one with `batching='elementwise'`
           argument: result
           expected: [5, 2, 2]
           got: [5, 1, 2]
@@ -230,7 +230,7 @@ def test_batch_dimension_lost(name: str, says: Any, place: Place) -> None:
     with says(
         errors.ShapeError,
         f"""
-        {name}: `result` has no dimension for the batch, against `batching='B'`
+        {name}: `result` has no batch dimension, but it needs one with `batching='B'`
           argument: result
           expected: [10, ...]
           got: [1, 3]
@@ -263,7 +263,7 @@ def test_result_of_another_dtype_than_its_fake(name: str, place: Place, says: An
     with says(
         errors.ResultTypeError,
         f"""
-        {name}: the dtype of `result` is not that of the fake kernel derived from `shapes=`
+        {name}: the dtype of `result` differs from the dtype of the fake kernel derived from `shapes=`
           argument: result
           expected: torch.float32, to which its tensors promote
           got: torch.int64
@@ -307,7 +307,7 @@ def test_batching_by_a_number_that_is_given(name: str, place: Place, says: Any) 
           expected: `elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`
           got: 'n'
           where: {place(repeated)}
-          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out
+          hint: write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave `batching=` out
         """,
     ):
         opsmith.operator(name, shapes="x: n M -> n M", batching="n")(repeated)

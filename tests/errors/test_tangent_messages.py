@@ -14,7 +14,7 @@ import opsmith
 from opsmith import errors
 
 AS_TORCH = (
-    "write the formula with torch operations or opsmith operators, so that a second-order derivative exists; "
+    "write the formula with torch operations or opsmith operators: then a second-order derivative exists; "
     "if the tangent is zero, give `opsmith.zero`"
 )
 Place = Callable[[Callable[..., Any]], str]
@@ -68,7 +68,7 @@ def test_no_formula(name: str, place: Place, says: Any) -> None:
     with says(
         errors.FormulaError,
         f"""
-        {name}: the tangent of `result` is neither a function nor a value that replaces one
+        {name}: the tangent of `result` is neither a function nor a value that replaces a function
           argument: result
           expected: a function, or opsmith.zero or .not_implemented(...)
           got: opsmith.non_differentiable

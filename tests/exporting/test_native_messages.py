@@ -61,7 +61,7 @@ def test_an_inlined_file_has_no_nodes_for_it(fails: Fails) -> None:
 @pytest.mark.parametrize(
     ("library", "shown", "got", "hint"),
     [
-        (".", "{folder}", "a folder", "name a file in it, `ops.so`"),
+        (".", "{folder}", "a folder", "name a file in this folder, `ops.so`"),
         (
             "missing/ops.so",
             "{folder}/missing/ops.so",

@@ -67,7 +67,7 @@ def test_sizes_that_follow_from_values_have_a_node(export: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("path", "got", "hint"),
     [
-        ("", "a folder", "name a file in it, `model.onnx`"),
+        ("", "a folder", "name a file in this folder, `model.onnx`"),
         ("missing/model.onnx", "there is no folder `{folder}/missing`", "make the folder first"),
     ],
     ids=["folder", "missing"],

@@ -242,13 +242,17 @@ def test_the_environment_names_versions_machine_and_compiler(text: str) -> None:
 
 def test_without_samples_each_section_that_needs_one_says_so(tmp_path: Path) -> None:
     text = written(tmp_path, paged.bare, reports={})
-    for name, words in {"check": "there are no samples", "graph": "has none", "memory": "has none"}.items():
+    for name, words in {
+        "check": "there are no samples",
+        "graph": "has no samples",
+        "memory": "has no samples",
+    }.items():
         found = section(text, name)
         assert 'class="absent"' in found
         assert words in Reader(found).text, name
         assert "@bare.samples" in Reader(found).text
     assert "it has no kernel: the reference computes every call" in text
-    assert "samples missing there are no arguments to check, draw, export or measure it" in Reader(text).text
+    assert "samples missing a check, a drawing, an export and a benchmark need samples" in Reader(text).text
     assert "not benchmarked: opsmith page ... --benchmark measures it" in Reader(text).text
     assert "It has no docstring" in text
 

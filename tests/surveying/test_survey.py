@@ -33,11 +33,11 @@ VERDICTS = {
     ),
     "ClipGrad": (
         "needs a declaration",
-        ["a multiple of the grad_output does not give that of the gradient", 'kind="nonlinear"'],
+        ["twice the grad_output does not give twice the gradient", 'kind="nonlinear"'],
     ),
     "DampPositive": (
         "needs a declaration",
-        ["a multiple of the grad_output does not give that of the gradient", 'kind="nonlinear"'],
+        ["twice the grad_output does not give twice the gradient", 'kind="nonlinear"'],
     ),
     "Embed": ("works", []),
     "Conv": ("works", []),
@@ -48,7 +48,7 @@ VERDICTS = {
     "Reduce": ("works", []),
     "NumpyNoise": ("wrong", ["it draws from the global state of NumPy"]),
     "Broken": ("wrong", ["its forward raises RuntimeError: the extension is not compiled, whatever"]),
-    "RoundSTE": ("needs a declaration", ["small steps of `x`", "straight-through", 'kind="surrogate"']),
+    "RoundSTE": ("needs a declaration", ["small changes of `x`", "straight-through", 'kind="surrogate"']),
     "MarksDirty": ("works", []),
     "WritesUnmarked": ("needs a declaration", ["its forward writes into `x`", "works on a copy"]),
     "Outer.Inner": ("works", []),
@@ -75,7 +75,7 @@ VERDICTS = {
     ),
     "Abstract": ("needs a declaration", ["raises NotImplementedError", "if it is a base class"]),
     "AnswersOnce": ("works", []),
-    "LeavesInBackward": ("works", ["cannot run in a second order"]),
+    "LeavesInBackward": ("works", ["cannot run in a second-order gradient"]),
     "Nested": ("works", []),
     "NoSuchMethod": ("wrong", ["its forward raises AttributeError: 'Tensor' object has no attribute 'frob"]),
     "AsksAnObject": ("needs a declaration", ["guessed calls ran", "`samples=`"]),
@@ -297,7 +297,7 @@ def test_a_guess_that_needs_no_gradient_is_no_way_around_a_backward_that_raises(
     """Whole numbers run through the forward, and a plain number gives no tensor: neither says why."""
     with pytest.raises(errors.MissingSamplesError) as raised:
         guessed_samples(EndlessBackward, name="EndlessBackward", hint="")
-    assert "the one that came furthest ended in RecursionError" in str(raised.value)
+    assert "the call that came furthest ended in RecursionError" in str(raised.value)
 
 
 class Cubed(Function):
@@ -336,7 +336,7 @@ def test_it_says_which_second_orders_it_mends() -> None:
     assert found.abilities["second order"] == "mended"
     (line,) = found.mends
     assert line.startswith(
-        "mends second order: by `apply`, the derivative of the gradient of `x` is wrong: it lacks "
+        "mends second order: with `apply`, the derivative of the gradient of `x` is wrong: it lacks "
     )
     assert "because the forward keeps the value on `ctx` or by `save_for_backward`" in line
     assert found.to_dict()["mends"] == [line]
@@ -351,7 +351,7 @@ def test_a_second_order_that_is_refused_is_mended_by_a_reference_alone() -> None
     (reason,) = found.reasons
     assert reason.startswith("no forward mode and no second order: `CubedOnce.backward` is marked with")
     assert reason.endswith(
-        "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
+        "give `reference=`, the same mathematics in plain PyTorch: then the operator derives it"
     )
     operator = opsmith.adopt(CubedOnce, "surveying::cubed_once", reference=lambda x: x**3)
     assert torch.func.hessian(lambda x: operator(x).sum())(torch.tensor([2.0])).item() == 12.0

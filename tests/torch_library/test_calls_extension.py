@@ -70,7 +70,7 @@ def test_without_headers_of_python(own_cache: Path, monkeypatch: pytest.MonkeyPa
         "calls in C++ cannot be compiled without Python's headers",
         f"  expected: the file {tmp_path / 'Python.h'}",
         "  got: no such file",
-        "  hint: install them, on Debian or Ubuntu by `apt-get install python3-dev`",
+        "  hint: install Python's headers; on Debian or Ubuntu: `apt-get install python3-dev`",
     ]
 
 

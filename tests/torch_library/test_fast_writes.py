@@ -139,7 +139,7 @@ def negated(x: Tensor) -> Tensor:
     [
         (lambda x: (x, x), "shares elements with `y`"),
         (lambda x: (x[:2], x[1:]), "shares elements with `y`"),
-        (lambda x: (x[:1].expand(3), torch.ones(3)), "several elements of `x` are one in memory"),
+        (lambda x: (x[:1].expand(3), torch.ones(3)), "several elements of `x` share the same memory"),
         (lambda x: (x.clone().requires_grad_(), torch.ones(3)), "`x` is a leaf that requires a gradient"),
         (lambda x: (x.clone().requires_grad_()[:], torch.ones(3)), "`x` is a view of a leaf"),
         (lambda x: (negated(x), torch.ones(3)), "`x` is a negated view"),

@@ -448,9 +448,11 @@ def test_what_cannot_be_written_is_refused_before_anything_is_written() -> None:
     with torch.no_grad():
         with_formula(leaf, X)
     row = X.clone()
-    assert refused(lambda: derived(row.expand(3, 4), X)) == "several elements of `cache` are one in memory"
-    assert refused(lambda: derived(row, row)) == "`cache`, which is written, shares elements with `x`"
-    assert refused(lambda: derived(row[:3], row[1:])) == "`cache`, which is written, shares elements with `x`"
+    assert (
+        refused(lambda: derived(row.expand(3, 4), X)) == "several elements of `cache` share the same memory"
+    )
+    assert refused(lambda: derived(row, row)) == "the written `cache` shares elements with `x`"
+    assert refused(lambda: derived(row[:3], row[1:])) == "the written `cache` shares elements with `x`"
     torch.testing.assert_close(row, X)
     numbers = torch.complex(X, X)
     for context in (torch.no_grad, torch.inference_mode):
@@ -565,7 +567,7 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
     ):
         with pytest.raises(errors.UnknownInputError, match=f"it cannot return `{returns}`") as caught:
             opsmith.operator("in_place::cannot_return", mutates=mutates, returns=returns)(reference)
-        assert caught.value.expected == "the first argument, a `Tensor`, and the only one that it writes into"
+        assert caught.value.expected == "the first argument, a `Tensor`, which is the only written argument"
         likely = mutates == ["cache"] and reference is both
         hint = 'write `returns="cache"`' if likely else "leave `returns=` out"
         if not mutates:
@@ -579,7 +581,7 @@ def test_only_the_first_argument_alone_may_be_returned() -> None:
             )
     with pytest.raises(
         errors.UnsupportedTypeError,
-        match="an operator that returns `cache` must be annotated as returning a tensor",
+        match="an operator that returns `cache` needs the return type hint `Tensor`",
     ):
         opsmith.operator("in_place::cannot_return", mutates=["cache"], returns="cache")(nothing)
 

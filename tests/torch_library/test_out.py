@@ -137,7 +137,7 @@ def test_through_torch_s_library(operator: Any) -> None:
         (torch.empty(1, 3), errors.ShapeError, "`out` has another shape than the result"),
         (torch.empty(3, dtype=torch.float64), errors.ResultTypeError, "`out` has another dtype"),
         (torch.empty(3, device="meta"), errors.PlacementError, "`out` has another device"),
-        (torch.empty(1).expand(3), errors.MutationError, "several elements of `out` are one in memory"),
+        (torch.empty(1).expand(3), errors.MutationError, "several elements of `out` share the same memory"),
         ([torch.empty(3)], errors.UsageError, "`out` is not a tensor for each result"),
         ((torch.empty(3), torch.empty(3)), errors.UsageError, "`out` is not a tensor for each result"),
         (None, errors.UsageError, "`out` is not a tensor for each result"),
@@ -159,7 +159,7 @@ def test_what_shares_elements_with_an_argument(kind: str) -> None:
     operator, x = made(kind), torch.ones(4)
     operator.out(torch.ones(3), out=torch.empty(3))
     for out in (x, x[:]):
-        with pytest.raises(errors.MutationError, match="`out`, which is written, shares elements with `x`"):
+        with pytest.raises(errors.MutationError, match="the written `out` shares elements with `x`"):
             operator.out(x, out=out)
     with pytest.raises(errors.MutationError, match="shares elements"):
         operator.out(x[1:], out=x[:3])
@@ -170,9 +170,7 @@ def test_what_shares_elements_with_an_argument(kind: str) -> None:
 def test_two_results_that_are_one(operator: Any) -> None:
     if operator.specification.schema.visible == (0, 1):
         out = torch.empty(3)
-        with pytest.raises(
-            errors.MutationError, match="`out0`, which is written, shares elements with `out1`"
-        ):
+        with pytest.raises(errors.MutationError, match="the written `out0` shares elements with `out1`"):
             operator.out(torch.ones(3), out=(out, out))
 
 

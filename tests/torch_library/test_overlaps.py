@@ -80,7 +80,7 @@ def test_overlapping_tensors_are_refused_before_a_write(case: str, operator: str
             call(*apart)  # a known call is refused, too
             with pytest.raises(errors.MutationError) as caught:
                 call(*OVERLAPPING[case](x))
-        assert "`dst`, which is written, shares elements with `src`" in str(caught.value)
+        assert "the written `dst` shares elements with `src`" in str(caught.value)
         assert caught.value.hint == "call it with `src.clone()`"
         assert torch.equal(x, expected)
     dst, src = OVERLAPPING[case](x)
@@ -126,7 +126,9 @@ def test_one_that_overlaps_itself(operator: str, size: tuple[int, ...], stride: 
     x = numbers()
     for _ in range(2):
         OPERATORS[operator](torch.ones(size), torch.ones(size))  # a known call is refused, too
-    with pytest.raises(errors.MutationError, match="several elements of `dst` are one in memory") as caught:
+    with pytest.raises(
+        errors.MutationError, match="several elements of `dst` share the same memory"
+    ) as caught:
         OPERATORS[operator](x.as_strided(size, stride), torch.ones(size))
     assert caught.value.hint == "call it on `dst.clone()`"
     assert torch.equal(x, numbers())

@@ -61,7 +61,7 @@ def declared() -> Any:
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("OPSMITH_PYTHON_CALLS", "1", "OPSMITH_PYTHON_CALLS leaves them unused"),
+        ("OPSMITH_PYTHON_CALLS", "1", "OPSMITH_PYTHON_CALLS turns calls in C++ off"),
         ("OPSMITH_NO_CALLS_BUILD", "1", "OPSMITH_NO_CALLS_BUILD forbids it"),
         ("LOCAL_RANK", "1", "rank 0 of this machine builds them"),
         ("LOCAL_RANK", "0", ""),

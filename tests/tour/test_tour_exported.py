@@ -83,4 +83,4 @@ def test_one_image_that_is_read_otherwise_does_not_pass(
     monkeypatch.setattr(onnx_export, "export_and_load", other)
     result = onnx_export.run(TourContext(out, torch.device("cpu"), Console(file=io.StringIO())))
     assert not result.passed
-    assert result.headline.startswith("359 of 360 held-out images read alike")
+    assert result.headline.startswith("359 of 360 held-out images are read alike")

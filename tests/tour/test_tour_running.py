@@ -137,7 +137,7 @@ def test_each_check_prints_its_line_when_it_ends(tmp_path: Path, monkeypatch: py
     operators.run(given)
     assert [len(lines) for lines in printed] == [*range(1, 1 + len(operators.OPERATORS))]
     assert printed[0] == [
-        "8 operators, a line for each when its check ends; left out by the tour, since they compile further "
+        "8 operators, a line for each when its check ends; left out by the tour, because they compile more "
         "kernels, for GPUs: cuda, resources"
     ]
     for operator, line in zip(operators.OPERATORS, printed[-1][1:], strict=False):

@@ -166,7 +166,7 @@ def twice(operator: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", ["outside", "falling", "custom"])
 def test_autograd_through_a_kernel_that_torch_does_not_see(name: str) -> None:
-    with pytest.raises(errors.GraphCutError, match="whose derivative torch does not know"):
+    with pytest.raises(errors.GraphCutError, match="torch does not know its derivative"):
         twice(with_formula(f"{name}_by_autograd", WITHOUT[name]))
     square = by_reference(f"{name}_by_autograd", WITHOUT[name])
     for _ in range(4):  # known calls, also

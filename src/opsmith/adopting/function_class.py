@@ -157,7 +157,7 @@ def _kinds(kind: str | Iterable[str], operator: str) -> frozenset[str]:
             argument="kind",
             expected="one or more of " + ", ".join(f"`{known}`" for known in KINDS),
             got=repr(kind),
-            hint='leave it out where the gradient is the derivative, or write `kind="surrogate"`',
+            hint='leave `kind=` out if the gradient is the derivative, or write `kind="surrogate"`',
         )
     return kinds
 
@@ -184,6 +184,6 @@ def _refuse_unfit(function_class: Any, operator: str) -> None:
         raise refused("has no `forward`", "write `forward(ctx, x)` as a static method")
     if keeps_state_in_init(function_class):
         raise refused(
-            "has an `__init__`, which torch's `apply` has not called since 1.3",
+            "has an `__init__`, but `apply` has not called it since torch 1.3",
             "pass the arguments of `__init__` to `forward` instead",
         )

@@ -99,8 +99,8 @@ def outputs_of(
             f"it is not known which output of `{function_class.__qualname__}.forward` is `{min(unknown)}`: "
             "this needs a declaration",
             argument="mutates",
-            expected=f"`return {min(unknown)}`, at the top of what forward returns",
-            hint="give `samples=`, and let it write in the first; or leave `mutates=` out: calls show it",
+            expected=f"`return {min(unknown)}`, not inside a nested tuple",
+            hint="give `samples=`, and let forward write in the first sample; or leave `mutates=` out",
         )
     return numbered(shape, arguments)
 

@@ -82,7 +82,7 @@ def adopt_registered(
             "it must be adopted with a reference, from which the missing rules are derived",
             operator=signature.name,
             argument="reference",
-            expected="a function that computes the same in plain PyTorch",
+            expected="a function that computes the same results in plain PyTorch",
             got="None",
             hint=f"write `opsmith.adopt(torch.ops.{signature.name.replace('::', '.')}, reference=f)`",
         )
@@ -202,7 +202,7 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
         )
     elif signature.name.partition("::")[0] in _TORCH_NAMESPACES:
         refusal = (
-            "it is one of torch's own, whose gradients and kernels are torch's",
+            "it is an operator of torch itself, and torch has its gradients and kernels",
             "declare your own operator that calls it",
         )
     elif signature.views:
@@ -212,8 +212,8 @@ def _refuse(overload: Any, signature: capabilities.OperatorSchema) -> None:
         )
     elif capabilities.registers_kernel(overload, COMPOSITE):
         refusal = (
-            "it is composite: torch sees the operations that it is made of, which have all rules",
-            "use it as it is; to check it, declare a function that calls it with `@opsmith.operator`",
+            "it is composite: torch sees the operations in it, and they have all rules",
+            "use it unchanged; to check it, declare an operator whose reference calls it",
         )
     elif not has_kernel(overload):
         refusal = "it has no kernel on any device", "import the library that registers its kernels first"

@@ -69,7 +69,7 @@ def matched(signature: capabilities.OperatorSchema, reference: Callable[..., Any
     if len(taken) < len(positional) or {each.name for each in named} != by_name.keys():
         raise mismatch.error(
             "the reference does not take the operator's arguments",
-            "take as many arguments by position, and keyword-only arguments under the same names",
+            "take the same number of arguments by position, and keyword-only arguments by the same names",
         )
     if reordered([each.name for each in taken], [each.name for each in positional]):
         raise mismatch.error(
@@ -146,7 +146,7 @@ def _refuse_results(signature: capabilities.OperatorSchema) -> None:
     writes = any(each.written for each in signature.arguments)
     if any(kind != "Tensor" for _, kind in signature.results) or not (signature.results or writes):
         raise errors.UnsupportedTypeError(
-            "an operator returns a tensor, or a fixed number of them",
+            "an operator returns a tensor, or a fixed number of tensors",
             operator=signature.name,
             argument="return",
             got=signature.text,

@@ -315,8 +315,8 @@ def _refuse_keywords(parameters: Sequence[inspect.Parameter], function_class: ty
         required = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
         if required:
             raise errors.ParameterKindError(
-                f"`{function_class.__qualname__}.forward` takes `{parameter.name}` by keyword, which `apply` "
-                "never gives",
+                f"`{function_class.__qualname__}.forward` takes `{parameter.name}` by keyword, but `apply` "
+                "passes no keywords",
                 argument=parameter.name,
                 hint="take it by position",
             )

@@ -97,7 +97,7 @@ def benchmark(
             expected="an operator",
             got=shown(operator),
             hint='declare it with `@opsmith.operator("mylib::name")`, or adopt it with `opsmith.adopt`; '
-            "functions to compare it with are `baselines=`",
+            "give functions to compare with as `baselines=`",
         )
     with errors.about(operator.name):
         given = dict(baselines) if isinstance(baselines, Mapping) else baselines

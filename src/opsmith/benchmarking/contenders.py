@@ -123,7 +123,7 @@ def candidates(
     else:
         name, by = "operator", f"reference and formulas, {specification.where}"
         reasons = "; ".join(f"{each.kernel.where}: {each.reason}" for each in rejected if not each.elsewhere)
-        by += f"; kernels that do not take it: {reasons}" if reasons else ""
+        by += f"; kernels that do not take the call: {reasons}" if reasons else ""
     found = [Candidate(Contender(name, "operator", by), operator)]
     plain = without_hidden_results(specification.reference, specification.schema)
     source = source_hash(specification.reference)
@@ -218,7 +218,7 @@ class ReferenceAnswer:
     def fault(self, results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> str | None:
         """Return the first difference in a contender's results and gradients; None if there is none."""
         if len(results) != len(self.results):
-            return f"it returns {len(results)} tensors, and the reference {len(self.results)}"
+            return f"it returns {len(results)} tensors, but the reference returns {len(self.results)}"
         for at, (got, expected) in enumerate(zip(results, self.results, strict=True)):
             fault = _fault(got, expected, self.right[at])
             if fault is not None:
@@ -316,7 +316,7 @@ def _right(truth: Tensor | None, ordinary: Tensor | None, largest: int, *, more_
 def _fault(got: Tensor, expected: Tensor, right: Answer | None) -> str | None:
     form = form_difference(got, expected)
     if form is not None:
-        return f"it has the {form.aspect} {form.got}, and the reference's {form.expected}"
+        return f"it has the {form.aspect} {form.got}, but the reference has {form.expected}"
     difference = exact_difference(got, expected) if right is None else judge(got, right).difference
     return None if difference is None else str(difference)
 

@@ -101,10 +101,10 @@ def count_operations(run: Callable[[], Any]) -> tuple[Any, int, str]:
     words = "of the reference: torch.utils.flop_counter, and elementwise operations and reductions"
     if not tally.seen:
         words = (
-            "of the reference: torch.utils.flop_counter alone, since the capability `dispatch_mode` is off"
+            "of the reference: torch.utils.flop_counter alone, because the capability `dispatch_mode` is off"
         )
     elif tally.uncounted:
-        words += f"; nothing for {', '.join(sorted(tally.uncounted))}"
+        words += f"; not counted: {', '.join(sorted(tally.uncounted))}"
     return returned, counter.get_total_flops() + tally.count, words
 
 

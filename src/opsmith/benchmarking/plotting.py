@@ -103,7 +103,7 @@ def scaling(benchmark: Benchmark) -> Figure:
     return figure
 
 
-_CIRCLED = "circle: faster than its ceiling, since " + ",\n".join(ABOVE.split(", "))
+_CIRCLED = "circle: faster than its ceiling, because " + ",\n".join(ABOVE.split(", "))
 """Start of the label of a point above the roof."""
 
 PICTURES = {"roofline": roofline, "scaling": scaling}
@@ -173,7 +173,7 @@ def picture_text(benchmark: Benchmark, picture: str) -> str:
                 continue
             best = min(timings, key=lambda each: each.spread.median)
             fraction = benchmark.fraction(case, best.contender, direction)
-            above = f", since {ABOVE}" if (fraction or 0) > 1 else ""
+            above = f", because {ABOVE}" if (fraction or 0) > 1 else ""
             reached = (
                 ""
                 if fraction is None or picture == "scaling"

@@ -228,7 +228,7 @@ def _given(
                 f"no sample takes the sizes {_shown_sizes(point)}",
                 "sizes with which the reference can be called",
                 refusals[0] if refusals else "no sample has non-empty floating tensors",
-                "also give every letter that has to change together with these, as in "
+                "also give every letter that has to change together with these letters, as in "
                 '`{"H Ho": 56, "W Wo": 56}`',
             )
     return [*_tiny(own), *_numbered(found)], []

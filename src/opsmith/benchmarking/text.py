@@ -20,7 +20,7 @@ DECIMAL = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e1
 NOTHING = "–"
 
 
-ABOVE = "its data was in a cache that the copy cannot use, or other programs slowed the ceilings' measurement"
+ABOVE = "the data was in a cache that the copy cannot use, or other programs slowed the test of the ceiling"
 """Reason for a time that is less than the ceilings allow."""
 
 
@@ -213,8 +213,8 @@ def footnotes(benchmark: Benchmark) -> list[str]:
     lines = [
         f"±: half the distance between the quartiles of the {counted}rounds; (..): interval of the ratio "
         f"within rounds, at {SURE:.0%} confidence unless a line says otherwise",
-        "roof: time of a copy of as many bytes, or of a matrix product of as many operations, divided by "
-        "the median",
+        "roof: the time of a copy of the same bytes, or of a matrix product with the same number of "
+        "operations, divided by the median",
         "× copy_: time divided by the time of torch's `copy_` of a tiny tensor, which is almost only the "
         "overhead of a call",
         f"{NOTHING}: not measured, or not known",

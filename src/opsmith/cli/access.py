@@ -53,8 +53,8 @@ class AccessAnswer:
         if self.found:
             console.print(
                 Text(
-                    f"{MODEL}; sectors are of 32 bytes of global memory, wavefronts of shared memory; "
-                    "the ratio is to the fewest",
+                    f"{MODEL}; a sector is 32 bytes of global memory, and wavefronts are of shared memory; "
+                    "a ratio divides their number by the smallest possible number",
                     "dim",
                 )
             )

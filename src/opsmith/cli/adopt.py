@@ -36,12 +36,12 @@ VERBS = {"new": "gains", "mended": "mends", "kept": "keeps"}
 
 NEXT = {
     "works": "Copy the line into your code, with `import opsmith` above it and your package's name for "
-    "`mypackage`. The operator has the arguments and results of `apply`. The abilities that it gains were "
-    "tried: `apply` does not have them. To check it on your own arguments, add for example "
-    "`samples=lambda: [(torch.randn(3, 4),)]`, and run `opsmith check` on that file.",
+    "`mypackage`. The operator has the arguments and results of `apply`. The abilities that it "
+    "gains were tried: `apply` does not have them. To check the operator on your own arguments, add "
+    "for example `samples=lambda: [(torch.randn(3, 4),)]`, and run `opsmith check` on that file.",
     "needs a declaration": "Read the reasons first. The line below them has the declaration that was tried, "
-    "or capitals where only you know the value. Copy it in the same way. This report is about the class, "
-    "and stays the same.",
+    "or capitals where only you know the value. Copy the line in the same way. This report is about the "
+    "class, and stays the same.",
     "wrong": "Fix the class at the location in brackets, and run this again; `-v` shows the measurements.",
 }
 """Next step for the classes of each verdict."""

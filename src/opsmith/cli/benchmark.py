@@ -51,7 +51,7 @@ def benchmark(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Calls to measure: a list of tuples of arguments, or a function that returns one.",
+            help="Calls to measure: a list of tuples of arguments, or a function that returns this list.",
         ),
     ] = None,
     baseline: Annotated[
@@ -93,7 +93,7 @@ def benchmark(
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="With `--against`: the slowdown, as a fraction, that counts as slower.")
+        float, typer.Option(help="With `--against`: the smallest slowdown that counts, as a fraction.")
     ] = 0.1,
     output: Annotated[
         Path | None,
@@ -177,7 +177,9 @@ def benchmark(
             verdict = made.against(before[each.name], tolerance=tolerance) if each.name in before else None
             done.append(made)
             if before and verdict is None:
-                typer.echo(f"opsmith: `{against}` has no `{each.name}`, so it is not compared", err=True)
+                typer.echo(
+                    f"opsmith: `{against}` does not have `{each.name}`: nothing to compare with", err=True
+                )
             if verdict is not None:
                 verdicts.append(verdict)
                 status = max(status, FAILED if verdict.slower else 0 if verdict.comparable else UNUSABLE)
@@ -238,16 +240,16 @@ def _samples_and_baselines(
     given += [f"--baseline {each}" for each in baselines or []]
     if given and len(found) != 1:
         raise errors.UsageError(
-            f"`{given[0].split()[0]}` is for one operator, but `{target.source}` has {len(found)}",
+            f"`{given[0].split()[0]}` is for one operator, but `{target.source}` has {len(found)} operators",
             expected=f"one of {', '.join(f'`{each.name}`' for each in found)}",
-            hint=f"name it: `opsmith benchmark {target.source}:{found[0].name} {' '.join(given)}`",
+            hint=f"name one: `opsmith benchmark {target.source}:{found[0].name} {' '.join(given)}`",
         )
     short = [text.rpartition(":")[2] for text in baselines or []]
     named = {
         name if short.count(name) == 1 else text: _value(target, text, "a function")
         for name, text in zip(short, baselines or [], strict=True)
     }
-    wanted = "a list of tuples of arguments, or a function that returns one"
+    wanted = "a list of tuples of arguments, or a function that returns this list"
     return {
         "samples": None if samples is None else _value(target, samples, wanted),
         "baselines": named,
@@ -255,7 +257,7 @@ def _samples_and_baselines(
 
 
 def _value(target: Target, text: str, expected: str) -> Any:
-    hint = "define `{name}` there, or name the variable that has it: `FILE_OR_MODULE:NAME`"
+    hint = "define `{name}` there, or name the variable that has the value: `FILE_OR_MODULE:NAME`"
     return value_named(text, target, what="nothing", expected=expected, hint=hint)
 
 

@@ -63,16 +63,16 @@ def build(
         typer.Option(
             metavar="ARCHS",
             help="Architectures of GPUs, with commas between, or `none`; by default `sm_80`, `sm_90` and "
-            "`sm_100`. PTX of the newest is for later ones. With `--torch-library` none by default.",
+            "`sm_100`. PTX of the newest is for later GPUs. With `--torch-library` none by default.",
         ),
     ] = None,
     torch_library: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write one library instead, `libNAME.so`, which gives operators to torch without Python, "
-            "as in programs in C++; for this machine's processor, or for one level of `--cpu`; with kernels "
-            "for the GPUs of `--cuda`.",
+            help="Write one library instead, `libNAME.so`: it gives operators to torch without Python, "
+            "for example in programs in C++. It is for this machine's processor, or for a level of `--cpu`, "
+            "and has kernels for the GPUs of `--cuda`.",
         ),
     ] = None,
     verify: Annotated[
@@ -87,7 +87,7 @@ def build(
         typer.Option(
             "--calls",
             help="Compile opsmith's own calls instead, for this Python and this torch, into the cache: "
-            "a minute, once.",
+            "this takes a minute, once.",
         ),
     ] = False,
     as_json: AsJson = False,

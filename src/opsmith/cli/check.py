@@ -44,8 +44,8 @@ def check(
         typer.Argument(
             metavar="FILE_OR_MODULE[:NAME]",
             help="One or several `.py` files or modules, with the name of an operator, Function or custom op "
-            "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has none, all its "
-            "Functions and custom ops. A folder (`kernels/`) means all files in it that declare some.",
+            "(`twice`, or `mylib::twice`). Without `:NAME`, all its operators; if it has no operator, all "
+            "its Functions and custom ops. A folder (`kernels/`) means all its files that declare one.",
         ),
     ],
     pass_if_none: Annotated[
@@ -72,12 +72,12 @@ def check(
         str | None,
         typer.Option(
             metavar="[FILE_OR_MODULE:]NAME",
-            help="Samples: a list of tuples of arguments, or a function that returns one.",
+            help="Samples: a list of tuples of arguments, or a function that returns this list.",
         ),
     ] = None,
     isolate: Annotated[
         bool,
-        typer.Option("--isolate", help="Run each property in a child process, so that a crash is a finding."),
+        typer.Option("--isolate", help="Run each property in a child process: then a crash is a finding."),
     ] = False,
     limit: Annotated[
         float | None,

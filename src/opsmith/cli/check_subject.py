@@ -117,9 +117,9 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
     found = target.checkable()
     if samples is not None and len(found) != 1:
         raise errors.UsageError(
-            f"`--samples` is for one operator, but `{target.source}` has {len(found)}",
+            f"`--samples` is for one operator, but `{target.source}` has {len(found)} operators",
             expected=f"one of {', '.join(f'`{name}`' for name in found)}",
-            hint=f"name it: `opsmith check {target.source}:{next(iter(found))} --samples {samples}`",
+            hint=f"name one: `opsmith check {target.source}:{next(iter(found))} --samples {samples}`",
         )
     given = (
         None
@@ -128,8 +128,8 @@ def subjects_of(target: Target, samples: str | None) -> list[CheckSubject]:
             samples,
             target,
             what="no samples",
-            expected="a list of tuples of arguments, or a function without arguments that returns one",
-            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name the variable that has them",
+            expected="a list of tuples of arguments, or a function without arguments that returns this list",
+            hint="write `{name} = [(torch.randn(3, 4),)]` there, or name the variable that has the samples",
         )
     )
     imported = ImportChanges.since(before, target.source)

@@ -167,7 +167,7 @@ def _kernels(targets: list[str], *, with_access: bool = False) -> list[GpuKernel
         raise errors.OperatorNotFoundError(
             f"no operator of {', '.join(f'`{target}`' for target in targets)} has a "
             f"{'kernel in CUDA C++' if with_access else 'CUDA kernel'}",
-            hint="give it one: `op.kernel('cuda', cuda=..., grid=...)`"
+            hint="add a kernel: `op.kernel('cuda', cuda=..., grid=...)`"
             + ("; kernels in Triton have no access model" if with_access else ", or `triton=...`"),
         )
     return [*found.values()]
@@ -191,7 +191,7 @@ def _show(console: Console, used: list[KernelUsage], refused: list[RejectedKerne
     if used:
         console.print(rows)
         console.print(
-            Text("spills and shared in bytes; occupancy is an estimate for the blocks of the samples", "dim")
+            Text("spills and shared memory are in bytes; occupancy is an estimate from the samples", "dim")
         )
     for each in used:
         for fault in each.faults:

@@ -98,7 +98,9 @@ def _show(
     missing = [entry for entry in entries if not entry.found]
     if not works:
         console.print(
-            Text(f"\nopsmith {__version__} does not work here: fix what is marked in red.", style="bold red")
+            Text(
+                f"\nopsmith {__version__} does not work here: fix the lines marked in red.", style="bold red"
+            )
         )
     elif missing or not all(each.on for each in capabilities):
         console.print(

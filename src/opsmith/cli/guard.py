@@ -54,8 +54,8 @@ def guarded(*, traceback: bool = False, failures: tuple[str, ...] = ()) -> Itera
 
 
 _SYSTEM_EXIT = (
-    "what was run called `sys.exit({code})`, and nothing more can be reported; `--traceback` shows where, "
-    "and `opsmith check --isolate` makes a finding of it"
+    "the code that was run called `sys.exit({code})`, and nothing more can be reported; `--traceback` shows "
+    "the line, and `opsmith check --isolate` reports the exit as a finding"
 )
 
 _interrupted = False
@@ -155,12 +155,12 @@ def _dismiss(watcher: subprocess.Popen[bytes] | None) -> None:
 
 _ENDED = (
     "the process ended while {checked} ran, and nothing more is reported; if a kernel in C++ writes out of "
-    "bounds, `--sanitize` names the line; with `--isolate` this is a finding, and the rest is checked"
+    "bounds, `--sanitize` names the line; with `--isolate` this crash is a finding, and the check goes on"
 )
 
 _OS_EXIT = (
-    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this is a "
-    "finding, and the rest is checked"
+    "{checked} called `os._exit({status})`, and nothing more is reported; with `--isolate` this "
+    "exit is a finding, and the check goes on"
 )
 
 

@@ -87,7 +87,7 @@ def _compiler() -> InventoryItem:
         found = version_of(*toolchain.command)
     except errors.ToolchainError as error:
         if config.compiler():
-            hint = f"{error.problem}: {error.got}; name yours in CXX, or unset it"
+            hint = f"{error.problem}: {error.got}; name your compiler in CXX, or unset CXX"
     return InventoryItem("C++ compiler", found, "C++ kernels; torch.compile on the CPU", hint)
 
 
@@ -110,7 +110,7 @@ def _calls() -> InventoryItem:
         "calls in C++",
         None if extension is None else f"for {calls_target()}",
         "calls and backwards of small tensors in less time",
-        f"{config.PYTHON_CALLS} leaves them unused: unset it"
+        f"{config.PYTHON_CALLS} turns calls in C++ off: unset this variable"
         if config.calls_in_python()
         else f"opsmith build --calls, which needs a C++ compiler and a minute; a process of many calls {own}",
     )
@@ -158,7 +158,7 @@ ENTRIES: tuple[Callable[[], InventoryItem], ...] = (
 OF_FEATURES: tuple[Callable[[], InventoryItem], ...] = (
     _of_package("ONNX", "onnx", "export", "pip install onnx"),
     _of_package("ONNX Script", "onnxscript", "export", "pip install onnxscript"),
-    _of_package("ONNX Runtime", "onnxruntime", "export: run what was exported", "pip install onnxruntime"),
+    _of_package("ONNX Runtime", "onnxruntime", "export: run the exported model", "pip install onnxruntime"),
     _of_package("pygraphviz", "pygraphviz", "draw: SVG, PNG and PDF", install("draw")),
     _of_package("matplotlib", "matplotlib", "benchmark: --plot", install("benchmark")),
     _of_package("MCP", "mcp", "mcp", install("mcp")),

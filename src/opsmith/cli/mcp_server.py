@@ -37,8 +37,8 @@ LAST_LINES = 5
 
 INSTRUCTIONS = (
     "opsmith checks custom PyTorch operators. After each change of an operator, an `autograd.Function` or a "
-    "kernel, call `check` on its file, and correct what it finds at the line that it names, until it passes. "
-    "A target is FILE.py, FILE.py:NAME or a module."
+    "kernel, call `check` on its file. Correct each finding at the line that it names, until the check "
+    "passes. A target is FILE.py, FILE.py:NAME or a module."
 )
 
 

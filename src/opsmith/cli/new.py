@@ -60,7 +60,7 @@ def _summary(package: NewPackage, *, ci: bool) -> str:
         if package.source.reference:
             lines.append(f"  pyproject.toml takes it from {package.source.reference}")
         else:
-            lines.append("  the package needs opsmith in its environment, as it is in this one")
+            lines.append("  the package needs opsmith in its environment, as in this environment")
         if ci and not package.source.reachable:
             lines.append("  .github/workflows/test.yml cannot reach it: name a source there")
     folder = shlex.quote(str(package.folder))

@@ -110,7 +110,7 @@ def subject_named(text: str, purpose: str) -> tuple[Any, Any, Any]:
             f"`{text}` cannot be called without arguments: {error}",
             expected=f"a function without arguments that returns the object to {purpose}",
             got=f"it takes `{inspect.signature(value)}`",
-            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name that function",
+            hint=f"write a function that calls it, `def {purpose}_it(): ...`, and name this function",
         ) from error
     except ValueError:  # a function in C without a signature
         pass
@@ -133,7 +133,7 @@ def _without_arguments(problem: str, model: str, purpose: str) -> errors.UsageEr
     return errors.UsageError(
         f"{problem}, and its arguments are missing",
         expected="a function that returns a model and its arguments",
-        hint=f"write `def {purpose}_it(): return {model}, (torch.zeros(1, 3, 32, 32),)`, and name that",
+        hint=f"write `def {purpose}_it(): return {model}, (torch.zeros(1, 3, 32, 32),)`, and name it",
     )
 
 
@@ -157,7 +157,7 @@ def read_file(file: Path, option: str, command: str, read: Callable[[bytes, Path
             argument=option,
             expected=f"a file that `{command} FILE` writes",
             got=error.strerror or str(error),
-            hint=f"make it first: `{command} {file}`",
+            hint=f"make this file first: `{command} {file}`",
         ) from error
     return read(content, file)
 
@@ -183,7 +183,7 @@ def refuse_unrelated(
             argument=option,
             expected=f"one of {', '.join(f'`{name}`' for name in names)}",
             got=", ".join(f"`{name}`" for name in results) or f"no {kind} at all",
-            hint="name a file that has it, or leave the option out",
+            hint=f"name a file with a {kind} of these operators, or leave the option out",
         )
 
 

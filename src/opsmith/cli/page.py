@@ -32,7 +32,7 @@ def page(
             "--output",
             "-o",
             metavar="FILE|FOLDER",
-            help="A file `.html` for one operator, or a folder for an index and a page each.",
+            help="A file `.html` for one operator, or a folder for an index and a page for each operator.",
         ),
     ],
     quick: Quick = False,

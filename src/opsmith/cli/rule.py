@@ -18,7 +18,7 @@ SCHEMA = 1
 def rule(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="The last word of a message; all are listed without it."),
+        typer.Argument(metavar="[NAME]", help="The last word of a message; without NAME, all are listed."),
     ] = None,
     as_json: AsJson = False,
     traceback: Traceback = False,

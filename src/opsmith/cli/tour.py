@@ -18,7 +18,7 @@ def tour(
     digits_epochs: Annotated[int, typer.Option(min=1, help="Passes over the handwritten digits.")] = 15,
     seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
     decoder_seconds: Annotated[
-        float, typer.Option(min=0, help="Time for which the language model writes text.")
+        float, typer.Option(min=0, help="Number of seconds in which the language model writes text.")
     ] = 5.0,
 ) -> None:
     """Check the bundled operators, train with them, export, draw, and write text: a minute on two cores.

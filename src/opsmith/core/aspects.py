@@ -383,7 +383,7 @@ class Aspects:
                 errors.UsageError,
                 f"it has no kernel for `{device}` that is built from a source",
                 expected=f"`op.kernel({device!r}, ...)` with a source in C++, CUDA C++ or Triton",
-                got="kernels in Python" if given else "no kernel for it",
+                got="kernels in Python" if given else "no kernel",
                 hint="give the device of a kernel with a source, or leave the call out",
             )
         for each in built:
@@ -457,7 +457,7 @@ class Aspects:
         if not callable(function):
             raise self._specification.error(
                 errors.NotAFunctionError,
-                "samples must be a function that yields them",
+                "samples must be given as a function that yields samples",
                 expected="a function of `make`",
                 got=shown(function),
                 hint="write `@op.samples` over `def _(make): yield make(2, 3), ...`",

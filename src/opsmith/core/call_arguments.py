@@ -33,7 +33,7 @@ def call_error(args: tuple[Any, ...], kwargs: dict[str, Any], schema: Schema) ->
     """Return the error for a call that does not fit the signature, without operator and hint, or None."""
     if len(args) > schema.positional:
         taken = f"{schema.positional} positional argument{'s' * (schema.positional != 1)}"
-        return errors.ArgumentError(f"it takes {taken} and {len(args)} were given")
+        return errors.ArgumentError(f"it takes {taken}, but {len(args)} were given")
     unknown = next((name for name in kwargs if name not in schema.by_name), None)
     if unknown is not None:
         expected = f"one of {listed(schema.names)}"
@@ -143,8 +143,8 @@ def check_attached(
         if forward is None:
             signature.bind(*by_position, **dict.fromkeys(names[schema.positional :]))
     except TypeError as error:
-        problem, reason = f"cannot be called as the operator is: {error}", error
-        expected, hint = f"a function of {listed(names)}", "even if it uses only some"
+        problem, reason = f"cannot be called like the operator: {error}", error
+        expected, hint = f"a function of {listed(names)}", "even if it uses only some of them"
     else:
         if not reordered(positional_names(signature), by_position):
             return
@@ -160,7 +160,7 @@ def check_attached(
     ) from reason
 
 
-REORDERED = "has the operator's names in another order, but gets the arguments by position"
+REORDERED = "has the operator's argument names in another order, but gets the arguments by position"
 """Fault of a function whose parameters are `reordered`, for messages."""
 
 

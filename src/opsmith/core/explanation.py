@@ -65,9 +65,9 @@ class Explanation:
         lines += [f"    sizes of the results: {self.sizing}"] * bool(self.sizing)
         lines += [f"  gradient of `{name}`: {source}" for name, source in self.gradients.items()]
         lines += [f"  tangent of `{name}`: {source}" for name, source in self.tangents.items()]
-        nothing = "what the operations of the reference save" if self.ordinary else "nothing"
+        nothing = "the tensors that the operations of the reference save" if self.ordinary else "nothing"
         if self.own_autograd:
-            nothing = "what its own autograd saves"
+            nothing = "the tensors that its own autograd saves"
         lines.append(f"  saved for the backward: {', '.join(self.saved) or nothing}")
         if self.recomputes:
             lines.append("  the backward runs the function that gradients are derived from")
@@ -129,4 +129,4 @@ def explain(specification: Specification, values: list[Any]) -> Explanation:
 def _saved(plan: BackwardPlan) -> tuple[str, ...]:
     """Return the names of saved tensors; an adopted class itself saves tensors while it runs."""
     of_class = any(isinstance(formula, ClassFormula) for formula in plan.formulas)
-    return ("what its forward keeps on `ctx`",) if of_class else plan.saved
+    return ("the values that its forward keeps on `ctx`",) if of_class else plan.saved

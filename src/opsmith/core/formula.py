@@ -154,10 +154,10 @@ class FormulaNames:
                 )
             if parameter.default is not parameter.empty:
                 raise errors.FormulaError(
-                    f"{what} gives its parameter `{name}` a default, which would hide a value that it needs",
+                    f"{what} gives its parameter `{name}` a default, but formulas get values by name",
                     argument=name,
                     where=location,
-                    hint="close over the value instead: write the formula inside a function that has it",
+                    hint="close over the value: write the formula inside a function that has the value",
                 )
             if name not in self.names and name not in self.also:
                 raise errors.FormulaParameterError(
@@ -174,7 +174,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{close[0]}`?" if close else "use one of those names"
+    return f"did you mean `{close[0]}`?" if close else "use one of the expected names"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -110,7 +110,7 @@ def _refuse_no_function(rule: Any, name: str, derivative: str, example: str) -> 
     constant = ", .non_differentiable" if derivative == "gradient" else ""
     is_zero = rule is None or (isinstance(rule, int | float | complex) and rule == 0)
     raise errors.FormulaError(
-        f"the {derivative} of `{name}` is neither a function nor a value that replaces one",
+        f"the {derivative} of `{name}` is neither a function nor a value that replaces a function",
         argument=name,
         expected=f"a function, or opsmith.zero{constant} or .not_implemented(...)",
         got=shown(rule) if hasattr(rule, "shape") else repr(rule),

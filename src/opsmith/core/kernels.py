@@ -375,7 +375,7 @@ def refuse_strictly(rejected: Iterable[Rejected], operator: str) -> None:
                 f"its kernel for {each.kernel.device} does not take the call: {each.reason}",
                 operator=operator,
                 where=each.kernel.where,
-                hint="call it with arguments that the kernel takes; or leave `strict=True` out, so that the "
+                hint="call it with arguments that the kernel takes; or leave `strict=True` out: then the "
                 "next kernel or the reference computes other calls",
             )
 

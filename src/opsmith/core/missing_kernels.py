@@ -58,8 +58,8 @@ def missing_reason(kernel: BuiltKernel[Any], error: errors.ToolchainError) -> st
         warn_caller(
             f"{kernel.operator.name}: the reference runs in place of its kernel in {kernel.language}, "
             f"{kernel.where}: {reason}. `opsmith doctor` shows the missing tools, and "
-            f"{config.REQUIRE_KERNELS}=1 makes this an error. Other kernels may be missing, too: this "
-            "warning appears only once in a process"
+            f"{config.REQUIRE_KERNELS}=1 turns this warning into an error. Other kernels may be missing, "
+            "too: this warning appears only once in a process"
         )
         _warned = True  # last: if a filter makes the warning an error, each call raises it
     return reason

@@ -42,7 +42,7 @@ def writable_file(path: Any, example: str, argument: str = "path") -> Path:
 
 
 _HINTS: dict[type[OSError], str] = {
-    IsADirectoryError: "name a file in it, `{example}`",
+    IsADirectoryError: "name a file in this folder, `{example}`",
     NotADirectoryError: "make the folder first",
 }
 

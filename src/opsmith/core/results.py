@@ -101,7 +101,7 @@ def result_forms(annotation: Any, *, writes: bool = False) -> tuple[list[str], b
         "an operator must return a tensor, a list of tensors, or a tuple of two or more of these",
         argument="return",
         got=shown_annotation(annotation),
-        hint="write `-> list[Tensor]` if their number varies"
+        hint="write `-> list[Tensor]` if the number of results varies"
         if items[1:] == (...,) or typing.get_origin(annotation) is Sequence
         else hints.get(annotation, "write `-> Tensor` or `-> tuple[Tensor, Tensor]`"),
     )
@@ -129,7 +129,7 @@ def result_roles(count: int, results: ResultNames, hidden: tuple[str, ...]) -> t
         for name in roles:
             if name.startswith(RESERVED) and name != "result":
                 raise errors.ReservedNameError(
-                    "formulas keep names that begin with `grad` or `result` for gradients and results",
+                    "in formulas, names that begin with `grad` or `result` mean gradients and results",
                     argument=name,
                     hint="rename the result in `results=`",
                 )

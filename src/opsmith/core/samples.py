@@ -134,7 +134,7 @@ def read_samples(source: Any, make: Make, operator: str | None, location: str) -
     raise errors.SampleError(
         "its samples are not a list of calls",
         operator=operator,
-        expected="a list of tuples of arguments, or a function that returns it, with or without `make`",
+        expected="a list of tuples of arguments, or a function that returns the list and may take `make`",
         got=shown(given),
         where=location,
         hint="give a list with a tuple for each call: `[(x, weight)]`, or `[(x,)]` for a single argument",
@@ -217,7 +217,7 @@ def _hint(name: str, sample: CallArguments, schema: Schema) -> str:
     value = {**dict(zip(schema.names, sample.args, strict=False)), **sample.kwargs}.get(name)
     if argument is not None and argument.kind.base is OBJECT and holds_tensor(value):
         return "annotate the parameter, `xs: list[Tensor]`; or take the tensors one by one, or as `*xs`"
-    return "yield the arguments as a call of the operator passes them"
+    return "yield the arguments of one call of the operator"
 
 
 def not_a_sample(
@@ -279,7 +279,7 @@ def sample_calls(specification: Specification, use: str, otherwise: str = "") ->
     make = Make(torch.float32)
     calls = [] if source is None else samples_of(source, make, specification.schema, specification.name)
     if not calls:
-        lack = "has none" if source is None else "its samples are empty"
+        lack = "it has no samples" if source is None else "its samples are empty"
         raise specification.error(
             errors.MissingSamplesError,
             f"it is {use} with the arguments of its first sample, but {lack}",

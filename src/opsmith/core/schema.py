@@ -392,7 +392,7 @@ def _return_hint(function: Callable[..., Any]) -> Any:
 
 
 _NO_ARGUMENTS = {
-    "ctx": "leave it out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
+    "ctx": "leave `ctx` out: a formula gets values by name, `op.gradients(x=lambda grad, x: ...)`; adopt a "
     "class with `ctx`: `opsmith.adopt(Class, 'mylib::name')`",
     "self": "declare a function outside of the class, and call it in the method",
     "cls": "declare a function outside of the class, and call it in the method",
@@ -418,7 +418,7 @@ def _argument(parameter: inspect.Parameter, known: ArgumentType | None) -> Argum
         )
     if name.startswith(RESERVED):
         raise errors.ReservedNameError(
-            "formulas keep names that begin with `grad` or `result` for gradients and results",
+            "in formulas, names that begin with `grad` or `result` mean gradients and results",
             argument=name,
             hint=f"rename the argument, for example to `given_{name}`",
         )
@@ -495,7 +495,7 @@ def _refuse_returned(
         raise errors.UnknownInputError(
             f"it cannot return `{returns}`",
             argument="returns",
-            expected="the first argument, a `Tensor`, and the only one that it writes into",
+            expected="the first argument, a `Tensor`, which is the only written argument",
             got=f"`{returns}`, where the first argument is "
             + (f"`{first.name}: {first.kind.annotation()}`" if first else "none")
             + f", and it writes into {listed(mutates) or 'nothing'}",
@@ -503,7 +503,7 @@ def _refuse_returned(
         )
     if annotation is not Tensor:
         raise errors.UnsupportedTypeError(
-            f"an operator that returns `{returns}` must be annotated as returning a tensor",
+            f"an operator that returns `{returns}` needs the return type hint `Tensor`",
             argument="return",
             expected="Tensor",
             got=shown_annotation(annotation),
@@ -532,7 +532,7 @@ def _check_default(name: str, kind: ArgumentType, default: Any) -> None:
             argument=name,
             expected="a string that UTF-8 can encode",
             got=ascii(default),
-            hint="leave surrogates out of it",
+            hint="leave surrogates out of the string",
         )
     if not kind.accepts(default) and not kind.is_exceeded(default):
         raise errors.DefaultError(

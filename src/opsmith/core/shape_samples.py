@@ -70,7 +70,7 @@ def missing_words(specification: Specification) -> str:
     ]
     if unknown:
         return f", and the possible values of {' and '.join(unknown)} are not known"
-    return ", and on samples made from `shapes=` the reference raises, or has no finite results"
+    return ", and on samples made from `shapes=` the reference raises an error, or has no finite results"
 
 
 def _calls(made: Callable[[Make, int], CallArguments | None], rounds: Sequence[int], make: Make) -> list[Any]:

@@ -100,7 +100,7 @@ class Shapes:
                 if wanted is NO_SIZE:
                     return sizes, (
                         label,
-                        f"`{dims.text}` with {size} being a size",
+                        f"`{dims.text}` with a valid size `{size}`",
                         str(list(tensor.shape)),
                     )
                 if wanted is not None and wanted != found:
@@ -183,7 +183,7 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
         )
 
     if not isinstance(text, str) or text.count("->") != 1:
-        results_hint = "the results" if returns else "nothing after it, since it returns nothing"
+        results_hint = "the results" if returns else "nothing after it: the operator returns nothing"
         raise refuse("must be a string with one `->` in it", f"write the arguments, `->`, and {results_hint}")
     given, _, returned = text.partition("->")
     arguments: dict[str, Dims] = {}
@@ -202,7 +202,11 @@ def read_shapes(text: Any, schema: Schema) -> Shapes:
     if schema.returns is not None and results == (arguments.get(schema.returns),):
         results = ()  # `x: B M -> B M`: the argument that is written and returned
     if len(results) not in (len(schema.results), len(schema.visible)):
-        hint = f"write {len(schema.visible)} after `->`" if schema.results else "write nothing after `->`"
+        hint = (
+            f"write one entry for each result after `->`, {len(schema.visible)} in all"
+            if schema.results
+            else "write nothing after `->`"
+        )
         raise refuse("must give the dimensions of each result", hint, repr(returned.strip()))
     integers = frozenset(
         each.name for each in schema.arguments if each.kind.base is INT and not each.kind.sequence
@@ -262,7 +266,7 @@ def check_batching(batching: Any, shapes: Shapes | None, schema: Schema) -> str 
             argument="batching",
             expected="`elementwise`, or a dimension that comes first in `shapes=`, a letter or `...`",
             got=repr(batching),
-            hint='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave it out',
+            hint='write `shapes="x: B M, weight: N M -> B N", batching="B"`, or leave `batching=` out',
         )
     chosen: str = batching
     return chosen

@@ -259,7 +259,7 @@ class Graph:
                 text += f" for the backward, {share} of it intermediate results"
             packed = sum(each.role == "packed" for node in self.nodes for each in node.saved)
             if packed:
-                text += f"; {counted(packed, 'tensor')} packed by hooks not counted"
+                text += f"; not counted: {counted(packed, 'tensor')} packed by hooks"
         return text
 
     __repr__ = titled_repr(lambda graph: f"{graph.title}: {graph.summary()}")

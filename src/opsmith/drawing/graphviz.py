@@ -245,14 +245,14 @@ def render(dot: str, form: Format, *, seconds: float = SECONDS) -> tuple[bytes, 
             raise errors.DrawingError(
                 "Graphviz failed",
                 got=output[-1] if output else f"exit status {done.returncode}",
-                hint="draw an HTML page, which needs no Graphviz, and report it with the graph as `.dot`",
+                hint="draw an HTML page, which needs no Graphviz, and report this with the graph as `.dot`",
             )
         small = b"too large for cairo-renderer" in done.stderr
         scaled = "scaled down, because it had too many points for a picture" if small else ""
         return done.stdout, "; ".join(filter(None, (note, scaled)))
     raise errors.DrawingError(
         "Graphviz took too long to lay the graph out",
-        expected=f"a picture in {seconds:g} seconds, or less careful in the same time",
+        expected=f"a picture in {seconds:g} seconds, or a less careful picture in the same time",
         hint="fold it, `depth=1`, or draw an HTML page, in which modules unfold one by one",
     )
 

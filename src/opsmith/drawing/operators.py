@@ -220,7 +220,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
     def _fitted(self, grad: Tensor, shape: torch.Size, end: str, group: str) -> tuple[Tensor, str]:
         """Add the sum that opsmith computes if a gradient has the broadcast shape of its input."""
         fitted = grad.new_empty(shape)
-        why = (("why", "the formula leaves out the sum over what was broadcast"),)
+        why = (("why", "the formula leaves out the sum over broadcast dimensions"),)
         label = "summed to the input"
         added = self.node("operation", label, forms=(form_of(fitted),), group=group, attributes=why)
         self.edge(end, added)

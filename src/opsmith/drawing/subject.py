@@ -108,8 +108,8 @@ def function_call(function: Any, inputs: Any, kwargs: Mapping[str, Any] | None =
         raise errors.UsageError(
             f"`inputs` do not fit the {what}: {error}",
             argument="inputs",
-            expected=f"what `{getattr(called, '__name__', what)}{inspect.signature(called)}` takes",
-            got=f"{len(args) + len(named)} given" if args or named else "nothing",
+            expected=f"the arguments of `{getattr(called, '__name__', what)}{inspect.signature(called)}`",
+            got=f"number of arguments: {len(args) + len(named)}" if args or named else "nothing",
             hint='write `inputs=(x, y)`, or `inputs={"x": x}` by name',
         ) from error
     except ValueError:  # a function in C has no signature

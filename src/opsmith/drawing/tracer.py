@@ -61,7 +61,7 @@ def trace(subject: Any, options: Options | None = None, frame: FrameType | None 
             argument=next(name for name, given in given_options.items() if given),
             expected="a module, a function or an operator to call",
             got=type(subject).__name__,
-            hint="leave it out, or draw the function that computes them",
+            hint="leave this argument out, or draw the function that computes the tensors",
         )
     names.add_values(variables(frame))
     named = {_named(name, tensor, names): tensor for name, tensor in outputs.items()}

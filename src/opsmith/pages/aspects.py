@@ -195,13 +195,13 @@ def _flops(specification: Specification) -> Aspect:
         return Aspect("count of operations", "handwritten", "a formula", where(specification.flops))
     if specification.opaque:
         return Aspect("count of operations", "missing", "the operator is opaque: write `op.flops(...)`")
-    return Aspect("count of operations", "derived", "counted of the reference, on tensors without data")
+    return Aspect("count of operations", "derived", "counted in the reference, on tensors without data")
 
 
 def _samples(specification: Specification) -> Aspect:
     if specification.samples is None and samples_for(specification) is not None:
         return Aspect("samples", "derived", "from `shapes=` and the types of the arguments")
     if specification.samples is None:
-        how = "there are no arguments to check, draw, export or measure it: write `@op.samples`"
+        how = "a check, a drawing, an export and a benchmark need samples: write `@op.samples`"
         return Aspect("samples", "missing", how)
     return Aspect("samples", "handwritten", "representative inputs", where(specification.samples))

@@ -178,7 +178,7 @@ def page_paths(path: Any, names: Sequence[str]) -> PagePaths:
             raise errors.UsageError(
                 f"`{target}` is one file, but there are {len(names)} operators",
                 argument="path",
-                expected="a folder, for an index and a page for each",
+                expected="a folder, for an index and a page for each operator",
                 got=", ".join(f"`{name}`" for name in names),
                 hint=f"write `{target.with_suffix('')}`, or name one operator",
             )

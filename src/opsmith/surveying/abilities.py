@@ -38,7 +38,7 @@ def abilities(declaration: Declaration, report: Report) -> tuple[dict[str, str],
         if name in passed:
             outcome = by_property[name]
             found[title] = {"passed": "kept", "skipped": "new"}.get(outcome.word(), "mended")
-            mends += [f"mends {title}: by `apply`, {failure.message}" for failure in outcome.failures[:1]]
+            mends += [f"mends {title}: with `apply`, {failure.message}" for failure in outcome.failures[:1]]
     if "opcheck" in passed and not passed["opcheck"].notes:
         found["torch.compile"] = "kept"
     return found, mends

@@ -140,7 +140,7 @@ def _random(declaration: Declaration, failures: list[Failure]) -> str | None:
         return None
     declaration.kinds.append("stochastic")
     return (
-        'its forward draws random numbers: declare `kind="stochastic"`, so that torch never merges two '
+        'its forward draws random numbers: declare `kind="stochastic"`, and torch never merges two '
         "calls into one"
     )
 
@@ -153,7 +153,7 @@ def _low_precision(declaration: Declaration, failures: list[Failure]) -> str | N
         return None
     declaration.kinds.append("float32")
     what = "returns" if returns else "computes in"
-    return f'it {what} float32 for float64: if that is meant, declare `kind="float32"`'
+    return f'it {what} float32 for float64: if this is intended, declare `kind="float32"`'
 
 
 def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> str | None:
@@ -163,8 +163,8 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
     if any(failure.cause == "nonlinear-grad" for failure in failures):
         declaration.kinds.append("nonlinear")
         return (
-            "a multiple of the grad_output does not give that of the gradient, as when one clips "
-            'gradients: if that is meant, declare `kind="nonlinear"`; otherwise its backward is wrong'
+            "twice the grad_output does not give twice the gradient, for example because its backward clips "
+            'gradients: if this is intended, declare `kind="nonlinear"`; otherwise its backward is wrong'
         )
     for failure in failures:
         if failure.property != "gradient" or failure.cause in OTHER or failure.input not in declaration.names:
@@ -172,15 +172,15 @@ def _deliberate_gradient(declaration: Declaration, failures: list[Failure]) -> s
         if CONSTANT in failure.message:
             declaration.kinds.append("surrogate")
             return (
-                f"small steps of `{failure.input}` do not change what its forward gives, so the derivative "
-                "is zero, and its backward gives something else: if that is meant (a straight-through "
-                'estimator), declare `kind="surrogate"`; otherwise its backward is wrong'
+                f"small changes of `{failure.input}` do not change the results of its forward, so the "
+                "derivative is zero, but its backward returns another gradient: if this is intended "
+                '(a straight-through estimator), declare `kind="surrogate"`; otherwise its backward is wrong'
             )
         if is_identity(declaration, declaration.names.index(failure.input)):
             declaration.kinds.append("surrogate")
             return (
-                f"its forward returns `{failure.input}` as it came, and its backward changes the gradient: "
-                'if that is meant (a gradient that is scaled or reversed), declare `kind="surrogate"`; '
+                f"its forward returns `{failure.input}` unchanged, but its backward changes the gradient: "
+                'if this is intended (a gradient that is scaled or reversed), declare `kind="surrogate"`; '
                 "otherwise its backward is wrong"
             )
     return None

@@ -65,7 +65,7 @@ def survey(
 
 def _survey(function_class: type[torch.autograd.Function], seed: int, seconds: float, name: str) -> Finding:
     if not overrides(function_class, "forward"):
-        reason = "it has no `forward`, so there is nothing to adopt; if classes derive from it, adopt those"
+        reason = "it has no `forward`, so there is nothing to adopt; if classes derive from it, adopt them"
         return Finding(name, _where(function_class), "needs a declaration", (reason,))
     source = ClassSource.of(function_class, name)
     if keeps_state_in_init(function_class):
@@ -191,7 +191,7 @@ def _nothing_ran(source: ClassSource, trials: Trials) -> Finding:
         reason = f"its {stop.method} {stop.fault}, for all arguments ({at})"
         return Finding(name, location, "wrong", (reason,), words)
     reason = (
-        f"none of {trials.tried} guessed calls ran; the one that came furthest, {words}, "
+        f"none of {trials.tried} guessed calls ran; the call that came furthest ({words}) "
         f"stopped in its {stop.method}: {stop.text} ({at})"
     )
     if stop.method == "backward":
@@ -206,7 +206,7 @@ def _wrong_for_some(wrong: Finding, right: Finding) -> Finding:
     reasons = (
         f"it is wrong for {wrong.tried}: {wrong.reasons[0]}",
         f"it is right for {right.tried}: if only such arguments are valid, let forward raise an error for "
-        f"the rest",
+        f"all others",
         *right.reasons,
     )
     return replace(right, verdict="needs a declaration", reasons=reasons, report=wrong.report)
@@ -251,12 +251,12 @@ def _missing_abilities(operator: Operator[..., object], report: Report) -> list[
 
 CUT = (
     "its backward cannot be differentiated, because its code leaves torch: mark the backward with "
-    "`once_differentiable`, so that second derivatives raise a clear error, or give `reference=`"
+    "`once_differentiable`: then second derivatives raise a clear error; or give `reference=`"
 )
 
 UNFINISHED = "adopt it with `samples=` of valid arguments, and run `opsmith.check` on the operator"
 
-DERIVED = "with `reference=`, the same mathematics in plain PyTorch, the operator derives it"
+DERIVED = "give `reference=`, the same mathematics in plain PyTorch: then the operator derives it"
 
 TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 
@@ -299,7 +299,7 @@ def _fault(report: Report, group: list[Failure]) -> str:
     text += f"; the same for {', '.join(also)}" if also else ""
     text += f" ({first.where})" if first.where else ""
     if first.property == "gradient" and first.cause not in ("layout", "raises", "nondeterministic"):
-        text += '; if it is meant to differ from the derivative, declare `kind="surrogate"`'
+        text += '; if it differs from the derivative on purpose, declare `kind="surrogate"`'
     return text
 
 

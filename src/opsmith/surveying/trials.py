@@ -281,7 +281,7 @@ def guessed_samples(
         trials = run_guesses(source, seed, SECONDS)
         if not trials.ran:
             stop = trials.mistake or trials.nearest
-            end = f"; the one that came furthest ended in {stop.text}" if stop else ""
+            end = f"; the call that came furthest ended in {stop.text}" if stop else ""
             problem = (
                 f"there are no samples to check it on, and none of {trials.tried} guessed calls ran{end}"
             )

@@ -123,7 +123,7 @@ def compile_calls() -> CacheEntry:
             "calls in C++ cannot be compiled without Python's headers",
             expected=f"the file {include / 'Python.h'}",
             got="no such file",
-            hint="install them, on Debian or Ubuntu by `apt-get install python3-dev`",
+            hint="install Python's headers; on Debian or Ubuntu: `apt-get install python3-dev`",
         )
     return cache_on_disk().obtain(_parts(), lambda directory: _compile(toolchain, include, directory))
 

@@ -295,7 +295,7 @@ class Contract:
             errors.CapturedTensorError,
             "it uses a tensor that requires a gradient but is not an argument",
             expected="a function that uses only its arguments",
-            got="a result that requires a gradient, although no argument does",
+            got="a result that requires a gradient, although no argument requires a gradient",
             where=where(function),
             hint="make this tensor an argument, or use its `.detach()`",
         )
@@ -523,7 +523,7 @@ def _results_hint(schema: Schema, written: str | None, *, same: bool) -> str:
     if schema.new_values == (written,) and schema.names[0] == written and len(schema.results) == 2:
         declared = f'declare it, `returns="{written}"`, if callers get `{written}` itself'
         return f"{declared}; or return a copy: `.clone()`"
-    return f"leave `{written}` out of the results, since callers have it; or return a copy: `.clone()`"
+    return f"leave `{written}` out of the results, because callers have it; or return a copy: `.clone()`"
 
 
 def _alias_hint(schema: Schema, name: str) -> str:
@@ -531,7 +531,7 @@ def _alias_hint(schema: Schema, name: str) -> str:
     if schema.written == (name,) and len(schema.results) == 1 and schema.names[0] == name:
         return f'declare it, `returns="{name}"`, if callers get `{name}` itself; or return a copy: `.clone()`'
     if name in schema.written:
-        return f"leave `{name}` out of the results, since callers have it; or return a copy: `.clone()`"
+        return f"leave `{name}` out of the results, because callers have it; or return a copy: `.clone()`"
     return "return a copy: `.clone()`"
 
 

@@ -116,7 +116,7 @@ def _given(specification: Specification, formula: Flops, values: list[Any]) -> i
 
 
 def _derived(specification: Specification, values: list[Any]) -> int:
-    hint = "give the number: `@op.flops` over a function of the operator's arguments that returns an int"
+    hint = "write `@op.flops` over a function that takes the operator's arguments and returns an int"
     if specification.opaque:
         raise specification.error(
             errors.TransformError,

@@ -132,7 +132,7 @@ class HeldResults:
         def wrong(kind: Any, what: str, expected: Any, got: Any, hint: str, fault: str = "") -> Exception:
             error: errors.OpsmithError = self.specification.error(
                 kind,
-                f"the {what} of {named} is not that of {source}",
+                f"the {what} of {named} differs from the {what} of {source}",
                 argument=name,
                 expected=str(expected),
                 got=str(got),
@@ -144,7 +144,7 @@ class HeldResults:
 
         if isinstance(promised, list):
             if len(result) != len(promised):
-                hint = f"return {named} in the expected length, or correct {source}"
+                hint = f"return {named} with the expected length, or correct {source}"
                 raise wrong(errors.ResultCountError, "length", len(promised), len(result), hint, "shape")
             pairs = enumerate(zip(result, promised, strict=True))
             return [self._fitted(function, described, *pair, values, item=f"[{at}]") for at, pair in pairs]
@@ -157,7 +157,7 @@ class HeldResults:
             raise wrong(errors.ResultTypeError, "type", wanted, shown(result), hint, fault)
         if tuple(result.shape) != promised.shape:
             shapes = list(promised.shape), list(result.shape)
-            hint = f"return {named} in the expected shape, or correct {source}"
+            hint = f"return {named} with the expected shape, or correct {source}"
             raise wrong(errors.ShapeError, "shape", *shapes, hint, "shape")
         if result.dtype != promised.dtype:
             given = zip(self.specification.schema.names, values, strict=True)

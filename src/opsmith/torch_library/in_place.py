@@ -269,7 +269,7 @@ class InPlaceRegistration(DispatcherRegistration):
                     raise
                 mapped = transform.kind == "Vmap"
                 what = (
-                    f"it cannot write a mapped value into `{name}`, since `vmap` does not map `{name}`"
+                    f"it cannot write a mapped value into `{name}`: `vmap` does not map `{name}`"
                     if mapped
                     else f"`{name}` cannot be written under this transform of `torch.func`"
                 )

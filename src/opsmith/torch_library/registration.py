@@ -312,10 +312,10 @@ class DispatcherRegistration:
         if library is not None and not served_libraries.is_same(specification, library):
             raise specification.error(
                 errors.NameTakenError,
-                "a library in this process computes it, too, and is made of other sources",
-                expected="a library of the same kernels",
+                "a library in this process also computes this operator, but from other sources",
+                expected="a library built from the same sources",
                 got=library.file,
-                hint="build the library anew from what the package is now, or load one of the two",
+                hint="build the library again from the present package, or load only one of the two",
             )
 
     def _kernel(
@@ -408,7 +408,7 @@ class DispatcherRegistration:
                     argument=argument.name,
                     got=repr(argument.default),
                     hint=f"write `{argument.name}: {argument.kind.annotation()} | None = None` "
-                    "and put the value in inside"
+                    "and set the value inside the function"
                     if argument.kind.structure is None
                     else "leave the default out, or use a default without a list of strings",
                 )

@@ -134,7 +134,7 @@ def _unwritable(specification: Specification, name: str, tensor: Tensor) -> erro
         )
     return specification.error(
         errors.MutationError,
-        f"several elements of `{name}` are one in memory",
+        f"several elements of `{name}` share the same memory",
         argument=name,
         expected="a tensor that is not expanded",
         got=f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
@@ -159,7 +159,7 @@ def _refuse_shared_elements(specification: Specification, values: Sequence[Any])
             if label != name and shares_elements(tensor, other):
                 raise specification.error(
                     errors.MutationError,
-                    f"`{name}`, which is written, shares elements with `{label}`",
+                    f"the written `{name}` shares elements with `{label}`",
                     argument=label,
                     expected="tensors that share no element",
                     hint=f"call it with `{label}.clone()`{', and copy the result back' * (label in written)}",

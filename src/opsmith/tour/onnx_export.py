@@ -64,7 +64,7 @@ def run(context: TourContext) -> StageResult:
     context.console.print(_table(details))
     passed = details["read_alike"] == len(test) and details["plane_difference"] <= CLOSE
     headline = (
-        f"{details['read_alike']} of {len(test)} held-out images read alike by PyTorch "
+        f"{details['read_alike']} of {len(test)} held-out images are read alike by PyTorch "
         f"({details['accuracy']['PyTorch']:.1%}) and ONNX Runtime ({details['accuracy']['ONNX Runtime']:.1%})"
     )
     files = (plane_export.path, digits_export.path, write_json(context.out / "onnx.json", details))

@@ -128,7 +128,7 @@ OPERATORS = (
 SKIPPED = ("cuda", "resources")
 """Properties that the tour leaves out."""
 
-LEFT_OUT = "left out by the tour, since they compile further kernels, for GPUs"
+LEFT_OUT = "left out by the tour, because they compile more kernels, for GPUs"
 
 
 def build_decoder_kernels() -> None:

@@ -211,10 +211,10 @@ def _table(finished: Sequence[FinishedStage]) -> Table:
 
 
 PICTURES = {
-    "example-graph.svg": "b + sum(w x): what autograd recorded of two small operators",
+    "example-graph.svg": "b + sum(w x): the autograd graph of two small operators",
     "curves.svg": "Learning curves",
     "involution-roofline.svg": "Involution and its reference, and the ceilings of this machine",
-    "digits-graph.svg": "The network for digits: what its backward runs through",
+    "digits-graph.svg": "The network for digits: the graph of its backward",
 }
 """Pictures of the index page with their captions, in this order; missing pictures are left out."""
 

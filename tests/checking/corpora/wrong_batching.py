@@ -53,7 +53,7 @@ def kernel_mixes_rows() -> Any:
     return kernel_mixes_rows.kernel("cpu", kernel)
 
 
-@wrong("batching", "raises", "result", "has no dimension for the batch, against")
+@wrong("batching", "raises", "result", "has no batch dimension, but it needs one with")
 def reduces() -> Any:
     @opsmith.operator("wrong::reduces", batching="elementwise")
     def reduces(x: Tensor) -> Tensor:

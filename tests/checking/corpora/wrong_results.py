@@ -46,7 +46,7 @@ def kernel_hidden_result() -> Any:
     "forward",
     "shape",
     "result",
-    "the shape of `result` is not that of the reference",
+    "the shape of `result` differs from the shape of the reference",
 )
 def kernel_shape() -> Any:
     return square("kernel_shape").kernel("cpu", lambda x: (x * x).flatten())
@@ -169,17 +169,17 @@ def listing(name: str) -> Any:
     return split
 
 
-@wrong("forward", "shape", "result", "the length of `result` is not that of the reference")
+@wrong("forward", "shape", "result", "the length of `result` differs from the length of the reference")
 def kernel_with_a_tensor_too_many() -> Any:
     return listing("kernel_with_a_tensor_too_many").kernel("cpu", lambda x: [x.sin(), x.cos(), x.tan()])
 
 
-@wrong("forward", "shape", "result", "the length of `result` is not that of the reference")
+@wrong("forward", "shape", "result", "the length of `result` differs from the length of the reference")
 def kernel_with_a_tensor_too_few() -> Any:
     return listing("kernel_with_a_tensor_too_few").kernel("cpu", lambda x: [x.sin()])
 
 
-@wrong("forward", "shape", "halves", "the length of `halves` is not that of the reference")
+@wrong("forward", "shape", "halves", "the length of `halves` differs from the length of the reference")
 def kernel_that_moves_a_tensor_to_another_list() -> Any:
     @opsmith.operator("wrong::kernel_that_moves_a_tensor", results=("halves", "rest"))
     def parts(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:

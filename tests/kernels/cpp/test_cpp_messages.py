@@ -156,8 +156,8 @@ def test_parameters_in_another_order() -> None:
     with pytest.raises(errors.KernelSignatureError) as caught:
         operator(torch.ones(1), torch.zeros(1))
     assert caught.value.message().splitlines() == [
-        "cpp_messages::minus: the C++ kernel has the operator's names in another order, but gets the "
-        "arguments by position",
+        "cpp_messages::minus: the C++ kernel has the operator's argument names in another order, but gets "
+        "the arguments by position",
         "  expected: (x, y, result)",
         "  got: (Contiguous<const float> y, Contiguous<const float> x, Contiguous<float> out)",
         f"  where: {operator.specification.kernels[0].where}",
@@ -366,7 +366,7 @@ def test_without_a_compiler_the_reference_runs_and_explain_says_so() -> None:
         f"{kernel_where(operator)}: there is no C++ compiler: no `no-such-compiler` in PATH; install "
         "a C++ compiler, on Debian or Ubuntu by `apt-get install g++`, or name yours in CXX; until then the "
         "reference computes the operator. `opsmith doctor` shows the missing tools, and "
-        "OPSMITH_REQUIRE_KERNELS=1 makes this an error. Other "
+        "OPSMITH_REQUIRE_KERNELS=1 turns this warning into an error. Other "
         "kernels may be missing, too: this warning appears only once in a process"
     ]
     assert warned[0].filename == __file__
@@ -434,7 +434,7 @@ def test_a_wrong_value_is_an_error_although_no_kernel_is_missing(monkeypatch: py
 @pytest.mark.slow
 def test_only_what_is_built_can_be_required() -> None:
     operator = declared("unbuilt")
-    for got in ("no kernel for it", "kernels in Python"):
+    for got in ("no kernel", "kernels in Python"):
         with pytest.raises(
             errors.UsageError, match="no kernel for `cpu` that is built from a source"
         ) as caught:

@@ -160,11 +160,11 @@ def test_what_cannot_be_written_is_refused_without_python_too(context: str) -> N
         for _ in range(2):
             call(functional(4, 6), functional(4, 6), 1)
             call(functional(1, 6), functional(1, 6), 1)
-            shares = "`cache`, which is written, shares elements with `x`"
+            shares = "the written `cache` shares elements with `x`"
             assert refused(lambda: call(whole, whole, 1)) == shares
             assert refused(lambda: call(whole[:3], whole[1:], 1)) == shares
             assert refused(lambda: call(whole[:, ::2], whole[:, ::2], 1)) == shares
-            one = "several elements of `cache` are one in memory"
+            one = "several elements of `cache` share the same memory"
             assert refused(lambda: call(whole[:1].expand(4, 6), functional(4, 6), 1)) == one
         assert_close(whole, before)
         for _ in range(2):
@@ -224,9 +224,9 @@ def test_lists_and_optional_tensors() -> None:
     step([], [], None, 0.5)
     same = torch.ones(3)
     with torch.inference_mode():
-        words = "`parameters[0]`, which is written, shares elements with `parameters[1]`"
+        words = "the written `parameters[0]` shares elements with `parameters[1]`"
         assert refused(lambda: step([same, same], [torch.ones(3), torch.ones(3)], None, 1.0)) == words
-        apart = "`parameters[1]`, which is written, shares elements with `slopes[0]`"
+        apart = "the written `parameters[1]` shares elements with `slopes[0]`"
         assert refused(lambda: step([torch.ones(3), same], [same, torch.ones(3)], None, 1.0)) == apart
     assert same.tolist() == [1] * 3
 

@@ -100,7 +100,7 @@ def test_parameters_in_another_order() -> None:
     wrong = given("order", "__global__ void twice(View<const float> result, double by, View<float> x) {}")
     with pytest.raises(errors.KernelSignatureError) as caught:
         wrong(torch.ones(2))
-    assert "the CUDA kernel has the operator's names in another order" in str(caught.value)
+    assert "the CUDA kernel has the operator's argument names in another order" in str(caught.value)
     assert caught.value.expected == "(x, by, result)"
     assert caught.value.got == "(View<const float> result, double by, View<float> x)"
     assert given("ordered", "__global__ void twice(View<const float> x, double by, View<float> result) {}")

@@ -29,8 +29,12 @@ doubled_.kernel("cuda", cuda=DOUBLED, grid=1, block=32)
 def test_what_a_call_refuses_is_refused() -> None:
     x, weight = torch.randn(2, 4), torch.ones(4)
     calls: list[tuple[Any, tuple[Tensor, ...], str]] = [
-        (add_rms_norm_, (x, x, weight), "`x`, which is written, shares elements with `residual`"),
-        (add_rms_norm_, (x[:1].expand(2, 4), torch.ones(2, 4), weight), "several elements of `x` are one"),
+        (add_rms_norm_, (x, x, weight), "the written `x` shares elements with `residual`"),
+        (
+            add_rms_norm_,
+            (x[:1].expand(2, 4), torch.ones(2, 4), weight),
+            "several elements of `x` share the same memory",
+        ),
         (rms_norm, (x, torch.ones(5)), ""),
         (rms_norm, (x.to_sparse(), weight), "it takes only strided dense tensors"),
         (doubled_, (torch.randn(3, dtype=torch.complex64).conj().imag,), "`x` is a negated view"),

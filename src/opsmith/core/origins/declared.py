@@ -14,7 +14,7 @@ Part = Literal["forward", "gradient", "tangent", "vmap", "fake", "autocast", "on
 TRACED = "while tracing"
 TRANSFORMED = "under a transform"
 MAPPED = "under vmap"
-SECOND = "in a second order"
+SECOND = "in a second-order gradient"
 """Circumstances in which an author's code may not work."""
 
 

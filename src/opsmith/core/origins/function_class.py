@@ -254,7 +254,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     casts = False
     computes_by = "the class's forward"
     declares_random = 'kind="stochastic"'
-    takes_samples = "give them where it is adopted, `adopt(..., samples=lambda: [(x, weight)])`"
+    takes_samples = "give the samples where the class is adopted, `adopt(..., samples=lambda: [(x, weight)])`"
 
     @property
     def subject(self) -> type[torch.autograd.Function]:
@@ -464,7 +464,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
             *["a call whose flags mark nothing returns new tensors, as `functional` does"]
             * (in_place and facts.chosen),
             *(
-                f"`{name}` is copied where a gradient is needed: a second-order gradient needs it"
+                f"`{name}` is copied if a gradient is needed: a second-order gradient needs the old value"
                 for name in new
                 if kept
             ),
@@ -476,7 +476,7 @@ class AdoptedFunction(Origin, errors.ErrorSubject):
     def _stand_in(self, what: str) -> str:
         """Return a description of the code that runs in place of its own code for a task."""
         if self.has_stand_in(what.partition(" ")[0]):
-            return "the reference in its place"
+            return "replaced by the reference"
         return "on the real tensors of each example"
 
     def has_stand_in(self, method: str) -> bool:

@@ -44,7 +44,7 @@ class LibraryOperator(Origin):
             return None
         formula = self.custom.backward if self.custom and part == "gradient" else None
         name = {"forward": "kernels", "fake": "fake kernel"}.get(part, "rule")
-        return Own(f"{name} that it was registered with", formula, where(formula) if formula else "")
+        return Own(f"registered {name}", formula, where(formula) if formula else "")
 
     def functional(self, schema: Schema, reference: Callable[..., Any], *, faked: bool) -> dict[str, Any]:
         """Return the fields that differ in the functional form: kernels and a fake kernel run on copies."""

@@ -163,7 +163,7 @@ class FormulaRule:
         if plan.derived:
             raise specification.error(
                 errors.TransformError,
-                "it draws random numbers in a kernel, which a traced backward cannot draw again",
+                "its kernel draws random numbers, and a traced backward cannot draw the same numbers again",
                 hint="return the drawn numbers as a hidden result that is non-differentiable, "
                 "and give formulas that use it",
             )

@@ -159,7 +159,7 @@ def _fitted_tangent(
             f"torch cannot see that the tangent of `{name}` depends on the tangents of the inputs",
             argument=name,
             where=formula.where,
-            hint="write the formula with torch operations or opsmith operators, so that a second-order "
+            hint="write the formula with torch operations or opsmith operators: then a second-order "
             "derivative exists; if the tangent is zero, give `opsmith.zero`",
         )
         tangent = refuse_differentiation([tangent], given.moving, error)[0]

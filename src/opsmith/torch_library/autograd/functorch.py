@@ -100,7 +100,7 @@ def _jvp(primitive: Primitive, flat: Sequence[Any], transform: capabilities.Tran
             raise
         raise primitive.specification.error(
             errors.ForwardModeError,
-            "its tangent reads the memory of tensors, as NumPy does, but `torch.func` gives them none",
+            "its tangent reads tensor memory, as NumPy does, but `torch.func` gives tensors no memory",
             got=str(error),
             hint="write the tangent with torch operations, or use `torch.autograd.forward_ad`",
         ) from error
@@ -240,7 +240,7 @@ def _call_by_node(primitive: Primitive, flat: Sequence[Any]) -> Flat:
             if isinstance(error, kind) and has_message(error, texts):
                 raise unsupported_transform(primitive.specification, transform) from error
         if primitive.specification.schema.new_values and has_message(error, WRITE_UNMAPPED):
-            unmapped = "`vmap` over an argument, but not over the written argument,"
+            unmapped = "`vmap` that does not map the written argument"
             raise unsupported_transform(primitive.specification, unmapped) from error
         raise
 
@@ -250,7 +250,7 @@ def _transformed(primitive: Primitive, flat: Flat) -> Flat:
     if capabilities.innermost_transform() is None:
         return primitive.below(flat)
     if primitive.specification.opaque:
-        raise unsupported_transform(primitive.specification, "vmap, since it is opaque,")
+        raise unsupported_transform(primitive.specification, "`vmap` of an opaque operator")
     return _with_batch(primitive.example(flat), flat)
 
 

@@ -232,7 +232,7 @@ def constant_results(
                 errors.IntegerResultError,
                 f"an input requires a gradient, but `{described.name}` is {result.dtype}, which has none",
                 argument=described.name,
-                expected="a floating or complex result, since a formula uses its gradient",
+                expected="a floating or complex result, because a formula uses its gradient",
                 got=str(result.dtype),
                 hint=f"declare `results={{{described.name!r}: opsmith.non_differentiable}}`, "
                 "or call it on floating tensors",

@@ -149,7 +149,7 @@ def refusing_cuts(
         packet = f"torch.ops.{name.removesuffix('.default').replace('::', '.')}"
         return subject.error(
             errors.GraphCutError,
-            f"{what} calls `{name}`, whose derivative torch does not know and would take for zero",
+            f"{what} calls `{name}`; torch does not know its derivative and would use zero",
             where=where(function),
             hint=f"adopt it, with the mathematics in plain PyTorch: `opsmith.adopt({packet}, reference=...)`",
         )
@@ -211,7 +211,7 @@ def refuse_graph_cut(
         f"torch cannot see that the gradient of `{label}` depends on `{next(iter(incoming))}`",
         argument=label,
         where=formula.where,
-        hint="write the formula with torch operations or opsmith operators, so that a second-order gradient "
+        hint="write the formula with torch operations or opsmith operators: then a second-order gradient "
         "exists; if the gradient is zero, give `opsmith.zero`",
     )
     refused: Tensor = refuse_differentiation([gradient], sources, error)[0]

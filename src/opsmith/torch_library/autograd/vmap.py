@@ -274,7 +274,7 @@ def _missing_batch_dimension(
     sizes = ", ".join("..." if each is ... else str(each) for each in shape)
     return specification.error(
         errors.ShapeError,
-        f"`{name}` has no dimension for the batch, against `batching={specification.batching!r}`",
+        f"`{name}` has no batch dimension, but it needs one with `batching={specification.batching!r}`",
         argument=name,
         expected=f"[{sizes}]",
         got=str(list(result.shape)),

@@ -113,7 +113,7 @@ def why_not() -> str:
         UsageError: If an environment variable has an invalid value.
     """
     if config.calls_in_python():
-        return f"{config.PYTHON_CALLS} leaves them unused"
+        return f"{config.PYTHON_CALLS} turns calls in C++ off"
     if config.no_calls_build():
         return f"{config.NO_CALLS_BUILD} forbids it"
     if not capabilities.on("calls_in_cpp") or config.conservative():

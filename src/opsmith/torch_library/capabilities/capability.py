@@ -100,7 +100,7 @@ def decide(capability: Capability) -> CapabilityStatus:
     if not decision.on and not by_config and capability.instead is not None:
         warnings.warn(
             f"opsmith: with torch {torch.__version__}, the capability `{capability.name}` "
-            f"({capability.purpose}) is off, since its self-test failed: {decision.why}. "
+            f"({capability.purpose}) is off, because its self-test failed: {decision.why}. "
             f"Instead: {capability.instead}. `opsmith doctor` lists all capabilities; "
             f"opsmith is tested with torch {describe_tested_versions('and')}.",
             stacklevel=4,
@@ -211,8 +211,8 @@ CAPABILITIES = {
             name="known_calls",
             purpose="fast calls of known signatures, with one call through the dispatcher; compiled code "
             "with a graph break under a transform of `torch.func`",
-            instead="every call is validated in full, and takes longer; such a graph break raises an error "
-            "of torch",
+            instead="every call is validated in full, and takes longer; a graph break under a transform "
+            "raises an error of torch",
             provides=(
                 "any_autocast",
                 "call_keys",
@@ -295,8 +295,8 @@ CAPABILITIES = {
         ),
         Capability(
             name="sharding",
-            purpose="operators on the shards of DTensors, and writes into them, if a trial proves that this "
-            "is right",
+            purpose="operators on the shards of DTensors, and writes into them, if a trial proves "
+            "that the result is right",
             instead="the reference computes an operator on DTensors, and an in-place operator writes only "
             "into replicated DTensors; an implicit replication that the caller has requested is ignored",
             provides=(
@@ -321,8 +321,8 @@ CAPABILITIES = {
             "of a backward; the refusal to trace a reference that writes into its argument; in-place "
             "operators of other libraries under selective checkpoints",
             instead="the check finds undeclared randomness only if two runs differ, and finds no float32 "
-            "constant in a class's backward; compiled code with such a reference writes; an operator of "
-            "another library that a selective checkpoint saves does not write again",
+            "constant in a class's backward; compiled code with a reference that writes into its argument "
+            "also writes; an operator of another library under a selective checkpoint does not write again",
             provides=("tracing_imported", "observe_operators", "observe_writes", "operators_behind_modes"),
         ),
         Capability(

@@ -166,8 +166,8 @@ def warn_gathers(specification: Specification, values: Iterable[Any], reason: st
         said = str(cause).strip().partition("\n")[0]
         reason = said if cause is reason else f"{type(cause).__name__}: {said}"
     warnings.warn(
-        f"opsmith: {specification.name} gathers its DTensors on every rank, since torch cannot derive "
-        f"placements for it: {reason}",
+        f"opsmith: {specification.name} gathers its DTensors on every rank, because torch cannot "
+        f"derive placements for it: {reason}",
         stacklevel=2,
     )
 
@@ -204,7 +204,7 @@ def validated_placements(specification: Specification, values: list[Any]) -> lis
                         argument=name,
                         expected=f"{placed[0].device_mesh}",
                         got=f"{mesh_of(tensor)}",
-                        hint="distribute all of them over one mesh",
+                        hint="distribute all DTensors over one mesh",
                     )
         mesh = placed[0].device_mesh
         values = map_tensors(lambda tensor: tensor if mesh_of(tensor) else replicated(tensor, mesh), values)

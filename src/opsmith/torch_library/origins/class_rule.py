@@ -287,8 +287,8 @@ def refuse_constants(adopted: AdoptedFunction, run: ForwardRun) -> None:
         if name is not None and result.requires_grad:
             raise adopted.error(
                 errors.MutationError,
-                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, although it "
-                "requires a gradient: it would keep the history of its value before the call",
+                f"`{adopted.name}.forward` marks `{name}` as dirty and as non-differentiable, although "
+                "`{name}` requires a gradient: `{name}` would keep the history of its value before the call",
                 argument=name,
                 hint=f"call it on `{name}.detach()`",
             )

@@ -114,9 +114,9 @@ def cannot_run(adopted: AdoptedFunction, circumstance: str, found: Obstacle) -> 
         why = "there is no reference"
     elif adopted.surrogate:
         kinds = ", ".join(sorted(adopted.claims))
-        why = f"the derivative of the reference must not replace it, since its kind is {kinds}"
+        why = f"the derivative of the reference must not replace it, because its kind is {kinds}"
     else:
-        why = "the values that the reference needs were not kept: mark it with `once_differentiable`"
+        why = "the values for the reference were not kept: mark the backward with `once_differentiable`"
     what = f"cannot run {circumstance}, where only torch operations work on proxy tensors"
     return _error_of(adopted, found, f"{what}, and {why}")
 
@@ -156,7 +156,7 @@ def random_rerun_error(adopted: AdoptedFunction) -> errors.TransformError:
     return adopted.error(
         errors.TransformError,
         f"`{adopted.name}.forward` draws random numbers, but under a transform it would run again",
-        hint="let it take the random numbers, or the seed, as an argument",
+        hint="let forward take the random numbers, or the seed, as an argument",
     )
 
 
@@ -165,8 +165,8 @@ def rerun_differs_error(adopted: AdoptedFunction) -> errors.TransformError:
     return adopted.error(
         errors.TransformError,
         f"`{adopted.name}.forward` computed different results in the second run of a second-order gradient",
-        hint='write `kind="stochastic"` if it draws from torch\'s random state; else let it take its random '
-        "numbers or its state as an argument",
+        hint='write `kind="stochastic"` if forward draws from torch\'s random state; otherwise let '
+        "forward take its random numbers or its random state as an argument",
     )
 
 
@@ -174,9 +174,9 @@ def overwritten_error(adopted: AdoptedFunction) -> errors.TransformError:
     """The error for a second-order gradient that needs an argument which the call has overwritten."""
     return adopted.error(
         errors.TransformError,
-        f"`{adopted.name}.forward` kept different values on `ctx` than in earlier runs: a second-order "
-        f"gradient needs {' and '.join(f'`{name}`' for name in adopted.schema.new_values)} as before the "
-        "call, which overwrote it",
+        f"`{adopted.name}.forward` kept different values on `ctx` than in earlier runs: the call overwrote "
+        f"{' and '.join(f'`{name}`' for name in adopted.schema.new_values)}, but a second-order gradient "
+        "needs the old content",
         hint="call it again: later calls keep a copy",
     )
 

@@ -443,19 +443,19 @@ def _refuse_marked(adopted: AdoptedFunction, returned: Any, marked: Mapping[int,
         if name not in plain:
             raise adopted.error(
                 errors.MutationError,
-                f"`{adopted.name}.forward` marks one of `*{name}` as dirty, which needs a declaration: a "
-                "list is written as a whole",
+                f"`{adopted.name}.forward` marks one tensor of `*{name}` as dirty, but an operator "
+                "writes into a list as a whole",
                 argument=name,
                 hint='name the arguments one by one: `signature="(x: Tensor, y: Tensor) -> Tensor"`; or let '
-                "it work on copies: `mutates=()`",
+                "the operator work on copies: `mutates=()`",
             )
         if not any(id(output) == identity for output in outputs):
             raise adopted.error(
                 errors.MutationError,
-                f"`{adopted.name}.forward` marks `{name}` as dirty but does not return it, which `apply` "
-                "refuses, too",
+                f"`{adopted.name}.forward` marks `{name}` as dirty but does not return it; torch's "
+                "`apply` also refuses this",
                 argument=name,
-                hint=f"return `{name}` itself, not a view or a copy; or let it work on a copy: `mutates=()`",
+                hint=f"return `{name}` itself, not a view or a copy; or work on a copy: `mutates=()`",
             )
 
 

@@ -82,9 +82,9 @@ def grad_output_error(adopted: AdoptedFunction) -> errors.OpsmithError:
     adopted.facts.grads_written = True
     return adopted.error(
         errors.SavedTensorModifiedError,
-        f"`{adopted.name}.backward` wrote into a grad_output, unlike its first run",
+        f"`{adopted.name}.backward` wrote into a grad_output, but not in its first run",
         where=adopted.backward_where,
-        hint="let it work on a copy: `grad = grad.clone()`",
+        hint="let backward work on a copy: `grad = grad.clone()`",
     )
 
 
@@ -147,7 +147,7 @@ def by_position(
                 expected="None",
                 got=shown(found),
                 where=adopted.backward_where,
-                hint="check whether its gradients are in the order of the arguments of forward",
+                hint="check whether the gradients are in the order of the arguments of forward",
             )
     return answers
 

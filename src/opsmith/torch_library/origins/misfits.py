@@ -14,10 +14,10 @@ def late_structure(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     """Return the error for a forward that returns a new structure after it has written."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` returned results that differ from earlier runs, after it had written "
-        f"into `{name}`",
+        f"`{adopted.name}.forward` wrote into `{name}` and then returned results that "
+        f"differ from the results of earlier runs",
         argument=name,
-        hint='declare its possible results: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
+        hint='declare the possible results: `signature="(x: Tensor) -> tuple[Tensor, Tensor | None]"`',
     )
 
 
@@ -26,9 +26,9 @@ def other_marks(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     return adopted.error(
         errors.MutationError,
         f"`{adopted.name}.forward` marks `{name}` as dirty in some calls but not in others, and no flag "
-        "decides it",
+        "decides this",
         argument=name,
-        hint="let a bool or a string among the arguments decide it; or let it work on copies: `mutates=()`",
+        hint="let a bool or a string argument decide this; or let the operator work on copies: `mutates=()`",
     )
 
 
@@ -36,9 +36,9 @@ def unmarked_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     """Return the error for a forward that writes into an argument but no longer marks it."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` wrote into `{name}` but, unlike in earlier runs, did not mark it as dirty",
+        f"`{adopted.name}.forward` wrote into `{name}` but did not mark it as dirty, unlike in earlier runs",
         argument=name,
-        hint=f"let it call `ctx.mark_dirty({name})` wherever it writes into it",
+        hint=f"let forward call `ctx.mark_dirty({name})` in each call that writes into `{name}`",
     )
 
 
@@ -46,9 +46,9 @@ def late_write(adopted: AdoptedFunction, name: str) -> errors.MutationError:
     """Return the error for a forward that writes into an input into which earlier runs did not write."""
     return adopted.error(
         errors.MutationError,
-        f"`{adopted.name}.forward` wrote into an input into which earlier runs did not write",
+        f"`{adopted.name}.forward` wrote into an input, but earlier runs did not write into this input",
         argument=name,
-        hint="let it write in every call or in none: `x = x.clone()` before the first in-place operation",
+        hint="let forward always write, or never: `x = x.clone()` before the first in-place operation",
     )
 
 
@@ -75,16 +75,16 @@ def other_write(
         written: Name of the argument that it should have returned there.
         marked: Names of all arguments that it marked as dirty.
     """
-    new, copies = adopted.schema.new_values, "or let it work on copies: `mutates=()`"
+    new, copies = adopted.schema.new_values, "or let the operator work on copies: `mutates=()`"
     moved = next((each for each in (written, name) if each in marked and each in new), None)
     if moved is not None:
         problem = f"returns `{moved}` at a different position than when it was adopted"
-        hint = f"let it return `{moved}` at one position, whatever its flags are; {copies}"
+        hint = f"let forward return `{moved}` at one position for all flags; {copies}"
     else:
         problem = "marks different arguments as dirty than when it was adopted: this needs a declaration"
         if name is not None and not set(new) <= set(marked):
             hint = (
-                "a flag can decide whether an argument is written, not which one: adopt one class for each; "
+                "a flag can decide whether an argument is written, but not which one: adopt two classes; "
                 + copies
             )
         elif name is not None:

@@ -168,7 +168,7 @@ def self_test() -> None:
         saved_tensors(node)
     except RuntimeError as error:
         message = str(error)
-    assert "freed" in message, "what was freed is still there"
+    assert "freed" in message, "a freed value is still there"
     seen: list[Any] = []
     remove = after_modules(lambda module, args, kwargs, output: seen.append(kwargs["input"]))
     torch.nn.Identity()(input=leaf)

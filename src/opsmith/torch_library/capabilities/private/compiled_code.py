@@ -29,7 +29,7 @@ def self_test() -> None:
     try:
         keyed = config.save_config_portable()["unsafe_marked_cacheable_functions"]
         assert compiler_imported()
-        assert keyed["torch.ops.opsmith_self_test.marked"] == "token", "a token is in no key"
+        assert keyed["torch.ops.opsmith_self_test.marked"] == "token", "no key contains the token"
     finally:
         config.unsafe_marked_cacheable_functions = before
 

@@ -181,10 +181,10 @@ def self_test() -> None:
     with below_autograd():
         recorded = [(leaf * 2).requires_grad]
     recorded.append((leaf * 2).requires_grad)
-    assert recorded == [False, True], "autograd recorded what is below it, or stayed off"
+    assert recorded == [False, True], "autograd recorded a kernel below it, or stayed off"
     with below_autograd(), above_autograd():
         assert (leaf * 2).requires_grad, "autograd did not record above it"
-    assert not seen_by_modes(), "a mode is seen where there is none"
+    assert not seen_by_modes(), "a mode was found, but no mode is active"
 
     known = [operator_exists("opsmith_self_test::below")]
     destroy(library)
@@ -210,4 +210,4 @@ def self_test() -> None:
     stood = states([written])
     assert states([written]) == stood
     written.resize_(3)
-    assert states([written]) != stood, "another shape was not seen"
+    assert states([written]) != stood, "a change of shape was not noticed"

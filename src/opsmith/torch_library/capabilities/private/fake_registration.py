@@ -44,4 +44,4 @@ def self_test() -> None:
     other._destroy()
     faked.append(overload(x).shape)
     library._destroy()
-    assert faked == [(2,), (7,), (2,)], "a fake kernel is not the one added last, or outlived its library"
+    assert faked == [(2,), (7,), (2,)], "the last fake kernel is not used, or it outlived its library"

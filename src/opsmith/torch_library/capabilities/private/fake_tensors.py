@@ -100,7 +100,7 @@ def self_test() -> None:
     assert type(product) is not torch.Tensor
     assert dispatch.without_data([x])
     with mode, dispatch.without_modes():
-        assert type(torch.empty(1)) is Tensor, "a mode saw what it must not"
+        assert type(torch.empty(1)) is Tensor, "a mode saw a call that it must not see"
     number = mode.from_tensor(torch.tensor(3))
     assert number.item_memo is None, "a fake tensor knows its value"
     symbolic = symbolic_mode()

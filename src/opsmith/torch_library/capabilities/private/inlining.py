@@ -116,6 +116,6 @@ def self_test() -> None:
     x = torch.ones(2)  # made outside the mode, which would wrap it
     with mode:
         result = FunctionalTensor.from_functional(operator(FunctionalTensor.to_functional(x)))
-    assert seen == [True], "the rule was not asked, or the types of a trace have changed"
+    assert seen == [True], "the rule was not called, or the types of a trace have changed"
     assert result.tolist() == [3.0, 3.0]
     library._destroy()

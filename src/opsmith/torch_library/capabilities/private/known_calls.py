@@ -114,7 +114,7 @@ def self_test() -> None:
         torch.eye(2).to_mkldnn(),
         x.to("meta"),
     )
-    assert plain not in map(keys, special), "another kind of tensor has the keys of a plain one"
+    assert plain not in map(keys, special), "another kind of tensor has the keys of a plain tensor"
     regions: tuple[Any, ...] = (
         FakeTensorMode(allow_non_fake_inputs=True),
         forward_ad.dual_level(),

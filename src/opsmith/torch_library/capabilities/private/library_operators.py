@@ -291,7 +291,7 @@ def _test_sharding(overload: Any) -> None:
     for table, keys in zip(_SHARDING_TABLES, before, strict=True):
         for key in {*getattr(known, table, ())} - keys:
             del getattr(known, table)[key]
-    assert sharded, "a rule for shards is not where it was"
+    assert sharded, "a rule for shards is at an unknown place"
     assert not shards_itself(overload)
 
 

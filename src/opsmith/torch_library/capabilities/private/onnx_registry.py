@@ -67,4 +67,4 @@ def self_test() -> None:
         translate = onnx_translator(18, {torch.ops.aten.relu.default: lambda x: opset.Abs(x)})
         programs = translate(module, args), translate(torch.export.export(module, args))
     for program in programs:
-        assert [node.op_type for node in program.model.graph] == ["Abs"], "its table is not what makes nodes"
+        assert [node.op_type for node in program.model.graph] == ["Abs"], "its table does not make the nodes"

@@ -126,7 +126,7 @@ def self_test() -> None:
         assert replicates_implicitly()
         with implicit_replication():
             assert replicates_implicitly()
-        assert replicates_implicitly(), "an inner region ended an outer one"
+        assert replicates_implicitly(), "an inner region ended an outer region"
     assert replicates_implicitly() is before
     for name in ("_local_tensor", "_spec"):
         assert name in DTensor.__slots__ or name in DTensor.__annotations__, name

@@ -195,7 +195,7 @@ def _test_grad(x: Tensor) -> None:
     pulled: Any = torch.func.vjp(function, x)
     value, pull = pulled
     assert value.item() == 2 * x.sum().item()
-    assert pull(torch.tensor(1.0))[0].tolist() == (7 * x).tolist(), "what outlived its transform is wrong"
+    assert pull(torch.tensor(1.0))[0].tolist() == (7 * x).tolist(), "a vjp that is kept is wrong"
 
 
 def _test_vmap(x: Tensor) -> None:

@@ -134,7 +134,7 @@ struct OperatorNode : public torch::autograd::Node {
     THPObjectPtr gradients(made(PyObject_CallObject(backward, arguments)));
     TORCH_CHECK(
         PyTuple_Check(gradients.get()) && static_cast<size_t>(PyTuple_GET_SIZE(gradients.get())) == given.size(),
-        name(), " returned other gradients than it has arguments");
+        name(), " returned a different number of gradients than it has arguments");
     variable_list answers;
     answers.reserve(given.size());
     for (size_t at = 0; at < given.size(); at++) {
@@ -233,7 +233,7 @@ struct ClassNode : public OperatorNode {
     for (const at::Tensor& each : grads) after.push_back(version_of(each));
     if (before != after) {
       THPObjectPtr nothing(PyObject_CallNoArgs(own.refuse_writes));
-      TORCH_CHECK(!nothing, "a backward wrote into a gradient that it is given");
+      TORCH_CHECK(!nothing, "a backward wrote into its grad_output");
       raise_python_error();
     }
     bool fits = PyTuple_CheckExact(answer.get()) && PyTuple_GET_SIZE(answer.get()) == static_cast<Py_ssize_t>(given.size());

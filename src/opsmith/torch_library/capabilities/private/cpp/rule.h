@@ -155,7 +155,7 @@ struct RuleNode : public OperatorNode {
     while (before[at] == after[at]) at++;
     THPObjectPtr place(made(PyLong_FromSize_t(at)));
     THPObjectPtr nothing(PyObject_CallOneArg(rule().refuse_writes.ptr(), place.get()));
-    TORCH_CHECK(!nothing, "a formula wrote into what it is given");
+    TORCH_CHECK(!nothing, "a formula wrote into one of its arguments");
     raise_python_error();
   }
 };
