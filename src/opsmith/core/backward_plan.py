@@ -114,7 +114,7 @@ def runs_ordinary(
 def kernel_of(specification: Specification, values: list[Any]) -> Kernel | None:
     """Return the kernel that takes a call with these values; None if the reference computes it."""
     accepted, _ = choose(specification.kernels, values)
-    return accepted and accepted.kernel
+    return None if accepted is None else accepted.kernel
 
 
 def takes_kernel(specification: Specification, values: list[Any] | None) -> bool:

@@ -70,14 +70,16 @@ class _Sizes(ast.NodeTransformer):
         match node:
             case ast.Subscript(
                 value=ast.Call(
-                    func=ast.Attribute(value=ast.Subscript(slice=ast.Constant(value=name)), attr="size")
+                    func=ast.Attribute(value=ast.Subscript(slice=ast.Constant(value=str(name))), attr="size")
                 ),
                 slice=at,
             ):
                 return ast.Subscript(ast.Attribute(ast.Name(name), "shape"), at)
-        return self.generic_visit(node)
+        found: ast.AST = self.generic_visit(node)
+        return found
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        first: ast.expr
         first, *rest = [self.visit(each) for each in node.values]
         for each in rest:
             both = isinstance(node.op, ast.And)

@@ -25,6 +25,8 @@ from opsmith.torch_library.contract import Contract
 
 MOST_VARIANTS = 32
 """Maximum number of kinds of calls, and of ranges of sizes, for which one kernel is compiled."""
+MOST_SIZES = 4096
+"""Maximum number of sizes of calls that are kept with their variant."""
 DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -170,6 +172,8 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
                 if built is None:
                     return f"it is compiled for {MOST_VARIANTS} kinds of calls, which is the maximum"
                 variant = built
+            if len(self._known) >= MOST_SIZES:
+                self._known.clear()
             self._known[kind, sizes] = variant
         return variant
 

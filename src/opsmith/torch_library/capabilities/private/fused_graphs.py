@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental import _config as symbolic_config
+from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from opsmith.torch_library.capabilities.private import steady_device_guard
@@ -76,9 +76,10 @@ def _fused_graphs(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
+    config: Any = _config  # torch installs its methods at run time
     mode = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=False, duck_shape=False))
     # Otherwise each comparison of a size with 1, for which the result is the same, would restrict the sizes.
-    with symbolic_config.patch(backed_size_oblivious=True):
+    with config.patch(backed_size_oblivious=True):
         fakes = [_fake(mode, tensor, at, at in needed) for at, tensor in enumerate(tensors)]
         differentiable: list[bool] = []
 
@@ -88,8 +89,8 @@ def _fused_graphs(
             return tuple(_without_alias(each) for each in results)
 
         with mode:
-            joint = aot_export_joint_simple(
-                traced, fakes, trace_joint=bool(needed), decompositions=select_decomp_table()
+            joint: Any = aot_export_joint_simple(
+                traced, tuple(fakes), trace_joint=bool(needed), decompositions=select_decomp_table()
             )
             if not needed:
                 count = (False,) * len(_outputs(joint))
@@ -126,6 +127,10 @@ def load_graph(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     return run
 
 
+def _sizes(fake: Tensor) -> Sequence[Any]:
+    return fake.shape
+
+
 def _shapes_of(fakes: Sequence[Any]) -> Any:
     return fakes[0].fake_mode.shape_env
 
@@ -134,7 +139,7 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, at: int, needed: bool) -> Tensor
     from torch._dynamo.source import LocalSource
 
     sizes = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in tensor.shape]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
     given = tensor.detach().requires_grad_(needed)
     return mode.from_tensor(given, source=LocalSource(f"t{at}"), symbolic_context=context)
 
@@ -227,10 +232,10 @@ def _name_sizes(backward: GraphModule, taken: list[Taken], fakes: list[Tensor]) 
     sizes = [each for each in _inputs(backward) if not isinstance(each.meta["val"], Tensor)]
     if not sizes:
         return []
-    owners = {
+    owners: dict[Any, tuple[int, int]] = {
         size.node.expr: (at, dim)
         for at, fake in reversed([*enumerate(fakes)])
-        for dim, size in enumerate(fake.shape)
+        for dim, size in enumerate(_sizes(fake))
         if isinstance(size, torch.SymInt)
     }
     symbols = {symbol for each in sizes for symbol in each.meta["val"].node.expr.free_symbols}
