@@ -111,7 +111,7 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
         for group in value_groups(ranges[dtype], found)
     ]
     for form, dtype in product((form for form in plain.forms if form.label == plain.label), dtypes):
-        group = replace(ZEROS, strained=True, broken=f", {form.broken}")
+        group = replace(ZEROS, values=form.breaking, strained=True, broken=f", {form.broken}")
         kept = [each for each in plain.forms if each is not form]
         calls += [replace(plain, group=group, dtype=dtype, forms=kept)] if form.broken else []
     for call in calls:
