@@ -331,7 +331,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             failure = approximate(failure, off)
         failure = where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
         if failure.cause != "nan":
-            yield by_convention(failure, subject)
+            yield by_convention(failure, subject, call.kept)
         elif subject.kind.own_forward and _divides_by_zero(call):
             words = "; its forward itself divides by zero there"
             yield replace(failure, message=failure.message + words, given="strained")
