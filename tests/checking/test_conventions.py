@@ -825,3 +825,146 @@ def test_a_mistake_of_ours_in_a_convention_leaves_what_is_wrong(monkeypatch: pyt
         in failure.message
     )
     assert failure.message.endswith(": please report this error")
+
+
+class Guided(Function):
+    """Guided backpropagation: of the gradients of a rectifier, only the positive ones pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * (x > 0) * (grad > 0)
+
+
+class Floored(Function):
+    """A lower bound; below it, the gradients that lead back to it pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, least: Tensor) -> Tensor:
+        ctx.save_for_backward(x, least)
+        return torch.maximum(x, least)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, least = ctx.saved_tensors
+        return torch.where((x >= least) | (grad < 0), grad, 0.0), None
+
+
+class OnlyDescends(Function):
+    """A layer that lets nothing through by which its input would fall."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        z = x @ weight
+        ctx.save_for_backward(x, weight, z)
+        return z.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, z = ctx.saved_tensors
+        d = grad * (1 - z.tanh() ** 2)
+        return (d @ weight.mT).clamp(max=0), x.mT @ d
+
+
+class SelectsByProduct(Guided):
+    """Only where a gradient times its input is large enough does it pass."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.where((x > 0) & (x * grad > 0.2), grad, 0.0)
+
+
+LEAST = torch.zeros(1)
+GATES: dict[type[Function], tuple[Any, ...]] = {
+    Guided: (drawn(4, 5),),
+    Floored: (drawn(4, 5), LEAST),
+    OnlyDescends: (drawn(3, 4), drawn(4, 2)),
+    SelectsByProduct: (drawn(4, 5),),
+}
+
+
+@pytest.mark.parametrize("checked", GATES, ids=lambda each: each.__name__)
+def test_a_gradient_that_grad_output_gates_is_a_warning(checked: type[Function]) -> None:
+    report = gradient_of(checked, GATES[checked], only=("gradient", "linearity", "values"))
+    assert not report.errors, report
+    assert "decides which of its elements pass" in report.warnings[0].message
+
+
+def test_a_gate_that_special_values_alone_reach_is_a_warning() -> None:
+    sample = (drawn(4, 5).abs() + 0.5, LEAST + 0.3)
+    report = gradient_of(Floored, sample, only=("gradient", "linearity", "values"))
+    assert not report.errors, report
+    assert [each.input for each in report.warnings if "decides which" in each.message] == ["x"]
+
+
+class Squares(Guided):
+    """A gate times another grad_output."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad * (x > 0) * grad.clamp(min=0)
+
+
+class LacksTheMask(Guided):
+    """It looks at grad_output where it should look at its input."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * (grad > 0)
+
+
+class LeadsAway(Floored):
+    """Below the bound, the gradients pass that lead away from it."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, least = ctx.saved_tensors
+        return torch.where((x >= least) | (grad > 0), grad, 0.0), None
+
+
+class DropsByInput(Floored):
+    """Just above the bound it drops every gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, least = ctx.saved_tensors
+        return torch.where((x >= least + 0.5) | ((grad < 0) & (x < least)), grad, 0.0), None
+
+
+class TakesTheOtherSign(OnlyDescends):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        by_x, by_weight = OnlyDescends.backward(ctx, grad)
+        return -by_x, by_weight
+
+
+class ClipsAbove(Guided):
+    """A gate that also clips what passes."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad.clamp(0.0, 100.0) * (x > 0)
+
+
+UNGATED: dict[type[Function], tuple[Any, ...]] = {
+    Squares: (drawn(4, 5),),
+    LacksTheMask: (drawn(4, 5),),
+    LeadsAway: (drawn(4, 5), LEAST),
+    DropsByInput: (drawn(4, 5), LEAST),
+    TakesTheOtherSign: (drawn(3, 4), drawn(4, 2)),
+    ClipsAbove: (drawn(4, 5),),
+}
+
+
+@pytest.mark.parametrize("checked", UNGATED, ids=lambda each: each.__name__)
+def test_a_fault_of_a_gradient_that_grad_output_gates_stays_an_error(checked: type[Function]) -> None:
+    report = gradient_of(checked, UNGATED[checked], only=("gradient", "linearity"))
+    assert "x" in {each.input for each in report.errors}, report

@@ -204,17 +204,17 @@ def test_equal_elements_are_restored_from_the_one_that_changed() -> None:
 
 
 class Inside(Function):
-    """The logarithm of the room around a point in a ball; nan outside of it. Wrong near its surface."""
+    """The logarithm of the room around a point in a large ball; nan outside. Wrong near its surface."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return (1 - x.square().sum(-1)).log()
+        return (1.05 - x.square().sum(-1)).log()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        room = 1 - x.square().sum(-1, keepdim=True)
+        room = 1.05 - x.square().sum(-1, keepdim=True)
         far = 1 + (x.square().sum(-1, keepdim=True) > 0.85)
         return grad.unsqueeze(-1) * -2 * x / room * far
 
@@ -296,3 +296,161 @@ def test_a_vector_of_norm_one_is_restored() -> None:
 def test_a_row_of_zeros_and_ones_shows_no_probabilities() -> None:
     subject = subject_of(Energy, [(torch.eye(3)[:2].double(), drawn(3, 3))], 0, EFFORTS["quick"])
     assert not forms_of(subject)
+
+
+def in_ball(*shape: int, dim: int = -1) -> Tensor:
+    """Vectors of norms between 0.3 and 0.8."""
+    given = drawn(*shape)
+    norms = given.norm(dim=dim, keepdim=True)
+    return given / norms * torch.linspace(0.3, 0.8, norms.numel(), dtype=torch.float64).view(norms.shape)
+
+
+class Distance(Function):
+    """The distance of points in the Poincaré ball; outside of it, the forward takes points on its surface."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, v: Tensor) -> Tensor:
+        rooms = [1 - each.square().sum(-1).clamp(max=1 - 1e-5) for each in (u, v)]
+        cosh = 1 + 2 * (u - v).square().sum(-1) / (rooms[0] * rooms[1])
+        ctx.save_for_backward(u, v, cosh, *rooms)
+        return cosh.acosh()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        u, v, cosh, one, other = (each.unsqueeze(-1) for each in ctx.saved_tensors)
+        u, v = u.squeeze(-1), v.squeeze(-1)
+        by_cosh = grad.unsqueeze(-1) / (cosh.square() - 1).clamp(min=1e-12).sqrt()
+        apart = 4 * (u - v) / (one * other)
+        return by_cosh * (apart + 2 * (cosh - 1) * u / one), by_cosh * (2 * (cosh - 1) * v / other - apart)
+
+
+class Barrier(Function):
+    """The logarithmic barrier of columns in a ball, with a least room."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        room = (1 - x.square().sum(0)).clamp(min=1e-6)
+        ctx.save_for_backward(x, room)
+        return -room.log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, room = ctx.saved_tensors
+        return 2 * grad * x / room
+
+
+class Height(Function):
+    """The height of a half sphere over one point."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        height = (1 - x.square().sum()).clamp(min=0).sqrt()
+        ctx.save_for_backward(x, height)
+        return height
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, height = ctx.saved_tensors
+        return -grad * x / height.clamp(min=1e-8)
+
+
+class Artanh(Function):
+    """The inverse of `tanh`, of numbers that it clamps first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        inside = x.clamp(-1 + 1e-6, 1 - 1e-6)
+        ctx.save_for_backward(inside)
+        return (inside.log1p() - (-inside).log1p()) / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (inside,) = ctx.saved_tensors
+        return grad / (1 - inside.square())
+
+
+BOUNDED: dict[type[Function], list[Any]] = {
+    Distance: [(in_ball(3, 4), -in_ball(3, 4).flip(0)), (in_ball(2, 3), in_ball(2, 3).flip(0))],
+    Barrier: [(in_ball(3, 4, dim=0),)],
+    Height: [(in_ball(5),)],
+    Artanh: [(torch.linspace(-0.9, 0.8, 12, dtype=torch.float64).view(3, 4),)],
+}
+
+
+@pytest.mark.parametrize("checked", BOUNDED, ids=lambda each: each.__name__)
+def test_a_gradient_that_is_wrong_beyond_the_bound_of_its_forward_is_a_warning(checked: Any) -> None:
+    report = opsmith.check(checked, samples=BOUNDED[checked], only=["gradient", "values"], effort="quick")
+    assert {each.severity for each in report.failures} == {"warning"}, report
+    assert {each.given for each in report.failures} == {"strained"}, report
+    assert all("as in every sample" in each.message for each in report.failures)
+
+
+class Projection(Function):
+    """Rows in a ball; others move onto its surface, which the backward forgets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True).clamp(min=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.clone()
+
+
+class Clamped(Function):
+    """Numbers times three up to one, of which the backward forgets the clamp."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 3 * x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return 3 * grad
+
+
+class Steep(Function):
+    """A steep curve that has no bound, wrong above one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (3 * x).exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return 3 * grad * (3 * x.clamp(max=1)).exp()
+
+
+class ForgetsOnAxes(Barrier):
+    """Wrong inside of the ball, at a zero."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, _ = ctx.saved_tensors
+        return torch.where(x == 0, grad, Barrier.backward(ctx, grad))
+
+
+class WrongHalfWay(Artanh):
+    """Wrong inside of the interval, where no sample is."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (inside,) = ctx.saved_tensors
+        return Artanh.backward(ctx, grad) * (1 + (inside >= 0.5))
+
+
+UNBOUNDED: dict[type[Function], Any] = {
+    Projection: in_ball(4, 3),
+    Clamped: in_ball(4, 3),
+    Steep: in_ball(4, 3),
+    ForgetsOnAxes: in_ball(3, 4, dim=0),
+    WrongHalfWay: 0.3 * in_ball(3, 4),
+}
+
+
+@pytest.mark.parametrize("checked", UNBOUNDED, ids=lambda each: each.__name__)
+def test_a_bound_that_is_no_end_of_the_forward_and_a_fault_inside_of_one_stay_errors(checked: Any) -> None:
+    report = opsmith.check(checked, samples=[(UNBOUNDED[checked],)], only=["values"], effort="quick")
+    assert report.errors, report

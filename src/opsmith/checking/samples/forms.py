@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opsmith.checking.exceptions import Overlooking
 from opsmith.checking.samples.sample import Sample
 from opsmith.checking.subject import Subject
 from opsmith.core.generate_like import is_symmetric
+from opsmith.judging.compare import largest_magnitude
+from opsmith.judging.tensors import is_inexact
 
 FEWEST = 3
 """Fewest elements that show a rule: with two, chance does it."""
@@ -28,11 +31,13 @@ class Form:
         label: Label of the argument.
         restored: The tensor that has it in place of a given one, from a tensor of the sample and that one.
         broken: Words for a tensor without it; empty where no such tensor is tried.
+        breaking: Special values without it.
     """
 
     label: str
     restored: Callable[[Tensor, Tensor], Tensor]
     broken: str = ""
+    breaking: tuple[float, ...] = (0.0, -0.0)
 
     def restore(self, given: Mapping[str, Any], changed: dict[str, Any]) -> None:
         """Restore the form in arguments that were changed, as a rule does."""
@@ -58,7 +63,7 @@ def forms_of(subject: Subject) -> tuple[Form, ...]:
                 [0., 2.]])
     """
     samples = subject.samples
-    find = partial(_forms_of, samples, own_forward=subject.kind.own_forward)
+    find = partial(_forms_of, samples, subject if subject.kind.own_forward else None)
     return subject.once("forms", samples[0], find) if samples else ()
 
 
@@ -67,7 +72,7 @@ def symmetric_inputs(subject: Subject) -> frozenset[str]:
     return frozenset(form.label for form in forms_of(subject) if form.restored is _mirrored)
 
 
-def _forms_of(every_sample: Sequence[Sample], *, own_forward: bool) -> tuple[Form, ...]:
+def _forms_of(every_sample: Sequence[Sample], function_class: Subject | None) -> tuple[Form, ...]:
     """The forms; norms of a class alone, since a reference says what is right for all vectors."""
     samples, found = [each for each in every_sample if not each.origin], list[Form]()
     for label in dict.fromkeys(each.labels[argnum] for each in samples for argnum in each.inexact):
@@ -81,8 +86,11 @@ def _forms_of(every_sample: Sequence[Sample], *, own_forward: bool) -> tuple[For
             found += [Form(label, partial(_definite, share))] * (share > 0)
         else:
             found += [Form(label, partial(_with_equal, *places)) for places in _equal_places(every)]
-            norms = _norms(every)[:1] if own_forward else []
+            norms = _norms(every)[:1] if function_class is not None else []
             found += [Form(label, partial(_of_norm_one, *rule), NOT_ONE[rule[0]]) for rule in norms]
+            if function_class is not None and not norms:
+                bounds = islice(_bounds(function_class, places), 1)
+                found += [Form(label, partial(_within, *rule), BEYOND[rule[0]], OUTSIDE) for rule in bounds]
     return tuple(found)
 
 
@@ -131,7 +139,7 @@ def _is_of_norm_one(every: Sequence[Tensor], order: int, dims: Dims) -> bool:
     return bool(every)
 
 
-def _norm(order: int, dims: Dims, vectors: Tensor) -> Tensor:
+def _norm(order: float, dims: Dims, vectors: Tensor) -> Tensor:
     wide = vectors.to(torch.complex128 if vectors.is_complex() else torch.float64)
     norms: Tensor = torch.linalg.vector_norm(wide, order, dims or None, keepdim=True)
     return norms
@@ -146,6 +154,91 @@ def _of_norm_one(order: int, dims: Dims, given: Tensor, changed: Tensor) -> Tens
     count = changed.shape[dims[0]] if dims else changed.numel()
     usual = given if given.shape == changed.shape else torch.full_like(changed, count ** (-1 / order))
     return torch.where(norm > 0, made / norm, usual).to(changed.dtype)
+
+
+BEYOND = {
+    2.0: "and no longer has norms below one, as in every sample",
+    math.inf: "and is no longer between -1 and 1, as in every sample",
+}
+
+OUTSIDE = (2.0, -2.0, 3.0, -3.0)
+"""Values outside of a unit ball."""
+
+INSIDE = (2.0**-3, 2.0**-5, 2.0**-7)
+"""Distances from a bound at which slopes are measured."""
+
+STEEPER = 1.6
+"""Minimum growth of a slope from one to the next: a square root has 2, a logarithm 4."""
+
+FLAT = 0.25
+"""Maximum slope beyond a bound, as a share of the slope before it."""
+
+NEAR = 0.9
+"""Norm that is restored, if no sample has a larger one."""
+
+
+def _bounds(subject: Subject, places: Sequence[tuple[Sample, int]]) -> Iterator[tuple[float, Dims, float]]:
+    """The norms that are at most one in all samples, and at which the forward ends; with the largest norm to
+    restore.
+
+    Small numbers have such norms by chance, but no forward ends at these. It ends where its slope grows like
+    that of a root or of a logarithm, and beyond is flat, not finite or an exception, as of a distance in the
+    Poincaré ball, or of an arcsine. A projection into a ball has a kink there, and does not end.
+    """
+    where = [(sample, at) for sample, at in places if at in sample.inexact and sample.flat[at].numel()]
+    for order, dims in (*product((2.0,), _VECTORS), (math.inf, ())):
+        if any(sample.flat[at].dim() < max((-dim for dim in dims), default=1) for sample, at in where):
+            continue
+        norms = [_lengths(order, dims, sample.flat[at].detach().cpu()) for sample, at in where]
+        most = max(map(largest_magnitude, norms), default=0.0)
+        if not 0 < most <= 1 or subject.draws:
+            continue
+        vectors = ((at, one) for at, every in enumerate(norms) for one in every.flatten().nonzero()[:FEWEST])
+        chosen = [(*where[at], norms[at], int(one)) for at, one in islice(vectors, FEWEST)]
+        if all(_ends_at_one(subject, *vector) for vector in chosen):
+            yield order, dims, max(most, NEAR)
+
+
+def _lengths(order: float, dims: Dims, tensor: Tensor) -> Tensor:
+    """The norms of vectors; of numbers alone, their absolute values."""
+    return tensor.abs().double() if order == math.inf else _norm(order, dims, tensor)
+
+
+def _ends_at_one(subject: Subject, sample: Sample, argnum: int, norms: Tensor, one: int) -> bool:
+    """True if the forward ends where a vector has norm one, and the other vectors stay."""
+    chosen = torch.zeros_like(norms, dtype=torch.bool)
+    chosen.view(-1)[one] = True
+
+    def results(norm: float) -> Tensor | None:
+        flat = sample.in_double()
+        flat[argnum] = flat[argnum] * torch.where(chosen, norm / norms, 1.0)
+        with Overlooking(), torch.no_grad():  # the properties report its exceptions for a sample
+            found = [each.double().flatten() for each in subject.plain(sample)(flat) if is_inexact(each)]
+            return torch.cat(found).cpu()
+        return None
+
+    def slope(distance: float) -> float:
+        """The slope at a distance from one; nan if it is not finite, or if the forward raises."""
+        below, above = (results(1 - distance + side * distance / 4) for side in (-1, 1))
+        if below is None or above is None or below.shape != above.shape:
+            return math.nan
+        return float((above - below).norm()) / abs(distance / 2)
+
+    steepest = 0.0
+    for distance in INSIDE:
+        now = slope(distance)
+        if not 0 < now < math.inf or now < STEEPER * steepest:
+            return False
+        steepest = now
+    return not slope(-INSIDE[-1]) > FLAT * steepest
+
+
+def _within(order: float, dims: Dims, most: float, given: Tensor, changed: Tensor) -> Tensor:
+    """The tensor with each vector shortened to a norm."""
+    if changed.dim() < max((-dim for dim in dims), default=0) or not bool(changed.isfinite().all()):
+        return changed
+    norms = _lengths(order, dims, changed)
+    return torch.where(norms > most, changed * (most / norms), changed).to(changed.dtype)
 
 
 def _shows_symmetry(matrices: Tensor) -> bool:

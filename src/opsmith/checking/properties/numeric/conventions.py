@@ -43,7 +43,7 @@ from opsmith.checking.side_effects.canaries import form_of
 from opsmith.checking.subject import Subject
 from opsmith.core.cached_property import cached_property
 from opsmith.judging.attribution import calls_operator, is_own
-from opsmith.judging.compare import all_finite, largest_magnitude, same_bits
+from opsmith.judging.compare import all_finite, is_close, largest_magnitude, same_bits
 from opsmith.judging.tensors import is_inexact
 
 NAME = "gradient"
@@ -107,6 +107,9 @@ class ShownGradient(Run):
         return replace(self, subject=subject) if meant else None
 
 
+Predicate = Callable[[ShownGradient], bool]
+
+
 class Convention(NamedTuple):
     """A reason why an author's gradient differs from the right gradient.
 
@@ -115,16 +118,22 @@ class Convention(NamedTuple):
         holds: Returns True for a gradient that follows it.
         given: The circumstance of a failure that it explains.
         of_numbers: True if it explains only numbers, not a second order or a nonlinear gradient.
+        elsewhere: True if it also explains special values, at which alone the gradient is wrong.
     """
 
     words: str
-    holds: Callable[[ShownGradient], bool]
+    holds: Predicate
     given: Given = "unpromised"
     of_numbers: bool = False
+    elsewhere: bool = False
 
 
-def by_convention(failure: Failure, subject: Subject) -> Failure:
-    """The failure of a class, in the circumstance of the first convention that its gradient follows."""
+def by_convention(failure: Failure, subject: Subject, special: Sequence[Any] = ()) -> Failure:
+    """The failure of a class, in the circumstance of the first convention that its gradient follows.
+
+    Args:
+        special: The arguments at which it is shown, if these are not the sample's.
+    """
     sample = shown_sample(failure, subject.samples)
     numeric = CAUSES[failure.cause].numeric
     explained = numeric or CAUSES[failure.cause].meant
@@ -138,8 +147,10 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
     tried = [each for each in CONVENTIONS if numeric or not each.of_numbers]
     try:
         with time_limit(math.inf):  # the fault is known
-            sound = all(_holds(each, gradient) for each in needed)
-            found = next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+            found = _followed(gradient, needed, tried)
+            if found is None and special:
+                there = replace(gradient, sample=replace(sample, flat=tuple(special), copies={}))
+                found = _followed(there, needed, [each for each in tried if each.elsewhere])
     except Exception as error:
         if not is_own(error):
             raise
@@ -153,7 +164,14 @@ def by_convention(failure: Failure, subject: Subject) -> Failure:
     return replace(failure, message=f"{failure.message}{words}", given=found.given)
 
 
-def _holds(holds: Callable[[ShownGradient], bool], gradient: ShownGradient) -> bool:
+def _followed(
+    gradient: ShownGradient, needed: Sequence[Predicate], tried: Sequence[Convention]
+) -> Convention | None:
+    sound = all(_holds(each, gradient) for each in needed)
+    return next((each for each in tried if sound and _holds(each.holds, gradient)), None)
+
+
+def _holds(holds: Predicate, gradient: ShownGradient) -> bool:
     with Overlooking():
         return holds(gradient)
     return False
@@ -258,6 +276,53 @@ def passes_straight(gradient: ShownGradient) -> bool:
     return smooth.has_estimate and smooth.judge(got) is None
 
 
+GATED = (1.0, -1.0, 2.0**10, -(2.0**10))
+"""Factors on grad_outputs that open and close gates: other signs, and sizes above a threshold."""
+
+
+def is_gated(gradient: ShownGradient) -> bool:
+    """True if each element is right or zero, and grad_output decides which, as in guided backpropagation.
+
+    Where no result moves with an element, as outside of a clamp, a grad_output that leads back may pass.
+    """
+    right, grads = gradient.right.known, gradient.grads
+    if any(each is not None and each.is_complex() for each in (right, *grads)):
+        return False
+    known, bound = right.isfinite(), SAME * largest_magnitude(right.nan_to_num())
+    moving = known & (right.abs() > bound)
+    alike = [(at, x) for at, x in enumerate(grads) if x is not None and x.shape == right.shape]
+    zero, passed, straight = list[Tensor](), list[Tensor](), list[Tensor]()
+    for factor in GATED:
+        given = [None if each is None else factor * each for each in grads]
+        got = Backward(gradient)([*gradient.double, *given])[0] / factor
+        own = [is_close(got, x, bound) & _leads_back(gradient, at, factor * x) for at, x in alike]
+        zero.append(got == 0)
+        passed.append(is_close(got, right, bound))
+        straight.append(~moving & ~zero[-1] & torch.stack([torch.zeros_like(known), *own]).any(0))
+    closed, opened, led = (torch.stack(each) for each in (zero, passed, straight))
+    if bool((known & ~(closed | opened | led)).any()):
+        return False
+    gated = closed.any(0) & (moving | led.any(0))
+    return bool((opened.any(0) | ~moving).all()) and not bool(led.all(0).any()) and bool(gated.any())
+
+
+FAR = (1.0, 16.0, 256.0)
+"""Steps, as shares of the largest element, that lead back from outside of a clamp."""
+
+
+def _leads_back(gradient: ShownGradient, at: int, grad: Tensor) -> Tensor:
+    """Mark the elements whose result changes if each element moves far against a grad_output."""
+    flat, argnum = gradient.double, gradient.argnum
+    found = torch.zeros_like(grad, dtype=torch.bool)
+    with torch.no_grad():
+        here = gradient.plain(flat)[at]
+        for far in FAR:
+            moved = gradient.double
+            moved[argnum] = flat[argnum] - far * (1 + largest_magnitude(flat[argnum])) * grad.sign()
+            found |= (gradient.plain(moved)[at] - here) * grad < 0
+    return found
+
+
 DRAWN = (256, 1024, 4096)
 """Numbers of draws over which gradients are averaged; a larger number is used if a smaller decides
 nothing."""
@@ -358,6 +423,11 @@ CONVENTIONS = (
     Convention(
         "it is the gradient of a straight-through estimator: it passes through the rounding unchanged",
         passes_straight,
+    ),
+    Convention(
+        "the grad_output decides which of its elements pass and which are zero, as in guided backpropagation",
+        is_gated,
+        elsewhere=True,
     ),
     Convention("it is right on average over draws", is_right_on_average, of_numbers=True),
     Convention(

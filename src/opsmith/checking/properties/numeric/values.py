@@ -113,7 +113,7 @@ def _calls(plain: SpecialCall, dtypes: Sequence[torch.dtype]) -> Iterator[Specia
         for group in value_groups(ranges[dtype], found)
     ]
     for form, dtype in product((form for form in plain.forms if form.label == plain.label), dtypes):
-        group = replace(ZEROS, strained=True, broken=f", {form.broken}")
+        group = replace(ZEROS, values=form.breaking, strained=True, broken=f", {form.broken}")
         kept = [each for each in plain.forms if each is not form]
         calls += [replace(plain, group=group, dtype=dtype, forms=kept)] if form.broken else []
     for call in calls:
@@ -333,7 +333,7 @@ def _judged(call: SpecialCall, argnum: int, got: Tensor, right: Answer | None) -
             failure = approximate(failure, off)
         failure = where_set(where_tied(failure, subject, moved=call.label), subject, moved=call.label)
         if failure.cause != "nan":
-            yield by_convention(failure, subject)
+            yield by_convention(failure, subject, call.kept)
         elif subject.kind.own_forward and _divides_by_zero(call):
             words = "; its forward itself divides by zero there"
             yield replace(failure, message=failure.message + words, given="strained")
