@@ -48,8 +48,8 @@ def by_symbolic(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            hint="let it only call `g.op` on the arguments of `forward`: sizes and types of values, which "
-            "the old exporter knew, are not available",
+            hint="let `symbolic` only call `g.op` on the arguments of `forward`; opsmith does not give it "
+            "the sizes and types of values that the old exporter gave",
         ) from error
     return graph.returned(made)
 
