@@ -157,12 +157,12 @@ def test_a_key_that_is_taken(install: Install, key: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("attribute", "value", "problem"),
     [
-        ("key", "dtypes", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", "toy_file", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", "", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", None, "the kernel language ToyLanguage has no fitting `key`"),
-        ("name", None, "the kernel language ToyLanguage has no fitting `name`"),
-        ("devices", (), "the kernel language ToyLanguage has no fitting `devices`"),
+        ("key", "dtypes", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", "toy_file", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", "", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", None, "the kernel language ToyLanguage has no valid `key`"),
+        ("name", None, "the kernel language ToyLanguage has no valid `name`"),
+        ("devices", (), "the kernel language ToyLanguage has no valid `devices`"),
     ],
 )
 def test_a_language_without_what_every_one_has(
@@ -278,7 +278,7 @@ def test_two_packages_bring_the_same_language(install: Install) -> None:
         "toy-kernels (`toy_kernels:LANGUAGE`)",
         "other-toys (`other_toys:LANGUAGE`)",
     }
-    assert error.hint == "uninstall all of them but one"
+    assert error.hint == "keep one of these packages, and uninstall the others"
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ def test_a_step_without_a_block_is_refused_and_can_be_repeated(network: Decoder)
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 0}, "expects of `layers` a whole number of at least 1, got 0"),
-        ({"width": 2.5}, "expects of `width` a whole number of at least 1, got 2.5"),
+        ({"layers": 0}, "expects `layers` to be a whole number of at least 1, got 0"),
+        ({"width": 2.5}, "expects `width` to be a whole number of at least 1, got 2.5"),
         ({"width": 96, "heads": 5}, "expects the width to be a multiple of 10, twice the heads, got 96"),
     ],
 )

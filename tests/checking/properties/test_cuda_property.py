@@ -242,7 +242,7 @@ def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_space_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     full = errors.CacheError(
-        "a kernel cannot be built, as no temporary file can be written", got="No space left on device"
+        "a kernel cannot be built, because no temporary file can be written", got="No space left on device"
     )
 
     def obtain(*given: Any) -> Any:

@@ -73,7 +73,7 @@ def test_a_result_without_an_initial_value_is_read_uninitialized() -> None:
     with pytest.raises(errors.KernelFaultError, match="reads 8 bytes of `result`") as caught:
         opsmith.emulate(operator, torch.arange(200) % 5, 5)
     assert caught.value.problem == "the CUDA kernel is faulty: uninitialized"
-    assert "or name it in `initial=`" in str(caught.value)
+    assert "or name the tensor in `initial=`" in str(caught.value)
 
 
 @opsmith.operator("cuda_buffers::row_maxima")
@@ -281,8 +281,8 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
                 "  argument: initial",
                 "  expected: names among `result`",
                 "  got: 'result', 'y'",
-                "  hint: name a result as `results=` of the operator does; the only one is `result` "
-                "without it",
+                "  hint: use the names in the operator's `results=`; without `results=`, the only name is "
+                "`result`",
             ],
         ),
         (

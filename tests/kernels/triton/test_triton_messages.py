@@ -109,7 +109,7 @@ def test_a_parameter_that_nothing_fills() -> None:
         "with the ending `_ptr`, `_numel`, `_size_0` or `_stride_0`, or a name in `constants=`",
         "  got: `N`",
         f"  where: {place()}",
-        "  hint: rename it, or give it: `constants={'N': ...}`",
+        "  hint: rename the parameter, or give its value: `constants={'N': ...}`",
     ]
 
 

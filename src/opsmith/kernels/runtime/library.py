@@ -99,8 +99,8 @@ def _missing(kernel: str, reason: str, error: errors.ToolchainError) -> errors.T
     return errors.ToolchainError(
         "the library between torch and all kernels is missing",
         expected="this library, built into opsmith or into the package of the kernel, or a C++ compiler",
-        got=f"the kernel fits, and is {kernel}; the library is missing: {reason}; the library cannot be "
-        f"compiled: {error.problem}: {error.got}",
+        got=f"the kernel fits, and is {kernel}; {reason}; the library cannot be compiled: {error.problem}: "
+        f"{error.got}",
         hint="install a wheel of this opsmith with built kernels, or rebuild the package with this opsmith",
     )
 

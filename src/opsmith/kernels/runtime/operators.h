@@ -253,7 +253,7 @@ class OperatorCall {
     every(signature_, arguments_, [&](const RawTensor& raw, size_t, size_t argument) {
       refuse_layout(raw, argument);
       if (signature_[argument].written && meets_itself(raw))
-        throw refused("several elements of `" + name(argument) + "` share memory",
+        throw refused("several elements of `" + name(argument) + "` share the same memory",
                       {{"argument", name(argument)},
                        {"expected", "a tensor that is not expanded"},
                        {"got", layout(raw)},
