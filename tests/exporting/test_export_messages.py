@@ -69,7 +69,7 @@ version
           argument: body
           expected: `function`, `inline`, `node`
           got: 'outline'
-          hint: leave it out, or write `body="inline"`
+          hint: leave `body=` out, or write `body="inline"`
         """,
     ),
     "verify": (
@@ -249,7 +249,7 @@ number; or leave the axis out of `dynamic=`
         f"""
         nodes::opaque: it is opaque: it has no reference in PyTorch from which a body could be derived
           where: {line(of.opaque, "@")}
-          hint: write `body='node', verify=False`, and give the runtime a kernel for it
+          hint: write `body='node', verify=False`, and give the runtime a kernel for the operator
         """,
     ),
     "writing": (

@@ -226,7 +226,7 @@ def test_an_unknown_option(install: Install) -> None:
     assert error.problem == "a kernel in Toy is given unknown options"
     assert (error.argument, error.hint) == ("scal", "did you mean `scale=`?")
     error = refused("of_another", toy=double, grid=3)
-    assert error.hint == "leave it out; it is for `cuda=` and `triton=`"
+    assert error.hint == "leave `grid=` out; it is for `cuda=` and `triton=`"
     error = refused("in_a_file", toy_file="double.toy")
     assert error.problem == "no installed package has a kernel language for `toy_file=`"
 

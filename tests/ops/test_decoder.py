@@ -203,7 +203,7 @@ def test_begin_decode_step_in_each_dtype() -> None:
         (7, 0, r"token 7 of sequence 0 is not in the embedding, which has 7|out of range"),
         (-1, 0, r"token -1 of sequence 0 is not in the embedding, which has 7|out of range"),
         (0, 5, r"sequence 0 has no block for one more token|out of range"),
-        (0, 8, r"sequence 0 has 8 tokens, and its 2 blocks hold no more|out of bounds"),
+        (0, 8, r"sequence 0 has 8 tokens, but its 2 blocks hold no more tokens|out of bounds"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)  # the kernel, and the reference

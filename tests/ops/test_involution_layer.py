@@ -85,7 +85,7 @@ def test_numbers_that_make_no_layer(given: dict[str, Any], argument: str, expect
 
 @pytest.mark.parametrize("argument", ["channels", "groups", "channels_per_group", "stride"])
 def test_a_number_in_quotes_is_shown_with_them(argument: str) -> None:
-    with pytest.raises(ValueError, match=rf"of `{argument}` .*, got '2'; "):
+    with pytest.raises(ValueError, match=rf"expects `{argument}` to be .*, got '2'; "):
         Involution2d(**{"channels": 16, argument: "2"})
 
 

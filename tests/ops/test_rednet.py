@@ -87,8 +87,8 @@ def test_another_depth_is_an_error(depth: Any) -> None:
 @pytest.mark.parametrize(("width", "of_group", "step"), [(48, 16, 32), (4, 1, 8), (36, 6, 24)])
 def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: int, step: int) -> None:
     says = (
-        rf"^expected the width of a RedNet to be a multiple of {step}, as channels_per_group is {of_group}, "
-        rf"got {width}; choose a different width: `RedNet\(\(1, 1\), width={step}\)`$"
+        rf"^expected the width of a RedNet to be a multiple of {step}, because channels_per_group is "
+        rf"{of_group}, got {width}; choose a different width: `RedNet\(\(1, 1\), width={step}\)`$"
     )
     with pytest.raises(ValueError, match=says):
         RedNet((1, 1), width=width, channels_per_group=of_group)

@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
         "served::scaled",
         [torch.ones(9).as_strided((3, 4), (2, 1))],
         {},
-        "expected: strides that fall",
+        "expected: strides that decrease",
     ),
     "a dtype": ("served::scaled", [x.int()], {}, "expected: float32 or float64\n  got: int32"),
     "a dtype, with two kernels": (

@@ -311,10 +311,7 @@ def _without_bodies(export: Export, verification: Verification, file: Path) -> E
     try:
         runtime = Runtime(file, export.path.name)
     except errors.OnnxRuntimeError as error:
-        also = (
-            "with bodies the results are PyTorch's, but the file has no bodies; a `library=` would have "
-            "kernels"
-        )
+        also = "with bodies the results are PyTorch's, but the file has no bodies; a `library=` has kernels"
         return replace(export, unverified=f"{error.problem}; {also}")
     return verification.compare(export, runtime)
 

@@ -145,8 +145,8 @@ class SymbolicGraph:
         if len(values) != len(shown) or any(value is None for value in values):
             raise self._refused(
                 "its `symbolic` does not return one value for each result of `forward`",
-                f"{len(shown)} values of `g.op`",
-                f"{len(values)} values of `g.op`",
+                f"{len(shown)} value{'s' * (len(shown) != 1)} of `g.op`",
+                f"{len(values)} value{'s' * (len(values) != 1)} of `g.op`",
                 "write `outputs=` for a node with several results",
             )
         if self._others and (

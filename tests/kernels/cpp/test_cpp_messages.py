@@ -226,7 +226,7 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
         "cpp_messages::other_result: the result that the C++ kernel writes differs from the reference's "
         "result",
         "  argument: result",
-        "  expected: float32 of 1 dimensions",
+        "  expected: float32 of 1 dimension",
         "  got: View<float64, 3>",
     ]
 

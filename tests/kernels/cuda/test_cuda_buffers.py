@@ -290,7 +290,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`initial=` of a CUDA kernel is not a dict by name",
                 "  argument: initial",
-                "  expected: a dict, as {'result': 0}",
+                "  expected: a dict, such as {'result': 0}",
                 "  got: 0",
                 "  hint: write `initial={'result': 0}`",
             ],
@@ -318,7 +318,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`scratch=` of a CUDA kernel is not a dict by name",
                 "  argument: scratch",
-                '  expected: a dict, as {"s": ("x.shape[0]", torch.float32)}',
+                '  expected: a dict, such as {"s": ("x.shape[0]", torch.float32)}',
                 "  got: ['s']",
             ],
         ),
@@ -395,7 +395,7 @@ def test_what_a_declaration_refuses(options: dict[str, Any], lines: list[str]) -
             [
                 "the CUDA kernel's view does not match the scratch buffer `s`",
                 "  argument: s",
-                "  expected: `View` or `Contiguous` of float64, of 1 dimensions",
+                "  expected: `View` or `Contiguous` of float64, of 1 dimension",
                 "  got: View<float32, 1>",
                 f"  where: {WHERE}",
                 "  hint: change the view, or the sizes and the dtype in `scratch=`",

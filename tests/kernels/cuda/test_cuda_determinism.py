@@ -73,7 +73,7 @@ def test_a_sum_in_no_fixed_order_is_noted() -> None:
     (note,) = notes(added("noted"))
     assert note.startswith(
         "several threads add floating-point numbers to one element of `result` in no fixed order, and each "
-        f"order rounds otherwise, at {__file__}:"
+        f"order rounds differently, at {__file__}:"
     )
     assert note.endswith(DECLARED)
 

@@ -130,7 +130,7 @@ def test_a_result_of_another_dtype() -> None:
     assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::dtype: the result that the CUDA kernel writes differs from the reference's result",
         "  argument: result",
-        "  expected: float32 of 1 dimensions",
+        "  expected: float32 of 1 dimension",
         "  got: View<float64, 2>",
     ]
 

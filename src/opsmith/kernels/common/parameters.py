@@ -288,7 +288,8 @@ def check_written(
             errors.KernelSignatureError,
             f"the result that the {kernel.language} kernel writes differs from the reference's result",
             argument=name,
-            expected=f"{dtype_name(result.dtype)} of {len(result.shape)} dimensions",
+            expected=f"{dtype_name(result.dtype)} of {len(result.shape)} "
+            f"dimension{'s' * (len(result.shape) != 1)}",
             got=str(view),
             hint="change the view, or leave the dtype out of `dtypes=`",
         )

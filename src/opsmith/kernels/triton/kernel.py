@@ -520,8 +520,8 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                 errors.KernelSignatureError,
                 "the result that the Triton kernel writes differs from the reference's result",
                 argument=name,
-                expected=f"{len(layout.shape)} dimensions",
-                got=f"sizes or strides of {wanted.dim} dimensions",
+                expected=f"{len(layout.shape)} dimension{'s' * (len(layout.shape) != 1)}",
+                got=f"sizes or strides of {wanted.dim} dimension{'s' * (wanted.dim != 1)}",
                 hint="take the sizes and strides of as many dimensions as the result has",
             )
         if type(count) is int and count > MAX_EXTENT:  # not a compiler's symbol
