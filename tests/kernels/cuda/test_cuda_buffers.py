@@ -178,7 +178,7 @@ def test_a_scratch_buffer_is_not_zero() -> None:
 
 def test_an_access_beyond_a_scratch_buffer_is_found() -> None:
     total.kernel("cuda", cuda=TOTAL.replace("sums[blockIdx.x]", "sums[blockIdx.x + 1]"), **BUFFERS)
-    with pytest.raises(errors.KernelFaultError, match="behind `sums` \\[2\\]: just after its last element"):
+    with pytest.raises(errors.KernelFaultError, match="after `sums` \\[2\\]: just after its last element"):
         opsmith.emulate(total, torch.ones(100))
 
 

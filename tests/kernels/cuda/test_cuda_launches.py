@@ -435,9 +435,9 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
             [
                 "no launch of the CUDA kernel gets `result`",
                 "  argument: launches",
-                "  expected: `result` among the names in one of them",
+                "  expected: `result` among the names in one of the launches",
                 "  got: `part(x, sums)`, `folded(sums, again)`",
-                "  hint: name `total` in parentheses after the kernel that writes it",
+                "  hint: name `result` in parentheses after the kernel that writes it",
             ],
         ),
         (

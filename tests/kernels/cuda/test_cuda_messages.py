@@ -357,7 +357,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
         "one block",
         "  argument: shared",
         f"  expected: at most {227 * 1024} bytes on sm_90, static and dynamic together",
-        f"  got: 0 bytes of static and {228 * 1024} of dynamic shared memory",
+        f"  got: 0 bytes of static and {228 * 1024} bytes of dynamic shared memory",
     ]
 
 

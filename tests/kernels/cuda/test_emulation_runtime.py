@@ -97,7 +97,7 @@ def test_a_race_of_warps_names_two_threads() -> None:
 """
     got = fault(declared("racing_warps", text, block=64), torch.ones(64)).got or ""
     assert "thread (63, 0, 0) of block (0, 0, 0) writes" in got
-    assert "which thread (62, 0, 0) of the same block reads" in got
+    assert "; thread (62, 0, 0) of the same block reads the same memory" in got
 
 
 @pytest.mark.slow
@@ -316,13 +316,13 @@ BODY
 @pytest.mark.parametrize(
     ("name", "declaration", "words", "argument", "got"),
     [
-        ("dynamic", "", {"shared": 300 * 1024}, "shared", "0 bytes of static and 307200 of dynamic"),
+        ("dynamic", "", {"shared": 300 * 1024}, "shared", "0 bytes of static and 307200 bytes of dynamic"),
         (
             "static",
             "__shared__ float a[100000]; a[threadIdx.x] = x[0]; y[0] = a[threadIdx.x ^ 1];",
             {},
             "shared",
-            "400000 bytes of static and 0 of",
+            "400000 bytes of static and 0 bytes of",
         ),
         (
             "both",
