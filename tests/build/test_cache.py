@@ -241,10 +241,10 @@ def test_a_directory_that_others_can_write_into_is_refused(directory: Path, mode
     with pytest.raises(errors.CacheError) as caught:
         Cache(directory).obtain(PARTS, Builder())
     assert caught.value.message().splitlines() == [
-        "other users can write into the directory of the cache of built kernels",
+        "other users can write into the cache directory of built kernels",
         "  expected: a directory that this user owns, and that nobody else can write into",
         f"  got: {directory}: its mode is {mode:o}, so others can write into it",
-        f"  hint: run `chmod go-w {directory}` if it is yours, "
+        f"  hint: run `chmod go-w {directory}` if you own it, "
         "or set OPSMITH_CACHE to a directory that you own",
     ]
     for call in (Cache(directory).entries, Cache(directory).clear):

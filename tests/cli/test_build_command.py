@@ -355,7 +355,7 @@ def test_flags_beyond_a_level_are_refused(opsmith: Command, write: Callable[...,
     kernel = 'plain.kernel("cpu", flags=["-march=native", "-mavx2"], cpp="void plain(View<float> x);")'
     package = write(PLAIN + kernel, f"{space}_flags/__init__.py").parent
     done = opsmith("build", str(package), "--cpu", BEST)
-    refused(done, 2, f"{space}::plain: its kernel in C++ has the flag `-mavx2`", "replaced by the level")
+    refused(done, 2, f"{space}::plain: its kernel in C++ has the flag `-mavx2`", "the level replaces")
 
 
 def test_the_package_of_the_project_in_the_current_directory(

@@ -195,7 +195,7 @@ MESSAGES = [
     ("opsmith.nothing_there", ["there is no module `opsmith.nothing_there`"]),
     ("a b", ["`a b` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]"]),
     ("sys", ["`sys` declares no operator, Function or custom op"]),
-    ("opsmith.errors", ["`opsmith.errors` declares no operator", "name the module that does"]),
+    ("opsmith.errors", ["`opsmith.errors` declares no operator", "name the module that declares one"]),
 ]
 
 
@@ -215,7 +215,7 @@ def test_a_name_that_is_not_there_lists_what_is(opsmith: Run, write: Write, spac
     assert "has no operator `wring`" in done.stderr
     assert f"expected: one of `{space}::right`, `{space}::wrong`" in done.stderr
     empty = opsmith("check", "opsmith.errors:exp")
-    assert "expected: an operator; it has none" in empty.stderr
+    assert "expected: an operator; the module has none" in empty.stderr
 
 
 def test_a_module_with_a_file_of_its_name_beside_it_is_guessed(

@@ -119,7 +119,7 @@ def test_an_error_in_one_of_several_targets_has_status_1(
             ("`kernels/` is a folder, but `one` must be in a file", "`kernels/operators.py:one`"),
         ),
         ("kernels/.hidden/empty", ("there is no Python file in the folder `kernels/.hidden/empty`",)),
-        ("no_file", ("there is no Python file in the folder `no_file`", "or a folder that holds one")),
+        ("no_file", ("there is no Python file in the folder `no_file`", "or a folder with Python files")),
         ("bare", ("no Python file in the folder `bare` declares an operator, Function or custom op",)),
         ("none/", ("`none/` names neither a file nor a module",)),
         ("", ("`` names neither a file nor a module", "expected: FILE_OR_MODULE[:NAME]")),

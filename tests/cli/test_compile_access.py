@@ -135,8 +135,8 @@ def test_a_kernel_that_takes_no_sample(
     assert (
         f"{space}::twice: its kernel in CUDA C++ takes none of the samples, so nothing is run" in done.stderr
     )
-    assert "got: `x` is int32, and it takes float32" in done.stderr
-    assert "hint: yield arguments that the kernel takes from `@twice.samples`" in done.stderr
+    assert "got: `x` is int32, but the kernel takes float32" in done.stderr
+    assert "hint: in `@twice.samples`, yield arguments that the kernel takes" in done.stderr
 
 
 def test_it_is_for_no_architecture(written: Callable[..., Path], opsmith: Callable[..., Result]) -> None:

@@ -214,7 +214,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
           expected: `N`
           got: 2 dimensions
           WHERE
-          hint: write the same number of dimensions, or only the names: the shapes are then from `shapes=`
+          hint: write the same number of dimensions, or only the names: then `shapes=` gives the shapes
         """,
     ),
     "an initialiser for nothing": (
@@ -265,7 +265,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `bias` is a parameter and a buffer
           argument: bias
           WHERE
-          hint: keep it in `parameters` if it is trained, in `buffers` if not
+          hint: keep the name in `parameters` if the tensor is trained, else in `buffers`
         """,
     ),
     "a buffer left out that is none": (
@@ -284,7 +284,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         `groups` is a size and an argument of the operator
           argument: groups
           WHERE
-          hint: leave it out of `sizes`: shapes may name whole numbers among the arguments
+          hint: leave the name out of `sizes`: shapes may name whole numbers among the arguments
         """,
     ),
     "a size and a parameter": (
@@ -529,7 +529,7 @@ def test_a_class_that_no_pickle_finds(says: Any) -> None:
         messages::modular: a pickle finds a class by its name, but `test_module_messages.test_a_class_that_no_pickle_finds.<locals>.Modular` is not there
           expected: `Modular` at the top of the module `test_module_messages`
           where: {place}
-          hint: write `Modular = op.module(...)` there, or `name=` the name that it is bound to; a state_dict can be saved as it is
+          hint: write `Modular = op.module(...)` there, or give the variable's name as `name=`; a state_dict needs no such name
         """,  # noqa: E501
     ):
         pickle.dumps(Modular(3, 2))
@@ -543,7 +543,7 @@ def test_a_lazy_module_is_not_pickled(says: Any) -> None:
         f"""
         Modular (messages::modular): its parameters have no shape yet, and a pickle would lose their dtype and device
           where: {place}
-          hint: call it once before it is pickled
+          hint: call the module once before you pickle it
         """,  # noqa: E501
     ):
         pickle.dumps(Modular(None, 2))

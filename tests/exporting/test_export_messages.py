@@ -56,7 +56,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: opset
           expected: 18 to 23
           got: 11
-          hint: leave it out for version 20; `onnx.version_converter` may convert the file to an older one
+          hint: leave `opset=` out for version 20; `onnx.version_converter` may convert the file to an older \
+version
         """,
     ),
     "body": (
@@ -68,7 +69,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: body
           expected: `function`, `inline`, `node`
           got: 'outline'
-          hint: leave it out, or write `body="inline"`
+          hint: leave `body=` out, or write `body="inline"`
         """,
     ),
     "verify": (
@@ -80,7 +81,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: verify
           expected: True or False
           got: 'yes'
-          hint: leave it out to compare the file with PyTorch
+          hint: leave `verify=` out to compare the file with PyTorch
         """,
     ),
     "model": (
@@ -88,7 +89,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
         {},
         errors.UsageError,
         """
-        this is neither a module nor an operator
+        `model` is neither a module nor an operator
           argument: model
           expected: an nn.Module, or an operator of opsmith
           got: function
@@ -139,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], type[errors.OpsmithE
           argument: output_names
           expected: names that differ from the names of the inputs
           got: x
-          hint: rename one of the two; `input_names=` names inputs
+          hint: rename the input or the output; `input_names=` names inputs
         """,
     ),
     "names": (
@@ -248,7 +249,7 @@ number; or leave the axis out of `dynamic=`
         f"""
         nodes::opaque: it is opaque: it has no reference in PyTorch from which a body could be derived
           where: {line(of.opaque, "@")}
-          hint: write `body='node', verify=False`, and give the runtime a kernel for it
+          hint: write `body='node', verify=False`, and give the runtime a kernel for the operator
         """,
     ),
     "writing": (
@@ -270,7 +271,7 @@ of them; a node of ONNX cannot do this
         foreign_nodes::unknown: the model calls an operator that opsmith does not know, and ONNX has no node \
 for it
           where: {line(Calls.forward, "return")}
-          hint: adopt it first, with a reference: `opsmith.adopt(torch.ops.foreign_nodes.unknown, \
+          hint: adopt the operator first, with a reference: `opsmith.adopt(torch.ops.foreign_nodes.unknown, \
 reference=f)`
         """,
     ),
@@ -284,7 +285,7 @@ reference=f)`
           expected: float32, uint8, int8, uint16, int16, int32, int64, bool, float16, float64, uint32, \
 uint64, bfloat16
           got: torch.complex64, torch.strided
-          hint: convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`
+          hint: convert the tensor before the model: `torch.view_as_real(x)`, `x.to_dense()`
         """,
     ),
     "nothing-returned": (
@@ -295,7 +296,7 @@ uint64, bfloat16
         the model returns no tensor
           expected: a tensor, or tuples, lists and dicts of tensors
           got: NoneType
-          hint: return the tensors that the file is to compute
+          hint: return the tensors that the file should compute
         """,
     ),
     "random": (
@@ -303,9 +304,10 @@ uint64, bfloat16
         {},
         errors.ExportError,
         f"""
-        nodes::drawn: it draws random numbers, and ONNX Runtime draws different ones: they cannot be compared
+        nodes::drawn: it draws random numbers, but ONNX Runtime draws different numbers: they cannot be \
+compared
           where: {line(of.drawn, "@")}
-          hint: write `verify=False`, or pass the random numbers to it as an argument
+          hint: write `verify=False`, or pass the random numbers to the operator as an argument
         """,
     ),
     "list-before-others": (
@@ -315,7 +317,7 @@ uint64, bfloat16
         f"""
         nodes::list_first: it returns a list before another result, and a node of ONNX does not record where \
 the list ends
-          expected: tensors, the last of which may be a list of them
+          expected: tensors; the last result may be a list of tensors
           got: result0: list[Tensor], result1: Tensor
           where: {line(of.list_first, "@")}
           hint: return the list last, or its tensors one by one
@@ -331,7 +333,7 @@ the list ends
           expected: int | float that is the same in every call
           got: mul
           where: {line(of.scaled_by, "@")}
-          hint: let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`
+          hint: let the reference read the number from a tensor's shape, or leave the axis out of `dynamic=`
         """,
     ),
     "number-fixed-by-the-reference": (
@@ -354,7 +356,7 @@ the list ends
         """
         nodes::off: the file and PyTorch compute different values of `output`
           argument: output
-          expected: at most 6.8e-07: (8 + 2 √3) roundings of float32 of the largest value, for 3 nodes that \
+          expected: at most 6.8e-07: (8 + 2 √3) roundings of the largest value in float32, for 3 nodes that \
 round
           got: off by 4.5e-03 of the largest value; the first node that differs is `off`, whose output `off` \
 is off by 9.9e-03
@@ -392,8 +394,8 @@ def test_a_reference_that_looks_at_values(tmp_path: Path) -> None:
     assert "data-dependent" in problem
     assert rest == [
         f"  where: {line(of.reads_values, 'item()')}",
-        "  hint: write it in torch's operations on tensors, and do not read values out of tensors; or "
-        "`body='node', "
+        "  hint: write the reference in torch's operations on tensors, and do not read values out of "
+        "tensors; or `body='node', "
         "verify=False`",
     ]
 
@@ -406,8 +408,8 @@ def test_a_type_that_onnx_runtime_does_not_compute(tmp_path: Path) -> None:
     )
     assert caught.value.got == f"x bfloat16 {list(X.shape)}"
     assert caught.value.hint == (
-        "export it in a dtype that ONNX Runtime computes on the CPU: float32, float64, often float16; or "
-        "with `verify=False` for another runtime"
+        "export the model in a dtype that ONNX Runtime computes on the CPU: float32, float64, often "
+        "float16; or write `verify=False` for another runtime"
     )
     assert not list(tmp_path.iterdir())
 

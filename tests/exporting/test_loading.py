@@ -82,8 +82,8 @@ def test_a_node_without_a_kernel(folder: Path) -> None:
         opsmith.onnx.load(folder / "node.onnx")
     assert str(caught.value).startswith("ONNX Runtime has no kernel for a node of `node.onnx`: ")
     assert caught.value.hint == (
-        "export it with `body='function'`, which every runtime runs, or give the runtime a library that has "
-        "the kernel"
+        "export the model with `body='function'`, which every runtime runs, or give the runtime a library "
+        "that has the kernel"
     )
 
 

@@ -233,8 +233,8 @@ def test_a_dtype_that_no_kernel_takes_is_left_to_the_body_and_told(native: Nativ
     args = torch.randn(4).double(), torch.randn(4)
     made = native(Model().eval(), args)
     assert made.native == {"native::halved": 1}
-    assert made.left_to_bodies == {"native::single": "`x` is float64, and it takes float32"}
-    assert "by its body: native::single: `x` is float64, and it takes float32" in str(made)
+    assert made.left_to_bodies == {"native::single": "`x` is float64, but the kernel takes float32"}
+    assert "by its body: native::single: `x` is float64, but the kernel takes float32" in str(made)
     assert made.to_dict()["left_to_bodies"] == dict(made.left_to_bodies)
     assert close(loaded(made)(*args)[0], args[0] + 1)
 
@@ -306,9 +306,9 @@ def test_hidden_results_of_sizes_that_no_memory_holds_are_refused(native: Native
     node.attribute.append(onnx.helper.make_attribute("count", count))
     session = session_of(made, model.SerializeToString())
     refused = (
-        "native::repeated: its kernel writes no result of the computed sizes\n"
-        f"  expected: sizes that memory holds\n  got: [{count}]\n"
-        "  hint: look at the sizes of its tensors, and at `sizes` of its kernel"
+        "native::repeated: its kernel cannot write a result of the computed sizes\n"
+        f"  expected: sizes that fit into memory\n  got: [{count}]\n"
+        "  hint: check the sizes of its tensors, and `sizes` of its kernel"
     )
     with pytest.raises(Exception, match=re.escape(refused)):
         session.run(None, {model.graph.input[0].name: np.ones(3, np.float32)})

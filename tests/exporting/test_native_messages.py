@@ -68,7 +68,12 @@ def test_an_inlined_file_has_no_nodes_for_it(fails: Fails) -> None:
             "there is no folder `{folder}/missing`",
             "make the folder first",
         ),
-        ("model.onnx", "{folder}/model.onnx", "the exported model goes there", "name another file"),
+        (
+            "model.onnx",
+            "{folder}/model.onnx",
+            "the exported model is written to this file",
+            "name another file",
+        ),
         (3, "3", "int", "give the name of a file, `ops.so`"),
     ],
     ids=["folder", "missing", "same", "number"],
@@ -106,10 +111,10 @@ def test_a_node_without_a_body_that_no_kernel_takes(fails: Fails) -> None:
     assert fails(errors.ExportError, of.single, X.double(), body="node") == (
         "native::single: it cannot be packaged into a library, and its node has no body\n"
         "  expected: a kernel in C++ that takes its calls\n"
-        "  got: `x` is float64, and it takes float32\n"
+        "  got: `x` is float64, but the kernel takes float32\n"
         f"  where: {place(of.single)}\n"
-        "  hint: give it a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to compute its "
-        "body"
+        "  hint: give the operator a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to "
+        "compute its body"
     )
 
 
@@ -128,7 +133,7 @@ def test_nodes_that_a_symbolic_names(fails: Fails) -> None:
     named.kernel(
         "cpu", cpp="void named(Contiguous<const float, 1> x, Contiguous<float, 1> y) {}", strict=True
     )
-    reason = "its node is named by `symbolic`, which may write its attributes in any form"
+    reason = "`symbolic` names its node, and may write the attributes in any form"
     message = fails(errors.ExportError, named, torch.zeros(0), verify=False)
     assert f"\n  got: native::named: {reason}\n" in message
 
@@ -157,10 +162,10 @@ def test_no_objcopy(
     packaged_anew(monkeypatch, tmp_path_factory.mktemp("cache"))
     monkeypatch.setattr(packaging, "_objcopy", lambda: None)
     assert fails(errors.ToolchainError, of.single, verify=False) == (
-        "a kernel cannot be linked without `objcopy`, which comes with GNU's linker\n"
+        "linking a kernel needs `objcopy`, which comes with GNU's linker\n"
         "  expected: `objcopy` in PATH\n"
         "  got: no program with this name\n"
-        "  hint: install it; on Debian or Ubuntu with `apt-get install binutils`"
+        "  hint: install GNU binutils; on Debian or Ubuntu with `apt-get install binutils`"
     )
 
 
@@ -169,7 +174,7 @@ def test_no_objcopy(
     ("does", "limit", "got"),
     [
         ("echo 'objcopy: no such option' >&2; exit 1", packaging.LIMIT_S, "objcopy: no such option"),
-        ("exec sleep 60", 1, "it did not end within 1 s"),
+        ("exec sleep 60", 1, "`objcopy` did not end within 1 s"),
     ],
     ids=["refuses", "hangs"],
 )
@@ -192,7 +197,7 @@ def test_an_objcopy_that_fails(
         "`objcopy` failed to make a kernel's symbols local\n"
         "  expected: GNU binutils 2.29 or later\n"
         f"  got: {got}\n"
-        "  hint: install them; on Debian or Ubuntu with `apt-get install binutils`"
+        "  hint: install GNU binutils; on Debian or Ubuntu with `apt-get install binutils`"
     )
 
 
@@ -245,7 +250,7 @@ def test_a_library_that_computes_something_else(fails: Fails, monkeypatch: pytes
         "of "
         "kernels\n"
         "  argument: result\n"
-        "  expected: at most 6.5e-07: (8 + 2 √2) roundings of float32 of the largest value, for 2 nodes "
+        "  expected: at most 6.5e-07: (8 + 2 √2) roundings of the largest value in float32, for 2 nodes "
         "that round\n"
         "  got: off by 5.0e-01 of the largest value; the first node that differs is `single`, whose output "
         "`single` is off by 5.0e-01\n"
@@ -259,9 +264,9 @@ def test_nodes_that_are_not_computed_by_the_library() -> None:
     assert caught.value.message() == (
         "native::single: ONNX Runtime computes nodes of `model.onnx` by their bodies, though the library "
         "has a kernel\n"
-        "  expected: 3 nodes of it in the optimised graph\n"
+        "  expected: 3 nodes of the operator in the optimised graph\n"
         "  got: 2\n"
-        "  hint: leave `library=` out, and report it to opsmith with the model"
+        "  hint: leave `library=` out, and report this fault to opsmith with the model"
     )
 
 
@@ -280,10 +285,10 @@ def test_a_library_for_another_processor(fails: Fails, monkeypatch: pytest.Monke
     )
     assert fails(errors.OnnxRuntimeError, of.single) == (
         "ONNX Runtime does not load the library `ops.so`: opsmith: this library was compiled for a processor "
-        "with xop, which this one lacks; package it on a machine of this kind\n"
+        "with xop, which this processor lacks; package the library on a machine of this kind\n"
         "  expected: a library that `export_onnx(..., library=...)` wrote, on a machine of this kind\n"
         "  got: ops.so\n"
-        "  hint: export it again on this machine; the library needs the OpenMP of g++ (libgomp)"
+        "  hint: export the model again on this machine; the library needs the OpenMP of g++ (libgomp)"
     )
 
 
@@ -329,4 +334,4 @@ def test_a_runtime_that_is_too_old(exported: opsmith.exporting.Export) -> None:
     library.RegisterCustomOps.restype = ctypes.c_void_p
     assert library.RegisterCustomOps(None, base) == 7
     assert asked == [16, 1]
-    assert said == [(1, b"opsmith: this library needs ONNX Runtime 1.16 or later, and this is 1.15.0")]
+    assert said == [(1, b"opsmith: this library needs ONNX Runtime 1.16 or later, but this is 1.15.0")]

@@ -179,8 +179,9 @@ def test_its_hint_is_followed(tmp_path: Path, export: Exported) -> None:
     with pytest.raises(errors.ExportError) as caught:
         opsmith.export_onnx(refused, EXAMPLE, tmp_path / "model.onnx")
     assert caught.value.hint == (
-        "write it in torch's operations on tensors, and do not read values out of tensors; or write the "
-        "same mathematics in plain PyTorch: `adopt(..., reference=...)`; or `body='node', verify=False`"
+        "write the forward in torch's operations on tensors, and do not read values out of tensors; or "
+        "write the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or `body='node', "
+        "verify=False`"
     )
     given = adopted(numpy_there, "referenced", reference=lambda x: x.clamp(min=0))
     made = export(Calls(lambda x: given(x) + given(-x)), EXAMPLE)  # twice in one model
@@ -221,10 +222,10 @@ def test_what_no_trace_sees_is_found_by_other_values(function: Any, form: str, t
     with pytest.raises(errors.ExportMismatchError) as caught:
         opsmith.export_onnx(operator, EXAMPLE, tmp_path / "model.onnx")
     assert caught.value.problem.startswith("the file and PyTorch compute different values of `")
-    assert "for values of both signs, up to twice as large as the example's" in caught.value.problem
+    assert "for values of both signs, up to twice as large as the example's values" in caught.value.problem
     assert caught.value.hint == (
         "no file was left; the file is right for the example, so no code may read the numbers of tensors "
-        "while it is traced, or catch the errors of doing so; or compare the operator's kernel with its "
+        "during the trace, or catch the errors of these reads; or compare the operator's kernel with its "
         "reference: "
         "`opsmith check`"
     )

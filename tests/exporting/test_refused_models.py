@@ -33,14 +33,14 @@ MODELS: dict[str, tuple[Callable[[Tensor], Any], str, str, str]] = {
         branches,
         "torch's exporter refuses the model: Could not guard on data-dependent expression",
         "GuardOnDataDependentSymNode",
-        "`torch.export.export(model, args)` must accept it, and ONNX must have an operator for each torch "
-        "operator in it; `__context__` of this error has torch's own text",
+        "`torch.export.export(model, args)` must accept the model, and ONNX must have an operator for each "
+        "torch operator in it; `__context__` of this error has torch's own text",
     ),
     "sizes-that-follow-from-values": (
         lambda x: opsmith.ops.exp(x[x > 3]),
         "the size of a tensor depends on the values of other tensors, so no body can be derived",
         "u0",
-        "compute tensors of such a size outside of the operator, or export it with `body='node', "
+        "compute these tensors outside of the operator, or export the operator with `body='node', "
         "verify=False`",
     ),
 }

@@ -39,8 +39,8 @@ def test_three_inputs_are_compared_and_one_is_unlike(export: Exported) -> None:
     assert (made.unverified, made.left_out) == ("", ())
     assert [(each.sizes["n"], each.values) for each in made.comparisons] == [
         (4, "of the example"),
-        (4, "like the example's"),
-        (4, "of both signs, up to twice as large as the example's"),
+        (4, "like the example's values"),
+        (4, "of both signs, up to twice as large as the example's values"),
         (5, "of the example"),
         (8, "of the example"),
     ]
@@ -92,8 +92,8 @@ def test_numbers_that_the_model_refuses_are_left_out(export: Exported) -> None:
     made = export(Calls(lambda x: refusing(x, lambda x: bool((x >= 0).all()))), X.abs()).export
     assert made.verified
     values = [each.values for each in made.comparisons]
-    assert values == ["of the example", "like the example's", "half of the example's"]
-    signs = "values of both signs, up to twice as large as the example's"
+    assert values == ["of the example", "like the example's values", "half of the example's values"]
+    signs = "values of both signs, up to twice as large as the example's values"
     assert made.left_out == (f"{signs}: it does not take these numbers",)
     assert f"left out: {signs}" in str(made)
 
@@ -102,15 +102,15 @@ def test_results_that_are_not_finite_say_nothing(export: Exported) -> None:
     made = export(Calls(torch.log), X.abs() + 1).export
     assert made.verified
     assert made.left_out == (
-        "values of both signs, up to twice as large as the example's: the results are not finite",
+        "values of both signs, up to twice as large as the example's values: the results are not finite",
     )
 
 
 def test_a_model_that_takes_its_example_alone_is_not_verified(tmp_path: Path) -> None:
     model, path = Calls(lambda x: refusing(x, lambda x: bool(torch.equal(x, X)))), tmp_path / "model.onnx"
     reason = (
-        "0 of 2 other inputs could be compared: values of both signs, up to half of the example's: it does "
-        "not take these numbers"
+        "0 of 2 other inputs could be compared: values of both signs, up to half of the example's values: "
+        "it does not take these numbers"
     )
     with pytest.warns(UserWarning, match="is not verified") as warned:
         made = opsmith.export_onnx(model, X, path)
@@ -167,7 +167,7 @@ def test_each_form_says_what_its_file_holds(tmp_path: Path) -> None:
         assert bool(made.comparisons) == loads == (not caught) == ("off by" in str(made))
     assert made.unverified == (
         "ONNX Runtime has no kernel for a node of `node.onnx`: Fatal error: verified:row_lse(-1) is not a "
-        "registered function/op; with bodies its results are PyTorch's, but the file has no bodies; a "
+        "registered function/op; with bodies the results are PyTorch's, but the file has no bodies; a "
         "`library=` has kernels"
     )
     assert f"  not verified: {made.unverified}" in str(made)

@@ -157,12 +157,12 @@ def test_a_key_that_is_taken(install: Install, key: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("attribute", "value", "problem"),
     [
-        ("key", "dtypes", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", "toy_file", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", "", "the kernel language ToyLanguage has no fitting `key`"),
-        ("key", None, "the kernel language ToyLanguage has no fitting `key`"),
-        ("name", None, "the kernel language ToyLanguage has no fitting `name`"),
-        ("devices", (), "the kernel language ToyLanguage has no fitting `devices`"),
+        ("key", "dtypes", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", "toy_file", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", "", "the kernel language ToyLanguage has no valid `key`"),
+        ("key", None, "the kernel language ToyLanguage has no valid `key`"),
+        ("name", None, "the kernel language ToyLanguage has no valid `name`"),
+        ("devices", (), "the kernel language ToyLanguage has no valid `devices`"),
     ],
 )
 def test_a_language_without_what_every_one_has(
@@ -226,7 +226,7 @@ def test_an_unknown_option(install: Install) -> None:
     assert error.problem == "a kernel in Toy is given unknown options"
     assert (error.argument, error.hint) == ("scal", "did you mean `scale=`?")
     error = refused("of_another", toy=double, grid=3)
-    assert error.hint == "leave it out; it is for `cuda=` and `triton=`"
+    assert error.hint == "leave `grid=` out; it is for `cuda=` and `triton=`"
     error = refused("in_a_file", toy_file="double.toy")
     assert error.problem == "no installed package has a kernel language for `toy_file=`"
 
@@ -278,7 +278,7 @@ def test_two_packages_bring_the_same_language(install: Install) -> None:
         "toy-kernels (`toy_kernels:LANGUAGE`)",
         "other-toys (`other_toys:LANGUAGE`)",
     }
-    assert error.hint == "uninstall all of them but one"
+    assert error.hint == "keep one of these packages, and uninstall the others"
 
 
 @pytest.mark.parametrize(

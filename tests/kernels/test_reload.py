@@ -106,7 +106,7 @@ def test_two_kernels_are_tried_in_turn_the_newest_first() -> None:
     assert value(torch.zeros(1, 1)).item() == 2
     assert len(value.specification.kernels) == 2
     (reason,) = value.explain(torch.zeros(1)).rejected
-    assert reason.endswith("`x` has 1 dimensions, and it takes 2")
+    assert reason.endswith("`x` has 1 dimension, but the kernel takes 2")
 
 
 @pytest.mark.slow

@@ -96,9 +96,9 @@ def test_docstring() -> None:
 
         Args:
             features: A size.
-            eps: As in the operator; 1e-05 by default.
+            eps: Argument of the operator; 1e-05 by default.
             shift: True for a module with a `shift`.
-            device, dtype: Of parameters and buffers.
+            device, dtype: Device and dtype of parameters and buffers.
 
         Attributes:
             gain: parameter [], which begins as `ones`.

@@ -175,8 +175,8 @@ def test_a_step_without_a_block_is_refused_and_can_be_repeated(network: Decoder)
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 0}, "expects of `layers` a whole number of at least 1, got 0"),
-        ({"width": 2.5}, "expects of `width` a whole number of at least 1, got 2.5"),
+        ({"layers": 0}, "expects `layers` to be a whole number of at least 1, got 0"),
+        ({"width": 2.5}, "expects `width` to be a whole number of at least 1, got 2.5"),
         ({"width": 96, "heads": 5}, "expects the width to be a multiple of 10, twice the heads, got 96"),
     ],
 )
@@ -203,7 +203,7 @@ def test_begin_decode_step_in_each_dtype() -> None:
         (7, 0, r"token 7 of sequence 0 is not in the embedding, which has 7|out of range"),
         (-1, 0, r"token -1 of sequence 0 is not in the embedding, which has 7|out of range"),
         (0, 5, r"sequence 0 has no block for one more token|out of range"),
-        (0, 8, r"sequence 0 has 8 tokens, and its 2 blocks hold no more|out of bounds"),
+        (0, 8, r"sequence 0 has 8 tokens, but its 2 blocks hold no more tokens|out of bounds"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)  # the kernel, and the reference

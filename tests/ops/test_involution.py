@@ -113,7 +113,7 @@ REFUSED = {
         {"stride": 2, "padding": 1},
         "opsmith::involution: expected weight [B, G, Kh, Kw, Ho, Wo] = [2, 2, 3, 3, 3, 3], "
         "got [2, 2, 3, 3, 5, 5]"
-        "; this shape follows from the other arguments: change it or these arguments",
+        "; this shape follows from the other arguments: change this shape or the other arguments",
     ),
     "stride": (
         (2, 4, 5, 5),
@@ -133,7 +133,7 @@ REFUSED = {
         (2, 4, 5, 5),
         (2, 2, 7, 3, 1, 3),
         {},
-        "opsmith::involution: expected an image that with its padding is at least as large as the kernel, "
+        "opsmith::involution: expected an image that is, with padding, at least as large as the kernel, "
         "got H, W = [5, 5], "
         "padding (0, 0), Kh, Kw = [7, 3], dilation (1, 1); "
         "use a larger padding, or a smaller kernel or dilation",
@@ -182,7 +182,7 @@ def test_gradients_refuse_a_cotangent_of_another_size() -> None:
     message = (
         "opsmith::involution_weight_gradient: expected cotangent [B, C, Ho, Wo] = [2, 4, 3, 3], "
         "got [2, 4, 5, 5]"
-        "; this shape follows from the other arguments: change it or these arguments"
+        "; this shape follows from the other arguments: change this shape or the other arguments"
     )
     cotangent, input, weight = torch.ones(2, 4, 5, 5), torch.ones(2, 4, 5, 5), torch.ones(2, 2, 3, 3, 3, 3)
     with pytest.raises(ValueError, match="`B G Kh Kw Ho Wo` with Ho = 5\n  got: \\[2, 2, 3, 3, 3, 3\\]"):

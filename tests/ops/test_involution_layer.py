@@ -63,7 +63,7 @@ def test_a_saved_layer_is_loaded() -> None:
     ("given", "argument", "expected"),
     [
         ({"channels": 0}, "channels", "a whole number of at least 1"),
-        ({"channels": 16, "kernel_size": 4}, "kernel_size", "an odd number, so that a kernel has a middle"),
+        ({"channels": 16, "kernel_size": 4}, "kernel_size", "an odd number, because a kernel needs a middle"),
         ({"channels": 16, "kernel_size": 3.0}, "kernel_size", "a whole number of at least 1"),
         ({"channels": 16, "stride": 0}, "stride", "a whole number of at least 1"),
         ({"channels": 16, "reduction": 3}, "reduction", "a divisor of channels=16"),
@@ -72,20 +72,20 @@ def test_a_saved_layer_is_loaded() -> None:
         (
             {"channels": 24, "groups": 3, "channels_per_group": 8},
             "groups",
-            "either `groups` or `channels_per_group`",
+            "None if `channels_per_group` is given",
         ),
     ],
     ids=str,
 )
 def test_numbers_that_make_no_layer(given: dict[str, Any], argument: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"expects of `{argument}` {expected}, got ")) as raised:
+    with pytest.raises(ValueError, match=re.escape(f"expects `{argument}` to be {expected}, got ")) as raised:
         Involution2d(**given)
     assert "; choose other numbers: `Involution2d(64, " in str(raised.value)
 
 
 @pytest.mark.parametrize("argument", ["channels", "groups", "channels_per_group", "stride"])
 def test_a_number_in_quotes_is_shown_with_them(argument: str) -> None:
-    with pytest.raises(ValueError, match=rf"of `{argument}` .*, got '2'; "):
+    with pytest.raises(ValueError, match=rf"expects `{argument}` to be .*, got '2'; "):
         Involution2d(**{"channels": 16, argument: "2"})
 
 
@@ -93,7 +93,7 @@ def test_a_number_in_quotes_is_shown_with_them(argument: str) -> None:
     "argument", ["channels", "kernel_size", "stride", "groups", "channels_per_group", "reduction"]
 )
 def test_true_counts_nothing(argument: str) -> None:
-    with pytest.raises(ValueError, match=rf"^Involution2d expects of `{argument}` .*, got True; "):
+    with pytest.raises(ValueError, match=rf"^Involution2d expects `{argument}` to be .*, got True; "):
         Involution2d(**{"channels": 16, argument: True})
 
 

@@ -87,8 +87,8 @@ def test_another_depth_is_an_error(depth: Any) -> None:
 @pytest.mark.parametrize(("width", "of_group", "step"), [(48, 16, 32), (4, 1, 8), (36, 6, 24)])
 def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: int, step: int) -> None:
     says = (
-        rf"^expected the width of a RedNet to be a multiple of {step}, as channels_per_group is {of_group}, "
-        rf"got {width}; choose a different width: `RedNet\(\(1, 1\), width={step}\)`$"
+        rf"^expected the width of a RedNet to be a multiple of {step}, because channels_per_group is "
+        rf"{of_group}, got {width}; choose a different width: `RedNet\(\(1, 1\), width={step}\)`$"
     )
     with pytest.raises(ValueError, match=says):
         RedNet((1, 1), width=width, channels_per_group=of_group)
@@ -99,7 +99,8 @@ def test_a_width_that_the_stem_cannot_halve_is_an_error(width: int, of_group: in
 @pytest.mark.parametrize("argument", ["classes", "in_channels", "width", "kernel_size", "channels_per_group"])
 def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any) -> None:
     says = (
-        f"RedNet expects of `{argument}` a whole number of at least 1, got {number!r}; choose other numbers"
+        f"RedNet expects `{argument}` to be a whole number of at least 1, got {number!r}; choose other "
+        "numbers"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
         RedNet((1, 1), **{argument: number})
@@ -109,9 +110,7 @@ def test_what_is_no_number_to_count_with_is_an_error(argument: str, number: Any)
     "blocks", [(), 3, None, "12", (1, 0), (-1,), (1.0,), (True,), torch.tensor(3)], ids=repr
 )
 def test_what_is_no_blocks_of_stages_is_an_error(blocks: Any) -> None:
-    says = (
-        "RedNet expects of `blocks` a whole number of at least 1 for each stage, and at least one stage, got "
-    )
+    says = "RedNet expects `blocks` to be one or more whole numbers of at least 1, one for each stage, got "
     with pytest.raises(ValueError, match=f"^{re.escape(says + repr(blocks))}; choose other numbers"):
         RedNet(blocks, width=32)
 
@@ -121,10 +120,10 @@ def test_blocks_may_come_of_a_generator() -> None:
 
 
 def test_what_a_generator_gave_is_shown_and_not_its_address() -> None:
-    with pytest.raises(ValueError, match=r"and at least one stage, got \(1, 0\); choose other numbers"):
+    with pytest.raises(ValueError, match=r"one for each stage, got \(1, 0\); choose other numbers"):
         RedNet(count for count in (1, 0))  # type: ignore[arg-type]
 
 
 def test_an_even_kernel_is_an_error_of_the_layer() -> None:
-    with pytest.raises(ValueError, match=r"^Involution2d expects of `kernel_size` an odd number"):
+    with pytest.raises(ValueError, match=r"^Involution2d expects `kernel_size` to be an odd number"):
         RedNet((1, 1), kernel_size=4)

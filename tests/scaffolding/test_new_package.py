@@ -229,8 +229,8 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, got: str, hint: str) -> 
     with pytest.raises(errors.UsageError) as caught:
         new_package(name, tmp_path / "a")
     expected = (
-        "small letters and digits, with single `-` or `_` between them; a letter first; "
-        f"at most {LONGEST} characters"
+        "small letters and digits, with single `-` or `_` between them; the first character is "
+        f"a letter; at most {LONGEST} characters"
     )
     assert caught.value.message() == (
         f"`{name}` is not a valid package name\n"

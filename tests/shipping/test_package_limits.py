@@ -207,7 +207,7 @@ def test_headers_lie_in_the_package_or_are_installed(kernel: CppKernel, tmp_path
         f"  expected: headers in {package}, or installed headers",
         f"  got: {tmp_path}/include/c.h",
         f"  where: {kernel.where}",
-        "  hint: copy it into the package, where opsmith notices an edit of it, and users have it",
+        "  hint: copy the header into the package, because users need it and opsmith must notice its edits",
     ]
 
 
@@ -252,8 +252,8 @@ def test_headers_of_cuda_kernels_are_named(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError) as caught:
         shipped_cuda_headers(cuda_kernel(computed), here)
     assert re.sub(r"where: .*", "where: ...", caught.value.message()).splitlines() == [
-        "limits::on_gpu: its kernel in CUDA includes a header whose name a macro makes",
-        "  expected: the name of each header in its directive, or in the definition of a macro",
+        "limits::on_gpu: a macro computes the name of a header that its CUDA kernel includes",
+        "  expected: the name of each header in an `#include`, or in the definition of a macro",
         "  got: #include STRING(product.h)",
         "  where: ...",
         '  hint: write each name out: one `#include "..."` for each case',

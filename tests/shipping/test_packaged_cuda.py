@@ -129,8 +129,8 @@ def test_rules_of_compatibility() -> None:
         "sm_120": ["compute_80", "compute_90"],
     }
     assert [gpu_misfit(file(each), "") for each in TARGETS] == [None] * len(TARGETS)
-    assert gpu_misfit(file("gfx90a"), "") == "built for gfx90a, and this GPU is of NVIDIA"
-    assert gpu_misfit(file("gfx90a"), "sm_90") == "built for gfx90a, and this GPU is sm_90"
+    assert gpu_misfit(file("gfx90a"), "") == "built for gfx90a, but this GPU is of NVIDIA"
+    assert gpu_misfit(file("gfx90a"), "sm_90") == "built for gfx90a, but this GPU is sm_90"
     ranked = sorted((file(each) for each in ("compute_80", "sm_80", "compute_90", "sm_86")), key=gpu_rank)
     assert [each.target for each in ranked] == ["sm_86", "sm_80", "compute_90", "compute_80"]
 
@@ -198,7 +198,7 @@ def test_an_image_that_the_driver_refuses_is_compiled_here(
     with packaged.looking_in(PACKAGE, folder, ("sm_90",)):
         shifted.reload()
         with pytest.warns(
-            RuntimeWarning, match=r"sm_90.*images is not used: the driver does not load it: cuMod"
+            RuntimeWarning, match=r"sm_90.*images is not used: the driver does not load this file: cuMod"
         ):
             assert torch.equal(shifted(X), X + 3)
     assert shifted.explain(X).origin in ("from the cache", "compiled now")
@@ -216,9 +216,9 @@ def test_without_nvrtc_the_reference_computes_in_its_place(
         assert shifted.explain(X).forward.startswith("reference")
         monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
         shifted.forget_calls()
-        with pytest.raises(errors.KernelRefusedError, match=r"no NVRTC.*the driver does not load it"):
+        with pytest.raises(errors.KernelRefusedError, match=r"no NVRTC.*the driver does not load this file"):
             shifted(X)
-    assert [str(each.message).count("the driver does not load it") for each in warned] == [1, 1]
+    assert [str(each.message).count("the driver does not load this file") for each in warned] == [1, 1]
     assert "the reference runs in place of its kernel in CUDA" in str(warned[1].message)
 
 
@@ -234,7 +234,7 @@ def test_images_that_are_truncated_are_named_where_the_reference_computes(
         with pytest.warns(RuntimeWarning), pytest.raises(errors.KernelRefusedError) as caught:
             shifted(X)
     got = str(caught.value.got)
-    assert got.index("is not used: it has 0 of ") < got.index("built for sm_80, and this GPU is sm_90")
+    assert got.index("is not used: it has 0 of ") < got.index("built for sm_80, but this GPU is sm_90")
 
 
 def test_a_description_that_is_damaged_is_not_used(folder: Path, shifted: Any) -> None:

@@ -85,11 +85,11 @@ def of_an_older_opsmith(held: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (drop, "opsmith has no built kernels; {folder} has none; and"),
+        (drop, "opsmith has no built kernels; {folder} does not have this library;"),
         (
             of_an_older_opsmith,
             "opsmith has no built kernels; this opsmith cannot use the library in {package}, which was "
-            "built with opsmith 0.0.9; and",
+            "built with opsmith 0.0.9;",
         ),
     ],
     ids=["none in the package", "of another opsmith"],
@@ -113,13 +113,13 @@ def test_a_kernel_that_fits_without_it_is_named_with_what_is_missing(
     said = said.format(folder=folder, package=PACKAGE)
     (rejected,) = [each for each in operator.explain(X, 3.0).rejected if "for cpu" in each]
     assert (
-        f"{missing}: the kernel is built into the package for {RUNNABLE[0]}, {library}, and fits; of the "
-        f"library between: {said} it cannot be compiled: there is no C++ compiler: no `no-such-compiler` in "
+        f"{missing}: the kernel fits, and is built into the package for {RUNNABLE[0]}, {library}; "
+        f"{said} the library cannot be compiled: there is no C++ compiler: no `no-such-compiler` in "
         "PATH; install a wheel of this opsmith with built kernels, or rebuild the package with this opsmith"
     ) in rejected
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     operator.forget_calls()
     with pytest.raises(errors.KernelRefusedError) as caught:
         operator(X, 3.0)
-    assert "got: the library between torch and all kernels is missing: the kernel is" in str(caught.value)
+    assert "got: the library between torch and all kernels is missing: the kernel fits" in str(caught.value)
     assert "hint: install a package with built kernels" in str(caught.value)

@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
         "row_sums",
         [x[:, :3]],
         "the library has no instance of its CUDA kernel for these sizes\n  got: WIDE = 3, BYTES = 4\n"
-        "  hint: give the operator a sample of such sizes",
+        "  hint: give the operator a sample of these sizes",
     ),
     "a long list": (
         "told",
@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
         [*told, 2**31],
         "argument: small\n  expected: an int of 32 bits\n  got: 2147483648",
     ),
-    "one tensor twice": ("increase_", [x[:1].expand(3, 4)], "are one in memory"),
+    "one tensor twice": ("increase_", [x[:1].expand(3, 4)], "share the same memory"),
     "no blocks": (
         "limited",
         [x[0], 0],
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[str, list[Any], str]] = {
     "an initial value": (
         "limited",
         [x[0], 1200],
-        f"`initial` {UNKNOWN}\n  got: it divides by zero, exceeds 64 bits, or reads what",
+        f"`initial` {UNKNOWN}\n  got: it divides by zero, exceeds 64 bits, or reads a value that",
     ),
     "an initial value of another dtype": (
         "limited",
@@ -212,7 +212,7 @@ def test_a_driver_that_refuses_a_launch_is_reported(outcomes: dict[str, Any]) ->
 def test_tensors_on_several_devices_are_refused(outcomes: dict[str, Any]) -> None:
     assert outcomes["devices"] == (
         "served_cuda::scaled: its tensors are on several devices\n"
-        "  expected: all on one GPU\n"
+        "  expected: all tensors on one GPU\n"
         "  hint: move them to the same device"
     )
 
@@ -361,9 +361,9 @@ def test_what_a_library_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
         "constants": "`constants['N']` of its CUDA kernel at ",
         "scratch": "`scratch['s']` of its CUDA kernel at ",
         "large": "has a number of more than 64 bits",
-        "unsized": "only Python knows the sizes of its results on a GPU: give it `shapes=`",
+        "unsized": "only Python knows the sizes of its results on a GPU: give the operator `shapes=`",
         "python": "is in Python",
-        "reads_text": "has `len(mode)`, which C++ does not compute: it takes whole numbers, flags and None",
+        "reads_text": "has `len(mode)`, which C++ does not compute: it takes arguments that are whole",
         "reads_float": "has `by`, which C++ does not compute",
         "several": "has `(1, 2)`, which C++ does not compute",
     }.items():

@@ -62,12 +62,12 @@ inference = torch.ones(2)
 
 REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     "sizes": ("served::scaled", [x, 1.0, torch.ones(3)], {}, "its tensors do not fit one another"),
-    "a layout": ("served::scaled", [x.T], {}, "the layout of its results follows from this argument's"),
+    "a layout": ("served::scaled", [x.T], {}, "only Python knows the layout of its results"),
     "an overlap": (
         "served::scaled",
         [torch.ones(9).as_strided((3, 4), (2, 1))],
         {},
-        "expected: strides that fall",
+        "expected: strides that decrease",
     ),
     "a dtype": ("served::scaled", [x.int()], {}, "expected: float32 or float64\n  got: int32"),
     "a dtype, with two kernels": (
@@ -84,8 +84,8 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
         "served::moments",
         [x],
         {"offset": -(2**62)},
-        "its kernel writes no result of the computed sizes\n  expected: sizes that memory holds\n"
-        f"  got: [{2**62}]\n  hint: look at the sizes of its tensors, and at `sizes` of its kernel",
+        "its kernel cannot write a result of the computed sizes\n  expected: sizes that fit into memory\n"
+        f"  got: [{2**62}]\n  hint: check the sizes of its tensors, and `sizes` of its kernel",
     ),
     "memory that torch does not give": (
         "served::moments",
@@ -95,12 +95,12 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     ),
     # The plan of rows is known by now: it serves other memory, too.
     "one tensor twice": ("served::add_into", [x[0], x[0]], {}, "shares elements with another argument"),
-    "expanded memory": ("served::increase_", [x[:1].expand(3, 4)], {}, "are one in memory"),
+    "expanded memory": ("served::increase_", [x[:1].expand(3, 4)], {}, "share the same memory"),
     "overlapping rows": (
         "served::increase_",
         [torch.zeros(5).as_strided((3, 3), (1, 1))],
         {},
-        "are one in memory\n  argument: x\n  expected: a tensor that is not expanded\n"
+        "share the same memory\n  argument: x\n  expected: a tensor that is not expanded\n"
         "  got: sizes [3, 3], strides [1, 1]",
     ),
     "memory that cannot be copied": (
@@ -240,7 +240,8 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
         "python": "is in Python",
         "opaque": "it has no kernel in C++, and compiled code does not contain its reference",
         "kept": "it has no kernel in C++, and compiled code does not contain its reference",
-        "unsized": "only Python knows the sizes of its results: give it `shapes=`, or `sizes` in C++",
+        "unsized": "only Python knows the sizes of its results: give the operator `shapes=`, or its kernel "
+        "`sizes` in C++",
         "transposed": "no samples show that its results are contiguous",
         "without_samples": "no samples show that its results are contiguous",
     }.items():
@@ -332,7 +333,7 @@ def test_bundled_operators_compute_what_their_references_do(tmp_path: Path) -> N
     for case, outcome, (results, written) in zip(cases, outcomes, expected, strict=True):
         if isinstance(outcome, str):
             refused += 1
-            assert "the layout of its results follows from this argument's" in outcome, case[0]
+            assert "only Python knows the layout of its results" in outcome, case[0]
             continue
         operator = opsmith.find_operator(case[0].removesuffix("_void"))
         schema = operator.specification.schema

@@ -89,7 +89,7 @@ def test_where_every_disk_is_full_the_error_says_so(folder: Path) -> None:
     found, said = kernels("once", disk / "cache", {"TMPDIR": str(disk)}, before=mount)
     assert found["status"] == 3
     assert said.startswith(
-        "CacheError: torture::times_2: a kernel cannot be built, as no temporary file can be written\n"
+        "CacheError: torture::times_2: a kernel cannot be built, because no temporary file can be written\n"
     )
     assert "No space left on device" in said
 

@@ -353,10 +353,10 @@ def own_directory(directory: Path, variable: str) -> Path:
     at, fault = next(((path, fault) for path, fault in faults if fault is not None), (resolved, None))
     if fault is not None:
         raise errors.CacheError(
-            "other users can write into the directory of the cache of built kernels",
+            "other users can write into the cache directory of built kernels",
             expected="a directory that this user owns, and that nobody else can write into",
             got=f"{at}: {fault}",
-            hint=f"run `chmod go-w {at}` if it is yours, or set {variable} to a directory that you own",
+            hint=f"run `chmod go-w {at}` if you own it, or set {variable} to a directory that you own",
         )
     return resolved
 

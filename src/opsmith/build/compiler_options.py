@@ -172,7 +172,7 @@ class CompilerOptions:
                     argument=argument,
                     expected="an absolute path, or a path relative to the file that declares the kernel",
                     got=missing,
-                    hint="install the library that has it, or correct the path",
+                    hint="install the library with this file or folder, or correct the path",
                 )
 
     def _library_folders(self) -> list[str]:
@@ -324,7 +324,7 @@ def _library(given: str | PathLike[str], declared: str | None) -> str:
         return str(file_of(given, declared))
     if text.startswith("-"):
         raise errors.UsageError(
-            "a library of a C++ kernel is named without `-l`",
+            "the name of a C++ kernel's library must not begin with `-`",
             argument="libraries",
             expected="a name such as `openblas`, or the path of a file",
             got=repr(text),
@@ -349,5 +349,6 @@ def refuse_missing_library(printed: str) -> None:
             argument="libraries",
             expected=f"lib{found['name']}.so or lib{found['name']}.a in a folder that the linker searches",
             got=found[0],
-            hint='install it with its development files, or name its folder: `flags=["-L/its/folder"]`',
+            hint="install the library with its development files, or name its folder: "
+            '`flags=["-L/its/folder"]`',
         )

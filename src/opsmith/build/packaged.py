@@ -157,7 +157,7 @@ def search(
         and (where.targets is None or each.target in where.targets)
     ]
     if not named:
-        return Found(folder, misfits=f"{directory} has no built kernel of it in {language}")
+        return Found(folder, misfits=f"{directory} has no built kernel of the operator in {language}")
     faults = [each.fault_of_part(package) for each in named]
     sound = [each for each, fault in zip(named, faults, strict=True) if fault is None]
     if not sound:

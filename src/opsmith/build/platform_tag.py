@@ -36,8 +36,8 @@ _POLICIES = (
 Older systems are left out: wheels of torch need glibc 2.28.
 """
 _SHIP_IT = (
-    "link it statically. Or put it into the package, where `.gitignore` must not exclude it, and name the "
-    "file in `libraries=`. Do not use `auditwheel repair`: opsmith does not use changed kernels"
+    "link the library statically. Or put it into the package, where `.gitignore` must not exclude it, and "
+    "name the file in `libraries=`. Do not use `auditwheel repair`: opsmith does not use changed kernels"
 )
 """Advice on a library that a kernel links."""
 _WORDS = {"GLIBC_ABI_DT_RELR": "2.36", "CXXABI_TM_1": "1.3", "CXXABI_FLOAT128": "1.3"}
@@ -102,7 +102,7 @@ def platform_tag(libraries: Iterable[Path], wheel: Mapping[str, Path] | None = N
     symbols = sorted({name for each in needs.values() for name in each.versions if not _fits(name, limits)})
     return PlatformTag(
         f"linux_{machine}",
-        f"they need {', '.join(symbols)}, newer than any known system",
+        f"they need {', '.join(symbols)}, which no known system has",
         "build on an older system, such as a manylinux container",
     )
 

@@ -37,7 +37,7 @@ REFUSED = (
     ),
     RefusedFlags(
         r"-m(16|32|x32)|-mabi=.*|-fpack-struct.*|-fshort-enums",
-        "torch and the kernel pass data as the compiler lays it out by default",
+        "torch and the kernel exchange data in the compiler's default layout",
     ),
     RefusedFlags(r"-fno-exceptions", "OPSMITH_CHECK throws an exception"),
     RefusedFlags(
@@ -63,6 +63,6 @@ REFUSED = (
     RefusedFlags(
         r"(?s:-(?![DUW]).*\s-.*)",
         "it is more than one flag",
-        'write each as a str of its own: ["-O2", "-ffast-math"]',
+        'write each flag as a separate str: ["-O2", "-ffast-math"]',
     ),
 )

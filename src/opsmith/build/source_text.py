@@ -111,14 +111,14 @@ def find_functions(
         match = declaration_of(language.pattern, name, bare)
         if match is None:
             there = re.search(rf"\b{re.escape(name)}\s*\(", bare) is not None
-            advice = f"declare `{name}` as it is expected" if there else f"name the kernel `{name}`"
+            advice = f"declare `{name}` in the expected form" if there else f"name the kernel `{name}`"
             raise errors.KernelSourceError(
                 f"the {language.name} source has no {language.function} `{name}`",
                 argument="entry",
                 expected=language.expected.format(name=name),
                 got=language.others(bare),
                 where=f"{path}:{line}",
-                hint=f"{advice}, or name its function in `entry=`",
+                hint=f"{advice}, or name the kernel's function in `entry=`",
             )
         at = line + bare.count("\n", 0, match.end())
         found.append(FoundFunction(whole, bare, name, path, line, at, match))

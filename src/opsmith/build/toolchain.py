@@ -218,7 +218,7 @@ _DISK_FAULTS = {
 }
 _DISK_FAULTS[errno.EFBIG] = "File size limit exceeded"  # by a signal, before the system call answers
 """Texts that compilers print if the disk is full."""
-_MEMORY = "make more memory available: the system kills programs that need too much"
+_MEMORY = "make more memory available: the system kills programs that need too much memory"
 _FAILURES = {
     ("the C++ compiler died of a signal", _MEMORY): re.compile(
         r"\b\w[\w ]* signal terminated program [\w+.-]+"
@@ -228,7 +228,7 @@ _FAILURES = {
     ),
     (
         "the C++ compiler cannot run one of its programs",
-        "install it completely, on Debian or Ubuntu with `apt-get install g++`",
+        "install the compiler completely, on Debian or Ubuntu with `apt-get install g++`",
     ): re.compile(r"(?<=fatal error: )cannot (?:execute|find) .+"),
 }
 """Failures of compilers themselves: problem and hint, by a pattern of the output."""

@@ -165,7 +165,7 @@ def refuse_lists_before_others(specification: Specification) -> None:
         raise errors.ExportError(
             "it returns a list before another result, and a node of ONNX does not record where the list ends",
             operator=specification.name,
-            expected="tensors, the last of which may be a list of them",
+            expected="tensors; the last result may be a list of tensors",
             got=", ".join(f"{result.name}: {result.annotation()}" for result in shown),
             where=specification.where,
             hint="return the list last, or its tensors one by one",
@@ -252,7 +252,7 @@ def example_size(size: Any) -> int:
         raise errors.ExportError(
             "the size of a tensor depends on the values of other tensors, so no body can be derived",
             got=str(size),
-            hint="compute tensors of such a size outside of the operator, or export it with `body='node', "
+            hint="compute these tensors outside of the operator, or export the operator with `body='node', "
             "verify=False`",
         )
     return int(hint)

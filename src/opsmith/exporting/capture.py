@@ -96,8 +96,8 @@ def refused_by_torch(error: Exception, subject: str) -> errors.OpsmithError:
         f"torch's exporter refuses {subject}: {first_line(chain[-1])}",
         got=type(chain[-1]).__name__,
         where=where_raised(chain[-1]),
-        hint="`torch.export.export(model, args)` must accept it, and ONNX must have an operator for each "
-        "torch operator in it; `__context__` of this error has torch's own text",
+        hint=f"`torch.export.export(model, args)` must accept {subject}, and ONNX must have an operator for "
+        "each torch operator in it; `__context__` of this error has torch's own text",
     )
 
 
@@ -166,7 +166,7 @@ def _refuse_unknown(model: torch.nn.Module, inputs: Sequence[Tensor], table: Tab
             where=where_called(node),
             hint="call an operator that returns new tensors, such as `op.functional` of an opsmith operator"
             if writes
-            else f"adopt it first, with a reference: {adopt}",
+            else f"adopt the operator first, with a reference: {adopt}",
         )
 
 
@@ -227,7 +227,7 @@ def source_of(call: OperatorCall) -> Any:
             "it is opaque: it has no reference in PyTorch from which a body could be derived",
             operator=specification.name,
             where=specification.where,
-            hint="write `body='node', verify=False`, and give the runtime a kernel for it",
+            hint="write `body='node', verify=False`, and give the runtime a kernel for the operator",
         )
     if not specification.origin.referenced:
         return specification.origin.subject.forward
@@ -254,7 +254,8 @@ def traced(calls: Sequence[OperatorCall]) -> Any:
             f"torch cannot trace its {'forward' if of_class else 'reference'}: {first_line(error)}",
             operator=specification.name,
             where=where_raised(error) or where(source),
-            hint="write it in torch's operations on tensors, and do not read values out of tensors; or "
+            hint=f"write the {'forward' if of_class else 'reference'} in torch's operations on tensors, "
+            "and do not read values out of tensors; or "
             + "write the same mathematics in plain PyTorch: `adopt(..., reference=...)`; or " * of_class
             + "`body='node', verify=False`",
         ) from None

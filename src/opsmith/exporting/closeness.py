@@ -56,7 +56,7 @@ def closeness(
     Example:
         >>> one = torch.ones(2)
         >>> closeness(one, one, 9).reason
-        '(8 + 2 √9) roundings of float32 of the largest value, for 9 nodes that round'
+        '(8 + 2 √9) roundings of the largest value in float32, for 9 nodes that round'
         >>> closeness(one + 1e-3, one, 9, torch.float16).close
         True
     """
@@ -69,7 +69,7 @@ def closeness(
     twin = Answer(expected.double(), expected, dtype, None, summands=nodes)
     round_ = "1 node that rounds" if nodes == 1 else f"{nodes} nodes that round"
     name = str(dtype).removeprefix("torch.")
-    reason = f"(8 + 2 √{nodes}) roundings of {name} of the largest value, for {round_}"
+    reason = f"(8 + 2 √{nodes}) roundings of the largest value in {name}, for {round_}"
     if math.isinf(off):
         return Closeness(off, _relative(twin), reason, close=False)
     if not judge(got, twin).wrong:
@@ -77,7 +77,7 @@ def closeness(
     answer = truth(dtype)
     if answer is None or judge(got, answer).kind not in ("equal", "rounding"):
         return Closeness(off, _relative(twin), reason, close=False)
-    reason = f"the change of the model in float64 when the last digit of its inputs in {name} changes"
+    reason = f"the change of the model's results in float64 if the last digit of its inputs in {name} changes"
     return Closeness(off, _relative(answer), reason, close=True)
 
 

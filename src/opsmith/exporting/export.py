@@ -107,7 +107,7 @@ def export_onnx(
     options = read_options(path, body, opset, verify, library)
     if not isinstance(model, torch.nn.Module | Operator):
         raise errors.UsageError(
-            "this is neither a module nor an operator",
+            "`model` is neither a module nor an operator",
             argument="model",
             expected="an nn.Module, or an operator of opsmith",
             got=type(model).__name__,
@@ -311,7 +311,7 @@ def _without_bodies(export: Export, verification: Verification, file: Path) -> E
     try:
         runtime = Runtime(file, export.path.name)
     except errors.OnnxRuntimeError as error:
-        also = "with bodies its results are PyTorch's, but the file has no bodies; a `library=` has kernels"
+        also = "with bodies the results are PyTorch's, but the file has no bodies; a `library=` has kernels"
         return replace(export, unverified=f"{error.problem}; {also}")
     return verification.compare(export, runtime)
 
@@ -347,7 +347,7 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="body",
             expected=", ".join(f"`{each}`" for each in get_args(Body)),
             got=repr(body),
-            hint='leave it out, or write `body="inline"`',
+            hint='leave `body=` out, or write `body="inline"`',
         )
     number = DEFAULT_OPSET if opset is None else opset
     if not isinstance(number, int) or isinstance(number, bool) or number not in OPSETS:
@@ -356,8 +356,8 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="opset",
             expected=f"{OPSETS[0]} to {OPSETS[-1]}",
             got=repr(opset),
-            hint=f"leave it out for version {DEFAULT_OPSET}; `onnx.version_converter` may convert the file "
-            "to an older one",
+            hint=f"leave `opset=` out for version {DEFAULT_OPSET}; `onnx.version_converter` may convert the "
+            "file to an older version",
         )
     if not isinstance(verify, bool):
         raise errors.UsageError(
@@ -365,7 +365,7 @@ def read_options(path: Any, body: Any, opset: Any, verify: Any, library: Any = N
             argument="verify",
             expected="True or False",
             got=repr(verify),
-            hint="leave it out to compare the file with PyTorch",
+            hint="leave `verify=` out to compare the file with PyTorch",
         )
     file = writable_file(path, "model.onnx")
     return ExportOptions(file, body, number, verify, _read_library(library, file, body))
@@ -384,7 +384,7 @@ def _read_library(library: Any, file: Path, body: str) -> Path | None:
         )
     path = writable_file(library, "ops.so", "library")
     if path.absolute() == file.absolute():
-        raise unwritable(path, "the exported model goes there", argument="library")
+        raise unwritable(path, "the exported model is written to this file", argument="library")
     return path
 
 
@@ -421,6 +421,6 @@ def read_names(given: Any, default: Sequence[str], argument: str, taken: Sequenc
             argument=argument,
             expected="names that differ from the names of the inputs",
             got=", ".join(names),
-            hint="rename one of the two; `input_names=` names inputs",
+            hint="rename the input or the output; `input_names=` names inputs",
         )
     return names

@@ -119,7 +119,7 @@ def _kernels_for(calls: Sequence[OperatorCall]) -> dict[Any, LinkedKernel] | str
     taken: dict[Any, LinkedKernel] = {}
     for call in calls:
         if call.named is not None:
-            return "its node is named by `symbolic`, which may write its attributes in any form"
+            return "`symbolic` names its node, and may write the attributes in any form"
         if any(size_items(value) for leaf, value in call.values() if not leaf.kind.is_tensor):
             return "a whole number depends on a dynamic axis: it is an input of the node, not an attribute"
         values = [_value(value) if leaf.kind.is_tensor else value for leaf, value in call.values()]
@@ -151,7 +151,8 @@ def _unpackaged(specification: Specification, reason: str) -> errors.ExportError
         expected="a kernel in C++ that takes its calls",
         got=reason,
         where=specification.where,
-        hint="give it a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to compute its body",
+        hint="give the operator a kernel, `op.kernel('cpu', cpp=...)`, or write `body='function'` to "
+        "compute its body",
     )
 
 
@@ -284,9 +285,9 @@ def refuse_unused(native: Mapping[str, int], used: Mapping[str, int], name: str)
             raise errors.OnnxRuntimeError(
                 f"ONNX Runtime computes nodes of `{name}` by their bodies, though the library has a kernel",
                 operator=operator,
-                expected=f"{count} node{'s' * (count != 1)} of it in the optimised graph",
+                expected=f"{count} node{'s' * (count != 1)} of the operator in the optimised graph",
                 got=str(used.get(operator, 0)),
-                hint="leave `library=` out, and report it to opsmith with the model",
+                hint="leave `library=` out, and report this fault to opsmith with the model",
             )
 
 

@@ -106,7 +106,7 @@ def input_tensors(named: Sequence[tuple[str, Any]]) -> tuple[list[str], list[Ten
                 argument=name,
                 expected=TYPE_NAMES,
                 got=f"{tensor.dtype}, {tensor.layout}",
-                hint="convert it before the model: `torch.view_as_real(x)`, `x.to_dense()`",
+                hint="convert the tensor before the model: `torch.view_as_real(x)`, `x.to_dense()`",
             )
     return [name for name, _ in found], [tensor for _, tensor in found]
 
@@ -147,7 +147,7 @@ def names_of_outputs(model: Any, returned: Any) -> list[str]:
             "the model returns no tensor",
             expected="a tensor, or tuples, lists and dicts of tensors",
             got=type(returned).__name__,
-            hint="return the tensors that the file is to compute",
+            hint="return the tensors that the file should compute",
         )
     return names
 

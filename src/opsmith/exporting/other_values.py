@@ -27,10 +27,14 @@ def _again(given: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 _DRAWS: tuple[tuple[str, bool | None, Draw], ...] = (
-    ("like the example's", None, lambda given, like, _: like),
-    ("of both signs, up to twice as large as the example's", True, lambda *given: 2 * _of_both_signs(*given)),
-    ("half of the example's", True, lambda given, *_: given / 2),
-    ("of both signs, up to half of the example's", True, lambda *given: _of_both_signs(*given) / 2),
+    ("like the example's values", None, lambda given, like, _: like),
+    (
+        "of both signs, up to twice as large as the example's values",
+        True,
+        lambda *given: 2 * _of_both_signs(*given),
+    ),
+    ("half of the example's values", True, lambda given, *_: given / 2),
+    ("of both signs, up to half of the example's values", True, lambda *given: _of_both_signs(*given) / 2),
     ("drawn again from the range of the example's values", False, _again),
     ("drawn once more from the range of the example's values", False, _again),
 )
@@ -45,7 +49,7 @@ def other_values(given: Sequence[Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
 
     Example:
         >>> [values for values, _ in other_values([torch.zeros(3)])][0]
-        "of both signs, up to twice as large as the example's"
+        "of both signs, up to twice as large as the example's values"
     """
     generator = torch.Generator().manual_seed(0)
     seen = [list(given)]

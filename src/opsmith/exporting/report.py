@@ -100,7 +100,7 @@ class Export:
         lines = [
             f"{self.path}: {self.body}, opset {self.opset}, {', '.join(self.inputs)} -> "
             f"{', '.join(self.outputs)}",
-            f"  nodes: {_counted(self.nodes) or 'none of ours'}",
+            f"  nodes: {_counted(self.nodes) or 'none of opsmith'}",
             *[f"  inlined: {_counted(self.calls)}"] * (self.body == "inline" and bool(self.calls)),
         ]
         if self.library is not None:

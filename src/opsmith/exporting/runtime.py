@@ -92,7 +92,7 @@ class Runtime:
             raise errors.OnnxRuntimeError(
                 f"ONNX Runtime does not run `{self.name}`: {reason(error)}",
                 got=shapes,
-                hint="call it with sizes that the model takes in PyTorch; an axis that is not in `dynamic=` "
+                hint="give sizes that the model takes in PyTorch; an axis that is not in `dynamic=` "
                 "must have the size of the export",
             ) from error
         return [_from_runtime(value) for value in values]
@@ -106,7 +106,7 @@ def _register(options: Any, library: Path) -> None:
             f"ONNX Runtime does not load the library `{library.name}`: {reason(error)}",
             expected="a library that `export_onnx(..., library=...)` wrote, on a machine of this kind",
             got=library.name,
-            hint="export it again on this machine; the library needs the OpenMP of g++ (libgomp)",
+            hint="export the model again on this machine; the library needs the OpenMP of g++ (libgomp)",
         ) from error
 
 
@@ -145,11 +145,11 @@ def _not_loaded(name: str, error: BaseException) -> errors.OnnxRuntimeError:
         f"ONNX Runtime has no kernel for a node of `{name}`: {text}"
         if no_kernel
         else f"ONNX Runtime does not load `{name}`: {text}",
-        hint="export it with `body='function'`, which every runtime runs, or give the runtime a library that "
-        "has the kernel"
+        hint="export the model with `body='function'`, which every runtime runs, or give the runtime a "
+        "library that has the kernel"
         if no_kernel
-        else "export it in a dtype that ONNX Runtime computes on the CPU: float32, float64, often float16; "
-        "or with `verify=False` for another runtime",
+        else "export the model in a dtype that ONNX Runtime computes on the CPU: float32, float64, often "
+        "float16; or write `verify=False` for another runtime",
     )
 
 

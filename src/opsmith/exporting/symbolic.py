@@ -48,8 +48,8 @@ def by_symbolic(
             f"its `symbolic` cannot be run: {type(error).__name__}: {error}",
             operator=specification.name,
             where=where(symbolic),
-            hint="let it only call `g.op` on the arguments of `forward`: sizes and types of values, which "
-            "the old exporter knew, are not available",
+            hint="let `symbolic` only call `g.op` on the arguments of `forward`; opsmith does not give it "
+            "the sizes and types of values that the old exporter gave",
         ) from error
     return graph.returned(made)
 
@@ -145,8 +145,8 @@ class SymbolicGraph:
         if len(values) != len(shown) or any(value is None for value in values):
             raise self._refused(
                 "its `symbolic` does not return one value for each result of `forward`",
-                f"{len(shown)} values of `g.op`",
-                f"{len(values)} values of `g.op`",
+                f"{len(shown)} value{'s' * (len(shown) != 1)} of `g.op`",
+                f"{len(values)} value{'s' * (len(values) != 1)} of `g.op`",
                 "write `outputs=` for a node with several results",
             )
         if self._others and (

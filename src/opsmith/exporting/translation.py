@@ -257,7 +257,8 @@ def attribute(specification: Specification, leaf: Argument, value: Any) -> Any:
             expected=f"{kind.annotation()} that is the same in every call",
             got=", ".join(map(str, items)),
             where=specification.where,
-            hint="let the reference take it from the shape of a tensor, or leave that axis out of `dynamic=`",
+            hint="let the reference read the number from a tensor's shape, or leave the axis out of "
+            "`dynamic=`",
         )
     form = FORMS.get(kind.base.schema, STRINGS)
     if kind.base.schema == "Scalar":

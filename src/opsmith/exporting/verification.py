@@ -37,10 +37,10 @@ def refuse_random(used: Iterable[Specification]) -> None:
     for each in used:
         if each.random:
             raise errors.ExportError(
-                "it draws random numbers, and ONNX Runtime draws different ones: they cannot be compared",
+                "it draws random numbers, but ONNX Runtime draws different numbers: they cannot be compared",
                 operator=each.name,
                 where=each.where,
-                hint="write `verify=False`, or pass the random numbers to it as an argument",
+                hint="write `verify=False`, or pass the random numbers to the operator as an argument",
             )
 
 
@@ -202,11 +202,13 @@ class Verification:
         if written:
             names = ", ".join(f"`{name.removeprefix(PREFIX)}`" for name in written)
             return f"the model writes into {names}, and a file keeps no state between runs"
-        traced = "no code may read the numbers of tensors while it is traced, or catch the errors of doing so"
+        traced = (
+            "no code may read the numbers of tensors during the trace, or catch the errors of these reads"
+        )
         kernel = "compare the operator's kernel with its reference: `opsmith check`"
         hints = [f"the file is right for the example, so {traced}"] * (values != GIVEN)
         hints += [kernel] * (first is not None and first.operator is not None)
-        report = "give inputs that are more like real inputs, or report this to torch with the model"
+        report = "give inputs that are more like real inputs, or report the fault to torch with the model"
         return "; or ".join(hints) or report
 
 

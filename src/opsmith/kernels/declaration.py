@@ -187,7 +187,7 @@ def _check_options(chosen: Language, options: Mapping[str, Any]) -> None:
     if close:
         hint = f"did you mean `{close[0]}=`?"
     else:
-        hint = f"leave it out{f'; it is for {_listed(others)}' if others else ''}"
+        hint = f"leave `{unknown[0]}=` out{f'; it is for {_listed(others)}' if others else ''}"
     raise errors.UsageError(
         f"a kernel in {chosen.name} is given unknown options",
         argument=unknown[0],
@@ -213,9 +213,9 @@ def _is_deterministic(value: Any) -> bool:
         raise errors.UsageError(
             "`deterministic=` of a kernel must be True or False",
             argument="deterministic",
-            expected="True, or False if its rounding differs from run to run",
+            expected="True, or False if the kernel's rounding differs from run to run",
             got=repr(value),
-            hint="leave it out for a kernel that adds in a fixed order",
+            hint="leave `deterministic=` out for a kernel that adds in a fixed order",
         )
     return value
 
@@ -229,7 +229,7 @@ def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
             argument="copies",
             expected='`copies="allowed"`',
             got=repr(copies),
-            hint="leave it out if the kernel shall refuse arguments that it would have to copy back",
+            hint="leave `copies=` out if the kernel must refuse arguments that it would have to copy back",
         )
     if not operator.specification.schema.written:
         raise errors.UsageError(
@@ -237,6 +237,7 @@ def _allows_copies(operator: Operator[..., Any], copies: Any) -> bool:
             argument="copies",
             expected="an operator with `mutates=`",
             got=repr(copies),
-            hint="leave it out: arguments that are only read are copied if a kernel needs it",
+            hint="leave `copies=` out: opsmith copies arguments that a kernel only reads, if the kernel "
+            "needs copies",
         )
     return True

@@ -107,7 +107,7 @@ class Declaration:
                 argument="dtypes",
                 expected=", ".join(map(str, known)),
                 got=", ".join(sorted(map(str, unknown))),
-                hint="leave it out: the reference computes it",
+                hint="leave the dtype out: the reference computes it",
             )
         return tuple(dtype for dtype in known if dtype in set(self.dtypes))
 
@@ -244,14 +244,14 @@ def _refuse_unfit(found: Language) -> None:
     key = getattr(found, "key", None)
     fits = isinstance(key, str) and key.isidentifier() and key not in SHARED and not key.endswith(FILE)
     parts: dict[str, tuple[Any, bool, str]] = {
-        "key": (key, fits, "a name that an argument of `op.kernel` can have and no other argument has"),
+        "key": (key, fits, "a valid name of an argument, which no other argument of `op.kernel` has"),
         "name": (getattr(found, "name", None), isinstance(getattr(found, "name", None), str), "a text"),
         "devices": (getattr(found, "devices", None), bool(getattr(found, "devices", ())), "a type of device"),
     }
     for name, (value, right, expected) in parts.items():
         if not right:
             raise errors.UsageError(
-                f"the kernel language {type(found).__name__} has no fitting `{name}`",
+                f"the kernel language {type(found).__name__} has no valid `{name}`",
                 argument=name,
                 expected=expected,
                 got=repr(value),
@@ -313,7 +313,7 @@ def _of_a_package(key: str) -> Language | None:
             argument=key,
             expected=f"one entry point `{key}` in the group `{GROUP}`",
             got=" and ".join(packages),
-            hint="uninstall all of them but one",
+            hint="keep one of these packages, and uninstall the others",
         )
     try:
         found = points[0].load()
@@ -334,7 +334,8 @@ def _of_a_package(key: str) -> Language | None:
             got=f"{packages[0]}, which is {found!r}"
             if not isinstance(found, Language)
             else f"{packages[0]}, which has the key `{found.key}`",
-            hint="name the object in the entry point, for example `opsmith_helion:LANGUAGE`, or update it",
+            hint="name the object in the entry point, for example `opsmith_helion:LANGUAGE`, or update "
+            "the package",
         )
     _refuse_unfit(found)
     return found

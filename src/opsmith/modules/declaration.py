@@ -140,7 +140,7 @@ class _PlanReader:
             raise _refusal(
                 f"the shape of `{name}` does not fit the operator's `shapes=`",
                 name,
-                "write the same number of dimensions, or only the names: the shapes are then from `shapes=`",
+                "write the same number of dimensions, or only the names: then `shapes=` gives the shapes",
                 expected=f"`{dims.text}`",
                 got=f"{len(dimensions)} dimension{'s' * (len(dimensions) != 1)}",
             )
@@ -200,7 +200,7 @@ class _PlanReader:
             raise _refusal(
                 f"`{both[0]}` is a parameter and a buffer",
                 both[0],
-                "keep it in `parameters` if it is trained, in `buffers` if not",
+                "keep the name in `parameters` if the tensor is trained, else in `buffers`",
             )
         owned, plain = {**shapes["parameters"], **shapes["buffers"]}, [each.name for each in self.options]
         for name in self.names:
@@ -210,7 +210,7 @@ class _PlanReader:
                     name,
                     "give the size a different name"
                     if name in owned
-                    else "leave it out of `sizes`: shapes may name whole numbers among the arguments",
+                    else "leave the name out of `sizes`: shapes may name whole numbers among the arguments",
                 )
         taken = {*dir(OperatorModule), *vars(nn.Module()), "device", "dtype", "self"}
         for name in (*self.names, *owned, *plain):

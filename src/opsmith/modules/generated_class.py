@@ -150,10 +150,10 @@ def _docstring(plan: ModulePlan, doc: str | None) -> str:
         f"    {name}: A size{'; None to infer it in the first call' * (name in plan.inferred)}."
         for name in plan.sizes
     ]
-    arguments += [f"    {each.name}: As in the operator{_default(each)}." for each in plan.options]
+    arguments += [f"    {each.name}: Argument of the operator{_default(each)}." for each in plan.options]
     arguments += [f"    {each.name}: True for a module with a `{each.name}`." for each in plan.flags]
     if plan.owned:
-        arguments.append("    device, dtype: Of parameters and buffers.")
+        arguments.append("    device, dtype: Device and dtype of parameters and buffers.")
     if arguments:
         lines += ["", "Args:", *arguments]
     if plan.owned:

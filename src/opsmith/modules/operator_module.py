@@ -311,8 +311,8 @@ def refuse_lost(kind: type[Any], plan: ModulePlan) -> None:
             operator=plan.operator.name,
             expected=f"`{short}` at the top of the module `{kind.__module__}`",
             where=plan.where,
-            hint=f"write `{short} = op.module(...)` there, or `name=` the name that it is bound to; "
-            "a state_dict can be saved as it is",
+            hint=f"write `{short} = op.module(...)` there, or give the variable's name as `name=`; "
+            "a state_dict needs no such name",
         )
 
 
@@ -364,7 +364,7 @@ class InfersSizes(LazyModuleMixin, OperatorModule[Any]):
             "its parameters have no shape yet, and a pickle would lose their dtype and device",
             operator=f"{self.plan.name} ({self.plan.operator.name})",
             where=self.plan.where,
-            hint="call it once before it is pickled",
+            hint="call the module once before you pickle it",
         )
 
 

@@ -60,8 +60,8 @@ void adamw_(List<View<T>> parameters, List<View<const T>> derivatives, List<View
     OPSMITH_CHECK(tensors.size == parameters.size, "%s has %lld tensors for %lld parameters", name,
                   (long long)tensors.size, (long long)parameters.size);
     for (int64_t at = 0; at < parameters.size; at++)
-      OPSMITH_CHECK(same_sizes(parameters[at], tensors[at]), "%s[%lld] has another shape than parameters[%lld]", name,
-                    (long long)at, (long long)at);
+      OPSMITH_CHECK(same_sizes(parameters[at], tensors[at]), "%s[%lld] has a different shape from parameters[%lld]",
+                    name, (long long)at, (long long)at);
   };
   refuse_other("derivatives", derivatives);
   refuse_other("means", means);

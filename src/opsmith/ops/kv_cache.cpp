@@ -21,7 +21,7 @@ void write_kv_cache(View<T, 4> key_cache, View<T, 4> value_cache, View<const T, 
   const int64_t tokens = slots.size(0), places = key_cache.size(0) * key_cache.size(1);
   if (tokens == 0) return;
   for (int64_t token = 0; token < tokens; token++)
-    OPSMITH_CHECK(slots(token) < places, "slot %lld of token %lld is beyond the cache, which has %lld",
+    OPSMITH_CHECK(slots(token) < places, "slot %lld of token %lld is beyond the cache, which has %lld slots",
                   (long long)(slots(token)), (long long)(token), (long long)(places));
   const int64_t* to = &slots(0);
 #pragma omp parallel for if (tokens * (key.size(1) * key.size(2) + value.size(1) * value.size(2)) > 65536)

@@ -42,18 +42,18 @@ void paged_attention(View<const T, 3> query, View<const T, 4> key_cache, View<co
   const int64_t count = query.size(0), heads = query.size(1), dim = query.size(2), width = value_cache.size(3);
   const int64_t size = key_cache.size(1), groups = key_cache.size(2);
   OPSMITH_CHECK(groups > 0 && heads % groups == 0,
-                "the query has %lld heads, which is not a multiple of the cache's %lld", (long long)heads,
+                "the query has %lld heads, which is not a multiple of the cache's %lld heads", (long long)heads,
                 (long long)groups);
   int64_t tokens = 0, longest = 0;
   for (int64_t n = 0; n < count; n++) {
     const int64_t length = lengths(n);
     OPSMITH_CHECK(length >= 0 && length <= block_table.size(1) * size,
-                  "sequence %lld has %lld tokens, and its blocks hold %lld", (long long)n, (long long)length,
+                  "sequence %lld has %lld tokens, but its blocks hold %lld tokens", (long long)n, (long long)length,
                   (long long)(block_table.size(1) * size));
     for (int64_t at = 0; at * size < length; at++)
       OPSMITH_CHECK(block_table(n, at) >= 0 && block_table(n, at) < key_cache.size(0),
-                    "block %lld of sequence %lld is beyond the cache, which has %lld", (long long)block_table(n, at),
-                    (long long)n, (long long)key_cache.size(0));
+                    "block %lld of sequence %lld is beyond the cache, which has %lld blocks",
+                    (long long)block_table(n, at), (long long)n, (long long)key_cache.size(0));
     tokens += length;
     longest = std::max(longest, length);
   }

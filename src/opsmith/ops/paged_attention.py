@@ -58,7 +58,9 @@ def paged_attention(
     """
     heads, size, groups = query.shape[1], key_cache.shape[1], key_cache.shape[2]
     if groups == 0 or heads % groups:
-        raise ValueError(f"the query has {heads} heads, which is not a multiple of the cache's {groups}")
+        raise ValueError(
+            f"the query has {heads} heads, which is not a multiple of the cache's {groups} heads"
+        )
     room = torch.arange(block_table.shape[1] * size + 1, device=lengths.device)
     lengths = room.index_select(0, lengths)  # raises for lengths that are negative, or exceed the room
     there = room[:-1] < lengths[:, None]

@@ -115,7 +115,7 @@ class RedNet(nn.Module):
         step = math.lcm(8, 2 * channels_per_group)
         if width % step:
             raise ValueError(
-                f"expected the width of a RedNet to be a multiple of {step}, as channels_per_group is "
+                f"expected the width of a RedNet to be a multiple of {step}, because channels_per_group is "
                 f"{channels_per_group}, got {width}; choose a different width: `RedNet((1, 1), width={step})`"
             )
         self.stem = _stem(in_channels, width, channels_per_group, small)
@@ -177,14 +177,14 @@ def _blocks(given: object) -> tuple[int, ...]:
     blocks = tuple(counts)
     holds = len(blocks) > 0 and all(is_count(count) for count in blocks)
     got = blocks if isinstance(given, Iterator) else given  # its repr would be an address
-    _expect(holds, "blocks", "a whole number of at least 1 for each stage, and at least one stage", got)
+    _expect(holds, "blocks", "one or more whole numbers of at least 1, one for each stage", got)
     return blocks
 
 
 def _expect(holds: bool, argument: str, expected: str, got: object) -> None:
     if not holds:
         raise ValueError(
-            f"RedNet expects of `{argument}` {expected}, got {got!r}; "
+            f"RedNet expects `{argument}` to be {expected}, got {got!r}; "
             "choose other numbers: `RedNet((1, 2, 4, 1), classes=1000, in_channels=3, width=64)`"
         )
 

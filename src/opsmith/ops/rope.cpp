@@ -31,7 +31,8 @@ void rope_(View<T> x, View<const Wide<T>, 2> cos_sin, Contiguous<const int64_t> 
   std::vector<const A*> angles(static_cast<size_t>(tokens));
   for (int64_t token = 0; token < tokens; token++) {
     const int64_t at = positions[token];
-    OPSMITH_CHECK(at >= 0 && at < cos_sin.size(0), "position %lld of token %lld is beyond the table, which has %lld",
+    OPSMITH_CHECK(at >= 0 && at < cos_sin.size(0),
+                  "position %lld of token %lld is beyond the table, which has %lld positions",
                   (long long)at, (long long)token, (long long)cos_sin.size(0));
     angles[size_t(token)] = cos_sin.data + at * cos_sin.stride(0);
   }

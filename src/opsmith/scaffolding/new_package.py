@@ -143,8 +143,8 @@ def _module_name(name: str) -> str:
         raise errors.UsageError(
             f"`{name}` is not a valid package name",
             argument="NAME",
-            expected="small letters and digits, with single `-` or `_` between them; a letter first; "
-            f"at most {LONGEST} characters",
+            expected="small letters and digits, with single `-` or `_` between them; the first character is "
+            f"a letter; at most {LONGEST} characters",
             got=repr(name),
             hint=f"take `{likely}`" if _NAME.fullmatch(likely) else "take a name such as `fast-attention`",
         )

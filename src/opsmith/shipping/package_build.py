@@ -178,9 +178,9 @@ def refuse_other_folder(place: Path) -> None:
         raise errors.UsageError(
             f"`{place}` contains files that are not built kernels",
             argument="output",
-            expected=f"a new or empty folder, or one with the `{MANIFEST}` of an earlier build",
+            expected=f"a new or empty folder, or a folder with the `{MANIFEST}` of an earlier build",
             got=", ".join(sorted(each.name for each in place.iterdir())[:3]),
-            hint="name a different folder, or empty this one",
+            hint="name a different folder, or empty this folder",
         )
 
 

@@ -176,7 +176,7 @@ def _package_of_project(project: Path) -> Path:
     found = found or _packages_in(project)
     if len(found) != 1:
         raise errors.UsageError(
-            "no package is named, and it cannot be determined from the current directory",
+            "no package is named, and the current directory does not determine the package",
             argument="package",
             expected="a project with a package of the same name, in `src` or next to `pyproject.toml`",
             got=", ".join(f"`{each.name}`" for each in found) or f"no package in {project}",

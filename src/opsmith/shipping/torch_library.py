@@ -86,7 +86,7 @@ def build_torch_library(
         raise errors.UsageError(
             "a library for torch is compiled for one level of processors",
             argument="cpu",
-            expected="one level, as `x86-64-v3`",
+            expected="one level, such as `x86-64-v3`",
             got=processor,
             hint="name a level that all machines that load the library have, or leave it out",
         )
@@ -191,8 +191,8 @@ def _accepted(specification: Specification, kernels: Sequence[_Linked]) -> tuple
     accepted = accepted_layouts(specification, dtype)
     if accepted is None:
         return (
-            "no samples show that its results are contiguous: give it samples, and let its reference end in "
-            "`.contiguous()`"
+            "no samples show that its results are contiguous: give the operator samples, and let its "
+            "reference end in `.contiguous()`"
         )
     return accepted
 
@@ -203,7 +203,7 @@ def _refused(given: Sequence[Specification], reasons: dict[str, str]) -> errors.
     return errors.ServingError(
         f"{len(reasons)} of {len(given)} operators cannot be served without Python",
         got="\n".join(lines).lstrip(),
-        hint="leave these operators out by naming the others, or add what is missing",
+        hint="name only the other operators, or add the missing parts",
     )
 
 

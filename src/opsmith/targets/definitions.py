@@ -93,7 +93,7 @@ def _named(module: ModuleType, name: str) -> Class:
         f"`{_location(module)}` has no `autograd.Function` named `{name}`"
         if value is None
         else f"`{name}` of `{_location(module)}` is not an `autograd.Function`",
-        expected=f"one of {available}" if available else "an `autograd.Function`; it has none",
+        expected=f"one of {available}" if available else "an `autograd.Function`; the file has none",
         hint="name the class as the file does; write a nested class as `Outer.Inner`",
     )
 

@@ -53,7 +53,7 @@ def import_module(name: str, broken: list[errors.ModuleImportError] | None = Non
         raise errors.OperatorNotFoundError(
             f"there is no module `{name}`{hint}",
             expected="the path of a `.py` file, or a module that can be imported from here",
-            hint="check the spelling, and that it is installed in this environment",
+            hint="check the spelling, and that the module is installed in this environment",
         )
     module = _guarded(name, partial(importlib.import_module, name))
     for inner in _submodules(module):
@@ -185,11 +185,11 @@ def nothing_declared(*folders: str) -> errors.OperatorNotFoundError:
     named = f"the folder{'s' * (len(folders) > 1)} {listed(folders)}"
     if not any(file for folder in folders for file in Path(folder).rglob("*.py")):
         return errors.OperatorNotFoundError(
-            f"there is no Python file in {named}", hint="name a file or module, or a folder that holds one"
+            f"there is no Python file in {named}", hint="name a file, a module, or a folder with Python files"
         )
     return errors.OperatorNotFoundError(
         f"no Python file in {named} declares an operator, Function or custom op",
-        hint='declare one with `@opsmith.operator("mylib::name")`, or name the folder that has it',
+        hint='declare one with `@opsmith.operator("mylib::name")`, or name the folder that contains one',
     )
 
 
@@ -324,9 +324,9 @@ class Target:
         also = f", but the {what} {listed(list(classes))}" if classes else ", Function or custom op"
         return errors.OperatorNotFoundError(
             f"`{self.source}` declares no operator{also}",
-            hint="adopt one with `opsmith.adopt(...)`; `opsmith adopt` writes the line for each"
+            hint="adopt one with `opsmith.adopt(...)`; `opsmith adopt` writes the line for each Function"
             if classes
-            else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that does',
+            else 'declare one with `@opsmith.operator("mylib::name")`, or name the module that declares one',
         )
 
     def _unadopted(self, module: ModuleType) -> errors.OperatorNotFoundError | None:
@@ -351,7 +351,7 @@ class Target:
         available = list(dict.fromkeys(operator.name for operator in known.values())) + list(others)
         return errors.OperatorNotFoundError(
             f"`{self.source}` has no operator `{self.name}`",
-            expected=f"one of {listed(available)}" if available else "an operator; it has none",
+            expected=f"one of {listed(available)}" if available else "an operator; the module has none",
             hint="name the operator, or its variable",
         )
 

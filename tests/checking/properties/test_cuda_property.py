@@ -114,7 +114,7 @@ def test_a_race_has_both_lines_in_its_evidence() -> None:
     assert failure.evidence["line"] == "sums[threadIdx.x] = sum;"
     assert failure.evidence["other line"].endswith(": for (int at = 1; at < 32; at++) sum += sums[at];")
     assert failure.evidence["order of threads"] == "forward"
-    assert "which thread (0, 0, 0) of the same block reads" in failure.message
+    assert "; thread (0, 0, 0) of the same block reads the same memory" in failure.message
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_without_a_compiler_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_space_it_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     full = errors.CacheError(
-        "a kernel cannot be built, as no temporary file can be written", got="No space left on device"
+        "a kernel cannot be built, because no temporary file can be written", got="No space left on device"
     )
 
     def obtain(*given: Any) -> Any:

@@ -156,7 +156,7 @@ def test_a_kernel_that_takes_none_of_the_samples_is_told() -> None:
     outcome = outcome_of(row_sums("cubes", cubes, constants={}))
     [failure] = outcome.failures
     assert failure.cause == "not-exercised"
-    assert "`x` has 2 dimensions, and it takes 3" in failure.message
+    assert "`x` has 2 dimensions, but the kernel takes 3" in failure.message
 
 
 def test_calls_with_too_many_programs_are_left_out_and_told() -> None:

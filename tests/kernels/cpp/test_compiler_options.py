@@ -143,7 +143,7 @@ def test_headers_of_a_folder_are_in_the_key(tmp_path: Path) -> None:
         "  expected: an absolute path, or a path relative to the file that declares the kernel",
         f"  got: {folder}",
         f"  where: {included.specification.kernels[0].where}",
-        "  hint: install the library that has it, or correct the path",
+        "  hint: install the library with this file or folder, or correct the path",
     ]
 
 
@@ -203,7 +203,8 @@ def test_a_library_that_the_linker_does_not_find() -> None:
     ]
     assert lines[3].startswith("  got: cannot find -lnowhere")
     assert lines[5] == (
-        '  hint: install it with its development files, or name its folder: `flags=["-L/its/folder"]`'
+        "  hint: install the library with its development files, or name its folder: "
+        '`flags=["-L/its/folder"]`'
     )
 
 
@@ -226,7 +227,7 @@ def test_a_kernel_never_gets_another_library_of_the_same_name(tmp_path: Path) ->
     kept = kernel("number()", NUMBER, libraries=[first])
     assert kept(torch.zeros(1)).item() == 3
     refused = kernel("number()", NUMBER, libraries=[second])
-    with pytest.raises(errors.CompileError, match="has loaded a different one here") as caught:
+    with pytest.raises(errors.CompileError, match="has loaded a different library of this name") as caught:
         refused(torch.zeros(1))
     assert (caught.value.expected, caught.value.got) == (str(second), str(first.resolve()))
 
@@ -259,8 +260,8 @@ REFUSED = {
     "-std=gnu++0x": "opsmith.h is C++17",
     "-std=c11": "opsmith.h is C++17",
     "-ansi": "opsmith.h is C++17",
-    "-m32": "as the compiler lays it out by default",
-    "-fshort-enums": "as the compiler lays it out by default",
+    "-m32": "in the compiler's default layout",
+    "-fshort-enums": "in the compiler's default layout",
     "-fno-exceptions": "OPSMITH_CHECK throws",
     "-fsanitize=address": "a process loads sanitizers before everything else",
     "-flto": "a kernel is a single file",
@@ -330,7 +331,7 @@ def test_what_is_no_list(options: Any, hint: str) -> None:
 
 
 def test_a_library_is_named_without_its_flag() -> None:
-    with pytest.raises(errors.UsageError, match="is named without `-l`") as caught:
+    with pytest.raises(errors.UsageError, match="must not begin with `-`") as caught:
         kernel("1", libraries=["-lopenblas"])
     assert caught.value.hint == "write `libraries=['openblas']`"
 

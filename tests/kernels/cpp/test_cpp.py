@@ -110,10 +110,10 @@ def test_what_it_does_not_take_is_computed_by_the_reference_and_explain_says_why
     x = torch.ones(2, dtype=torch.float64)
     assert_close(scaled(x, 2.0), x * 2)
     (reason,) = scaled.explain(x, 2.0).rejected
-    assert reason.endswith(": `x` is float64, and it takes float32 or float16 or bfloat16")
+    assert reason.endswith(": `x` is float64, but the kernel takes float32 or float16 or bfloat16")
     assert scaled.explain(x, 2.0).forward.startswith("reference, ")
     (reason,) = scaled.explain(torch.ones(2), 2.0, torch.ones(1, 1)).rejected
-    assert reason.endswith(": `shift` has 2 dimensions, and it takes 1")
+    assert reason.endswith(": `shift` has 2 dimensions, but the kernel takes 1")
 
 
 def test_explain_names_its_line_and_what_it_copies() -> None:
@@ -310,8 +310,8 @@ def test_a_kernel_for_each_dtype_is_compiled_when_its_dtype_is_met(monkeypatch: 
         assert said.forward.startswith("reference" if dtype == torch.float16 else "kernel for cpu")
     assert compiled == [(torch.float32,), (torch.float64,)]
     assert [each.rpartition(": ")[2] for each in said.rejected] == [
-        "`x` is float16, and it takes float64",
-        "`x` is float16, and it takes float32",
+        "`x` is float16, but the kernel takes float64",
+        "`x` is float16, but the kernel takes float32",
     ]
 
 
@@ -321,9 +321,9 @@ def test_a_template_is_refused_for_the_instance_whose_dtypes_fit() -> None:
     twice.kernel("cpu", cpp=source, dtypes=[torch.float32, torch.float64], entry="twice")
     for dtype in (torch.float32, torch.float64):
         (reason,) = twice.explain(torch.ones(2, 2, dtype=dtype)).rejected
-        assert reason.endswith(": `x` has 2 dimensions, and it takes 1")
+        assert reason.endswith(": `x` has 2 dimensions, but the kernel takes 1")
     (reason,) = twice.explain(torch.ones(2, dtype=torch.float16)).rejected
-    assert reason.endswith(": `x` is float16, and it takes float32 or float64")
+    assert reason.endswith(": `x` is float16, but the kernel takes float32 or float64")
 
 
 def test_a_kernel_given_again_replaces_what_it_has_a_dtype_in_common_with() -> None:

@@ -109,7 +109,7 @@ def test_it_is_refused_each_time_and_mended_by_reload(tmp_path: Path) -> None:
             "(Contiguous<float32, 1>, double, View<float32>)",
             "x",
             "Contiguous<const float, 1> x, double by, View<float> result",
-            "write `Contiguous<const float, 1> x`: the kernel may only read `x`, since `mutates=` does not "
+            "write `Contiguous<const float, 1> x`: the kernel may only read `x`, because `mutates=` does not "
             "name it",
         ),
         (
@@ -226,7 +226,7 @@ def test_a_result_of_another_dtype_than_the_reference_s() -> None:
         "cpp_messages::other_result: the result that the C++ kernel writes differs from the reference's "
         "result",
         "  argument: result",
-        "  expected: float32 of 1 dimensions",
+        "  expected: float32 of 1 dimension",
         "  got: View<float64, 3>",
     ]
 
@@ -284,10 +284,13 @@ def test_no_function_of_that_name() -> None:
         "  expected: `void nameless(...)`, whose parameters are the arguments and then the results",
         "  got: functions that return void: one, two",
     ]
-    assert caught.value.hint == "name the kernel `nameless`, or name its function in `entry=`"
+    assert caught.value.hint == "name the kernel `nameless`, or name the kernel's function in `entry=`"
     with pytest.raises(errors.KernelSourceError, match="got: no function that returns void") as caught:
         declared("nameless").kernel("cpu", cpp="int nameless(int a);")
-    assert caught.value.hint == "declare `nameless` as it is expected, or name its function in `entry=`"
+    assert (
+        caught.value.hint
+        == "declare `nameless` in the expected form, or name the kernel's function in `entry=`"
+    )
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -80,13 +80,13 @@ def test_without_an_entry_that_is_free_the_reference_computes(monkeypatch: pytes
     monkeypatch.setattr(dispatch, "_free", [])
     monkeypatch.setattr(missing_kernels, "_warned", False)
     operator = declare("too_many")
-    full = f"there is no free entry for another kernel that is called without Python: {most}, all in use"
+    full = f"no entry is free for another kernel that is called without Python: {most}, all in use"
     with pytest.warns(RuntimeWarning, match=re.escape(full)):
         assert torch.equal(operator(torch.ones(3)), torch.ones(3) / 2)
     assert full in operator.explain(torch.ones(3)).rejected[0]
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     operator.forget_calls()
-    with pytest.raises(errors.KernelRefusedError, match="no free entry for another kernel"):
+    with pytest.raises(errors.KernelRefusedError, match="no entry is free for another kernel"):
         operator(torch.ones(3))
 
 

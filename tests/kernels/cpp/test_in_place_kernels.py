@@ -253,8 +253,8 @@ def test_another_layout_is_rejected_and_the_reference_writes_in_place() -> None:
     whole = torch.zeros(3, 8)
     (rejected,) = strictly.explain(whole[:, ::2], torch.ones(3, 4)).rejected
     assert rejected.endswith(
-        "`x`, which it writes, is not contiguous, "
-        'and it takes only contiguous memory without `copies="allowed"`'
+        "`x`, which the kernel writes, is not contiguous, "
+        'but the kernel takes only contiguous memory without `copies="allowed"`'
     )
     for count in range(1, 4):
         strictly(whole[:, ::2], torch.ones(4, 3).T)
@@ -292,7 +292,7 @@ def test_a_strict_kernel_refuses_another_layout_before_anything_is_written() -> 
     strict = declare("strict", "x")(add_into)
     strict.kernel("cpu", cpp=CONTIGUOUS.format(name="strict"), strict=True)
     x = torch.zeros(4, 6)
-    with pytest.raises(errors.KernelRefusedError, match="`x`, which it writes, is not contiguous"):
+    with pytest.raises(errors.KernelRefusedError, match="`x`, which the kernel writes, is not contiguous"):
         strict(x[:, ::2], torch.ones(4, 3))
     assert not x.any()
 

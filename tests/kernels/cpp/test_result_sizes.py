@@ -125,7 +125,7 @@ def test_sizes_that_are_not_the_reference_s_are_an_error() -> None:
     windows, _ = declare(KERNEL + SIZES.replace("- width + 1", "- width"))
     with pytest.raises(errors.KernelError) as caught:
         windows(torch.randn(2, 5), 3, 1.0)
-    assert "`sizes` returns [2, 2, 3] for result 0, where the reference gives [2, 3, 3]" in str(caught.value)
+    assert "`sizes` returns [2, 2, 3] for result 0, but the reference returns [2, 3, 3]" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -112,10 +112,10 @@ def test_every_kind_of_argument() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"small": 2**31}, "`small` is 2147483648, and it takes an int of 32 bits"),
-        ({"maybe": -(2**31) - 1}, "`maybe` is -2147483649, and it takes an int of 32 bits"),
+        ({"small": 2**31}, "`small` is 2147483648, but the kernel takes an int of 32 bits"),
+        ({"maybe": -(2**31) - 1}, "`maybe` is -2147483649, but the kernel takes an int of 32 bits"),
         ({"flags": [True] * 4}, "`flags` has 4 items, and `List<bool, 3>` has room for 3"),
-        ({"x": torch.ones(1)}, "`x` is float32, and it takes float64"),
+        ({"x": torch.ones(1)}, "`x` is float32, but the kernel takes float64"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )

@@ -73,7 +73,7 @@ def test_a_result_without_an_initial_value_is_read_uninitialized() -> None:
     with pytest.raises(errors.KernelFaultError, match="reads 8 bytes of `result`") as caught:
         opsmith.emulate(operator, torch.arange(200) % 5, 5)
     assert caught.value.problem == "the CUDA kernel is faulty: uninitialized"
-    assert "or name it in `initial=`" in str(caught.value)
+    assert "or name the tensor in `initial=`" in str(caught.value)
 
 
 @opsmith.operator("cuda_buffers::row_maxima")
@@ -178,7 +178,7 @@ def test_a_scratch_buffer_is_not_zero() -> None:
 
 def test_an_access_beyond_a_scratch_buffer_is_found() -> None:
     total.kernel("cuda", cuda=TOTAL.replace("sums[blockIdx.x]", "sums[blockIdx.x + 1]"), **BUFFERS)
-    with pytest.raises(errors.KernelFaultError, match="behind `sums` \\[2\\]: just after its last element"):
+    with pytest.raises(errors.KernelFaultError, match="after `sums` \\[2\\]: just after its last element"):
         opsmith.emulate(total, torch.ones(100))
 
 
@@ -281,8 +281,8 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
                 "  argument: initial",
                 "  expected: names among `result`",
                 "  got: 'result', 'y'",
-                "  hint: name a result as `results=` of the operator does; the only one is `result` "
-                "without it",
+                "  hint: use the names in the operator's `results=`; without `results=`, the only name is "
+                "`result`",
             ],
         ),
         (
@@ -290,7 +290,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`initial=` of a CUDA kernel is not a dict by name",
                 "  argument: initial",
-                "  expected: a dict, as {'result': 0}",
+                "  expected: a dict, such as {'result': 0}",
                 "  got: 0",
                 "  hint: write `initial={'result': 0}`",
             ],
@@ -318,7 +318,7 @@ WHERE = f"{__file__}:{3 + LINES.index('WRONG = ' + chr(34) * 3)}"
             [
                 "`scratch=` of a CUDA kernel is not a dict by name",
                 "  argument: scratch",
-                '  expected: a dict, as {"s": ("x.shape[0]", torch.float32)}',
+                '  expected: a dict, such as {"s": ("x.shape[0]", torch.float32)}',
                 "  got: ['s']",
             ],
         ),
@@ -395,7 +395,7 @@ def test_what_a_declaration_refuses(options: dict[str, Any], lines: list[str]) -
             [
                 "the CUDA kernel's view does not match the scratch buffer `s`",
                 "  argument: s",
-                "  expected: `View` or `Contiguous` of float64, of 1 dimensions",
+                "  expected: `View` or `Contiguous` of float64, of 1 dimension",
                 "  got: View<float32, 1>",
                 f"  where: {WHERE}",
                 "  hint: change the view, or the sizes and the dtype in `scratch=`",

@@ -329,7 +329,7 @@ def test_an_nvrtc_that_is_not_whole() -> None:
         "NVRTC fails: nvrtcCompileProgram returns NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
         "  expected: a complete NVRTC, of the same version as the files in its folder",
         "  got: /here/libnvrtc.so.13",
-        "  hint: install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+        "  hint: install NVRTC again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
     ]
 
 

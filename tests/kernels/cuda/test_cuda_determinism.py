@@ -48,7 +48,7 @@ __global__ void added(Contiguous<const T> x, View<T, 0> y) {
   if (threadIdx.x == 0) for (int64_t i = 0; i < x.numel(); i++) atomicAdd(y.data, x[i]);
 }
 """
-DECLARED = "say so by `deterministic=False` in `op.kernel(...)`"
+DECLARED = "declare `deterministic=False` in `op.kernel(...)`"
 
 
 def added(name: str, text: str = ATOMIC, **options: Any) -> Any:
@@ -73,7 +73,7 @@ def test_a_sum_in_no_fixed_order_is_noted() -> None:
     (note,) = notes(added("noted"))
     assert note.startswith(
         "several threads add floating-point numbers to one element of `result` in no fixed order, and each "
-        f"order rounds otherwise, at {__file__}:"
+        f"order rounds differently, at {__file__}:"
     )
     assert note.endswith(DECLARED)
 
@@ -158,7 +158,7 @@ def test_a_word_for_it_that_is_none() -> None:
     assert caught.value.message().splitlines() == [
         "cuda_determinism::wrong: `deterministic=` of a kernel must be True or False",
         "  argument: deterministic",
-        "  expected: True, or False if its rounding differs from run to run",
+        "  expected: True, or False if the kernel's rounding differs from run to run",
         "  got: 'no'",
-        "  hint: leave it out for a kernel that adds in a fixed order",
+        "  hint: leave `deterministic=` out for a kernel that adds in a fixed order",
     ]

@@ -215,7 +215,8 @@ def test_elements_that_no_launch_writes() -> None:
     found = fault(declared("missing", launches, text=text, **SCRATCH), torch.ones(100))
     assert found.argument == "result"
     assert str(found.got) == (
-        "in launch 4 of 4, `part`, it does not write 1 of 1 elements of `result` [], the first at []"
+        "in launch 4 of 4, `part`, the kernel does not write 1 of 1 elements of `result` []; the first is "
+        "at []"
     )
 
 
@@ -434,9 +435,9 @@ def test_all_kernels_are_loaded_before_a_graph_is_captured(monkeypatch: pytest.M
             [
                 "no launch of the CUDA kernel gets `result`",
                 "  argument: launches",
-                "  expected: `result` among the names in one of them",
+                "  expected: `result` among the names in one of the launches",
                 "  got: `part(x, sums)`, `folded(sums, again)`",
-                "  hint: name it in parentheses after the kernel that writes it",
+                "  hint: name `result` in parentheses after the kernel that writes it",
             ],
         ),
         (
@@ -503,7 +504,7 @@ def test_two_kernels_that_take_a_tensor_in_ways_that_exclude_one_another() -> No
     assert caught.value.message().splitlines()[:4] == [
         "cuda_launches::excluding: two launches of the CUDA kernel have contradictory views of `sums`",
         "  argument: sums",
-        "  expected: `Contiguous<float64, 1>` in each, or `View<...>` in one of them",
+        "  expected: `Contiguous<float64, 1>` in both launches, or `View<...>` in one of them",
         "  got: `Contiguous<float64, 1>` and `Contiguous<const float32, 1>`",
     ]
 

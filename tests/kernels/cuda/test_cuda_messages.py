@@ -130,7 +130,7 @@ def test_a_result_of_another_dtype() -> None:
     assert caught.value.message().splitlines()[:4] == [
         "cuda_messages::dtype: the result that the CUDA kernel writes differs from the reference's result",
         "  argument: result",
-        "  expected: float32 of 1 dimensions",
+        "  expected: float32 of 1 dimension",
         "  got: View<float64, 2>",
     ]
 
@@ -336,8 +336,8 @@ def test_what_the_driver_refuses_is_an_error_of_python(status: int, said: str) -
         f"cuda_messages::refused: the CUDA kernel is not launched: cuLaunchKernel returns {said}",
         "  got: grid (1, 1, 1), block (256, 1, 1), 0 bytes of shared memory, on sm_90",
         f"  where: {HERE}:{at}",
-        "  hint: see its resources with `opsmith compile`; a fault of an earlier kernel may also appear "
-        "here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+        "  hint: see the kernel's resources with `opsmith compile`; a fault of an earlier kernel may also "
+        "appear here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
     ]
     assert record().depth == 0
 
@@ -357,7 +357,7 @@ def test_more_shared_memory_is_asked_for_and_refused_beyond_what_there_is() -> N
         "one block",
         "  argument: shared",
         f"  expected: at most {227 * 1024} bytes on sm_90, static and dynamic together",
-        f"  got: 0 bytes of static and {228 * 1024} of dynamic shared memory",
+        f"  got: 0 bytes of static and {228 * 1024} bytes of dynamic shared memory",
     ]
 
 
@@ -393,7 +393,7 @@ def test_rocm_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         x = torch.empty(3, device="cuda")
     (reason,) = operator.explain(x).rejected
-    assert reason.endswith(": this torch is built for ROCm, and CUDA C++ is for NVIDIA's GPUs")
+    assert reason.endswith(": this torch is built for ROCm, but CUDA C++ is for NVIDIA's GPUs")
 
 
 def test_a_tensor_on_another_device_is_refused_with_the_reason() -> None:
@@ -419,7 +419,7 @@ def test_where_sizes_are_letters_a_dtype_alone_is_refused() -> None:
     mode: Any = capabilities.symbolic_mode()
     x, whole = (mode.from_tensor(torch.ones(5, dtype=each)) for each in (torch.float32, torch.int64))
     assert kernel.refusal([x, 2.0]) is None
-    assert kernel.refusal([whole, 2.0]) == "`x` is int64, and it takes float32 or float64"
+    assert kernel.refusal([whole, 2.0]) == "`x` is int64, but the kernel takes float32 or float64"
 
 
 def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_a_call_on_a_gpu_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = "`x`, which is not contiguous", "`result`, which the reference does not return as contiguous"
     assert said.copies == copied
     (reason,) = operator.explain(whole).rejected
-    assert reason.endswith(": `x` is int64, and it takes float32 or float64")
+    assert reason.endswith(": `x` is int64, but the kernel takes float32 or float64")
 
 
 def test_reload_and_declaring_again(tmp_path: Path) -> None:
@@ -513,7 +513,7 @@ def test_a_block_with_too_many_registers_is_refused_before_the_launch() -> None:
         operator(torch.ones(2))
     assert caught.value.problem == "a block of the CUDA kernel needs more registers than a block may have"
     found = re.fullmatch(
-        r"at most (\d+) threads of (\d+) registers each, which are 65536 together",
+        r"at most (\d+) threads of (\d+) registers each: a block has 65536 registers",
         caught.value.expected or "",
     )
     assert found is not None

@@ -140,7 +140,7 @@ def test_what_the_kernel_does_not_take_is_computed_by_what_comes_next() -> None:
         assert bool((cubed(x) == 5).all())
         (first, *_) = cubed.explain(x).rejected
         accepted = cubed.explain(numbers(6)).forward
-    reason = "`x` is float64, and it takes float32"
+    reason = "`x` is float64, but the kernel takes float32"
     assert accepted.startswith(f"kernel for cpu (in CUDA C++, emulated), {__file__}:")
     assert first == f"{accepted}: {reason}"
     assert emulated.refused == {cubed.name: [reason]}

@@ -56,7 +56,7 @@ def test_a_system_that_forks_no_process(operator: Any, monkeypatch: pytest.Monke
         f"{operator.name}: no process can be forked for a CUDA kernel on the CPU",
         "  got: Resource temporarily unavailable",
         f"  where: {caught.value.where}",
-        "  hint: run it where memory and the number of processes suffice",
+        "  hint: free memory, or raise the limit of the number of processes",
     ]
 
 

@@ -82,7 +82,7 @@ __global__ void copied(Contiguous<const float> x, Contiguous<float> y) {
     with pytest.raises(errors.KernelFaultError) as caught:
         opsmith.emulate(copied, torch.ones(12))
     assert caught.value.problem == "the CUDA kernel is faulty: out-of-bounds"
-    assert "reads 12 bytes of memory behind `x` [12]" in (caught.value.got or "")
+    assert "reads 12 bytes of memory after `x` [12]" in (caught.value.got or "")
 
 
 def source_of(text: str) -> CudaSource:

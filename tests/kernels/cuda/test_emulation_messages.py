@@ -36,21 +36,22 @@ def message(name: str) -> list[str]:
             [
                 "the CUDA kernel is faulty: race",
                 "  got: thread (16, 0, 0) of block (0, 0, 0) writes 4 bytes of shared memory "
-                "at byte 64, which "
-                "thread (0, 0, 0) of the same block reads at a.cu:11, and nothing orders the two accesses",
+                "at byte 64; "
+                "thread (0, 0, 0) of the same block reads the same memory at a.cu:11, and nothing orders "
+                "the two accesses",
                 "    a.cu:8: partial[threadIdx.x] = sum;  // own",
                 "    a.cu:11: if (threadIdx.x < half) partial[threadIdx.x] += "
                 "partial[threadIdx.x + half];  // fold",
                 "  where: a.cu:8",
-                "  hint: put `__syncthreads()` between the two, or `__syncwarp()` where all "
-                "threads are of one warp",
+                "  hint: put `__syncthreads()` between the two accesses, or `__syncwarp()` if all "
+                "threads are in one warp",
             ],
         ),
         (
             "two_blocks_one_element",
             [
                 "  argument: result",
-                "  hint: blocks run in any order: let one block alone write an element, or use atomics",
+                "  hint: blocks run in any order: let only one block write an element, or use atomics",
             ],
         ),
         (
@@ -58,7 +59,7 @@ def message(name: str) -> list[str]:
             [
                 "the CUDA kernel is faulty: out-of-bounds",
                 "  argument: x",
-                "  got: thread (6, 0, 0) of block (2, 0, 0) reads 4 bytes of memory behind `x` "
+                "  got: thread (6, 0, 0) of block (2, 0, 0) reads 4 bytes of memory after `x` "
                 "[70]: just after its last element",
                 "    a.cu:5: y[i] = x[i] + other[i];  // element",
                 "  hint: compare the index with the size before the access",
@@ -74,9 +75,9 @@ def message(name: str) -> list[str]:
         (
             "no_shared",
             [
-                "  got: the first thread writes 4 bytes of dynamic shared memory at byte 0, and "
-                "a block has 0",
-                "  hint: give the launch more by `shared=`",
+                "  got: the first thread writes 4 bytes of dynamic shared memory at byte 0, but "
+                "a block has 0 bytes",
+                "  hint: give the launch more shared memory by `shared=`",
             ],
         ),
         (
@@ -88,20 +89,19 @@ def message(name: str) -> list[str]:
         (
             "strides_ignored",
             [
-                "  got: the first thread reads 4 bytes of memory behind `x` [5, 6]: 12 elements "
-                "further than its end",
+                "  got: the first thread reads 4 bytes of memory after `x` [5, 6]: 12 elements after its end",
             ],
         ),
         (
             "recursion",
-            ["  got: the first thread needs more of the stack than there is: 192 KiB here"],
+            ["  got: the first thread needs more stack than the emulation has: 192 KiB"],
         ),
         (
             "remainder_forgotten",
             [
                 "the CUDA kernel is faulty: out-of-bounds",
                 "  got: thread (2, 0, 0) of block (0, 0, 0) writes 4 bytes of shared memory 28 bytes "
-                "behind the end of `s_bins`, which has 256 bytes",
+                "after the end of `s_bins`, which has 256 bytes",
                 "  hint: compare the index with the size of the array, or make the array larger",
             ],
         ),
@@ -117,14 +117,14 @@ def message(name: str) -> list[str]:
                 "  got: the first thread reads 4 bytes of `result` [3] at element [0], which no "
                 "thread has written",
                 "  hint: memory is not zero before the launch: write each element before it is read, "
-                "or name it in `initial=`",
+                "or name the tensor in `initial=`",
             ],
         ),
         (
             "grid_too_small",
             [
-                "  got: it does not write 6 of 70 elements of `result` [70], the first at [64]",
-                "  hint: let the grid cover all elements, and write each",
+                "  got: the kernel does not write 6 of 70 elements of `result` [70]; the first is at [64]",
+                "  hint: let the grid cover all elements, and write each element",
             ],
         ),
         (
@@ -135,9 +135,9 @@ def message(name: str) -> list[str]:
             "two_barriers",
             [
                 "the CUDA kernel is faulty: divergent-barrier",
-                "  got: thread (8, 0, 0) of block (0, 0, 0) waits at this barrier, and thread "
+                "  got: thread (8, 0, 0) of block (0, 0, 0) waits at this barrier, but thread "
                 "(0, 0, 0) of the same "
-                "block at a.cu:8",
+                "block waits at a.cu:8",
                 "    a.cu:9: else __syncthreads();",
                 "    a.cu:8: if (threadIdx.x < 8) __syncthreads();",
             ],
@@ -152,10 +152,10 @@ def message(name: str) -> list[str]:
         (
             "mask_of_half_a_warp",
             [
-                "  got: thread (16, 0, 0) of block (0, 0, 0) is lane 16, which its own mask "
-                "does not name (and 2 "
+                "  got: thread (16, 0, 0) of block (0, 0, 0) is lane 16, but its own mask "
+                "does not name this lane (and 2 "
                 "more)",
-                "  hint: name in the mask each lane that takes part",
+                "  hint: the mask must name each lane that takes part",
             ],
         ),
         (
@@ -164,7 +164,7 @@ def message(name: str) -> list[str]:
                 "the CUDA kernel is faulty: misaligned",
                 "  argument: x",
                 "  got: the first thread uses `x` [64] at element [0] as `const float4`, which "
-                "must lie at a multiple of 16 bytes",
+                "must be aligned to 16 bytes",
                 "    a.cu:5: float4 four = *reinterpret_cast<const float4*>(x.data + i);  // load",
             ],
         ),
@@ -180,7 +180,7 @@ def message(name: str) -> list[str]:
             "writes_its_input",
             [
                 "the CUDA kernel is faulty: mutates-input",
-                "  got: the first thread writes 4 bytes of `x` [70] at element [0], which is an input",
+                "  got: the first thread writes 4 bytes of `x` [70] at element [0], but `x` is an input",
                 "  hint: write into a result, or declare the operator to write in place",
             ],
         ),
@@ -223,8 +223,7 @@ __global__ void KERNEL(Contiguous<const float> x, Contiguous<float> y) {
 """
 PTX = 'asm volatile("bar.sync 0;");'
 WAY_OUT = (
-    "put code that only a GPU can run between `#ifdef __CUDA_ARCH__` and `#else`, and after it plain C++ "
-    "that does the same"
+    "put code that only a GPU can run after `#ifdef __CUDA_ARCH__`, and equivalent plain C++ after `#else`"
 )
 
 
@@ -345,7 +344,8 @@ def test_a_line_that_all_threads_write_by_needs_one_thread_and_no_barrier() -> N
     with pytest.raises(errors.KernelFaultError) as caught:
         opsmith.emulate(declared("all_write", text), torch.ones(1))
     assert (
-        caught.value.hint == "let one thread write the element, as by `if (threadIdx.x == 0)`, or use atomics"
+        caught.value.hint
+        == "let one thread write the element, for example by `if (threadIdx.x == 0)`, or use atomics"
     )
 
 

@@ -57,10 +57,10 @@ OPERATOR = opsmith.operator("emulation_rare::faulty")(faulty).kernel("cuda", cud
         (
             4,
             "undefined",
-            f"{FIRST}: it shifts by a number of bits that is negative, or as large as the number's own",
+            f"{FIRST}: it shifts by a negative number of bits, or by at least the number's width",
         ),
         (5, "out-of-bounds", f"{SECOND} reads 4 bytes of a local variable of another thread"),
-        (6, "out-of-bounds", f"{FIRST} uses memory that is not there, and the process ends"),
+        (6, "out-of-bounds", f"{FIRST} uses memory that does not exist, and the process ends"),
     ],
     ids=["between", "lane", "mask", "shift", "stack", "nowhere"],
 )

@@ -97,7 +97,7 @@ def test_a_race_of_warps_names_two_threads() -> None:
 """
     got = fault(declared("racing_warps", text, block=64), torch.ones(64)).got or ""
     assert "thread (63, 0, 0) of block (0, 0, 0) writes" in got
-    assert "which thread (62, 0, 0) of the same block reads" in got
+    assert "; thread (62, 0, 0) of the same block reads the same memory" in got
 
 
 @pytest.mark.slow
@@ -150,10 +150,7 @@ def test_a_return_before_a_barrier_is_a_note_wherever_the_barrier_stands(
     if returns:
         assert found.message == "12 threads of block (0, 0, 0) returned before this barrier"
     else:
-        assert (
-            "and 11 threads more end without reaching this barrier, at which thread (0, 0, 0)"
-            in found.message
-        )
+        assert "and 11 other threads end without reaching this barrier; thread (0, 0, 0)" in found.message
 
 
 # ---- Long and endless kernels.
@@ -169,8 +166,8 @@ def test_a_long_kernel_is_not_judged() -> None:
     text = "float s = 0; for (int i = 0; i < x.numel(); i++) s += x[i]; y[0] = s;"
     error = fault(declared("lengthy", text, total, block=1), torch.ones(60_000))
     assert isinstance(error, errors.NotEmulatedError)
-    assert (error.got or "").startswith("the launch takes more steps than are emulated")
-    assert error.hint == "try it on smaller tensors"
+    assert (error.got or "").startswith("the launch takes more steps than the emulation runs")
+    assert error.hint == "try smaller tensors"
 
 
 @pytest.mark.every(5)
@@ -196,7 +193,7 @@ def test_all_steps_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     error = fault(
         declared("all_steps", "y[blockIdx.x] = x[blockIdx.x];", grid=1000, block=1), torch.ones(1000)
     )
-    assert (error.got or "").startswith("the launch takes more steps than are emulated")
+    assert (error.got or "").startswith("the launch takes more steps than the emulation runs")
 
 
 def test_a_turn_that_warps_hand_over_by_atomics_is_progress() -> None:
@@ -238,13 +235,13 @@ BODY
             *("abort", "abort()", "raises", "ended by SIGABRT"), marks=pytest.mark.slow
         ),
         ("exit", "_exit(7)", "out-of-bounds", "ended with exit code 7"),
-        ("kill", f"raise({int(signal.SIGKILL)})", SKIPPED, "was killed, as where memory runs out"),
+        ("kill", f"raise({int(signal.SIGKILL)})", SKIPPED, "was killed, for example because memory ran out"),
     ],
 )
 def test_a_process_that_ends_behind_a_note(name: str, end: str, cause: str, words: str) -> None:
     (found,) = findings(declared(f"ending_{name}", ENDING.replace("END;", f"{end};")), torch.ones(16))
     assert [each.cause for each in found if each.cause != NOTE] == [cause]
-    assert found[0].message == f"the process in which it ran {words}"
+    assert found[0].message == f"the process that ran the kernel {words}"
 
 
 @pytest.mark.parametrize(("name", "count", "block"), [("stacks", 1024, 1024), ("shadow", 2_000_000, 32)])
@@ -266,7 +263,7 @@ def test_a_machine_without_memory_is_not_the_kernel_s_fault(
     monkeypatch.setattr(os, "fork", fork_with_little_memory)
     error = fault(operator, x)
     assert isinstance(error, errors.NotEmulatedError)
-    assert (error.got or "").startswith("this machine has no memory for the launch")
+    assert (error.got or "").startswith("this machine has too little memory for the launch")
 
 
 def test_what_a_kernel_prints_is_seen(capfd: pytest.CaptureFixture[str]) -> None:
@@ -319,13 +316,13 @@ BODY
 @pytest.mark.parametrize(
     ("name", "declaration", "words", "argument", "got"),
     [
-        ("dynamic", "", {"shared": 300 * 1024}, "shared", "0 bytes of static and 307200 of dynamic"),
+        ("dynamic", "", {"shared": 300 * 1024}, "shared", "0 bytes of static and 307200 bytes of dynamic"),
         (
             "static",
             "__shared__ float a[100000]; a[threadIdx.x] = x[0]; y[0] = a[threadIdx.x ^ 1];",
             {},
             "shared",
-            "400000 bytes of static and 0 of",
+            "400000 bytes of static and 0 bytes of",
         ),
         (
             "both",

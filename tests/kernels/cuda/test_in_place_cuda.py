@@ -130,8 +130,8 @@ def test_another_layout_is_rejected_unless_copies_are_allowed(kernels: dict[str,
     whole, y = torch.zeros(3, 8), torch.ones(3, 4)
     (reason, _) = strictly.explain(whole[:, ::2], y).rejected
     assert reason.endswith(
-        "`x`, which it writes, is not contiguous, "
-        'and it takes only contiguous memory without `copies="allowed"`'
+        "`x`, which the kernel writes, is not contiguous, "
+        'but the kernel takes only contiguous memory without `copies="allowed"`'
     )
     strictly(whole[:, ::2], y)
     assert record().launches == 0

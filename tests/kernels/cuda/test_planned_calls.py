@@ -127,7 +127,7 @@ class Lacking:
         ("cuGetErrorString", "the driver has no function `cuGetErrorString`"),
         pytest.param(
             "aoti_torch_get_current_cuda_stream",
-            "its part for CUDA is not loaded",
+            "torch's part for CUDA is not loaded",
             marks=pytest.mark.skipif(
                 torch.version.cuda is not None, reason="this torch has its part for CUDA"
             ),
@@ -182,7 +182,7 @@ def test_without_the_runtime_the_reference_computes(monkeypatch: pytest.MonkeyPa
         assert torch.equal(operator(x), x * 2)
     assert record().launches == 0
     (rejected, _) = operator.explain(x).rejected
-    assert f"{MISSING}: the kernel is in CUDA C++, which needs no C++ compiler, and fits; of the " in rejected
+    assert f"{MISSING}: the kernel fits, and is in CUDA C++, which needs no C++ compiler; " in rejected
     assert "there is no C++ compiler: no `no-such-compiler` in PATH" in rejected
     monkeypatch.setenv("OPSMITH_REQUIRE_KERNELS", "1")
     operator.forget_calls()

@@ -89,17 +89,21 @@ def test_infinity_and_nan_are_there_under_nvrtc_and_emulated(value: str) -> None
         (
             "1",
             "#include <cuda/std/limits>",
-            "`<cuda/std/limits>`: it is part of CCCL: `pip install nvidia-cuda-cccl",
+            "`<cuda/std/limits>`: the header is part of CCCL: `pip install nvidia-cuda-cccl",
         ),
-        ("1", "#include <cmath>", "`<cmath>`: leave it out: CUDA has functions of mathematics"),
+        (
+            "1",
+            "#include <cmath>",
+            "`<cmath>`: leave the header out: without it, CUDA has functions of mathematics",
+        ),
         ("1", "#include <climits>", "`<climits>`: write `#include <cuda/std/climits>`, which `pip install "),
         ("1", "#include <vector>", "`<vector>`: NVRTC has no standard library of C++"),
         ("std::numeric_limits<float>::max()", "", "and `cuda::std::numeric_limits`"),
         ("FLT_MAX", "", "`FLT_MAX`: write `#include <cuda/std/limits>`"),
         ("INT_MAX", "", "`INT_MAX`: write `#include <cuda/std/climits>`"),
         ("M_PI", "", "a constant of `#include <math_constants.h>` such as CUDART_PI"),
-        ("std::exp(x(0))", "", "`std::exp`: write it without `std::`: CUDA has it"),
-        ("std::max(1.f, x(0))", "", "`std::max`: write it without `std::`: CUDA has it"),
+        ("std::exp(x(0))", "", "`std::exp`: write the name without `std::`: CUDA has it"),
+        ("std::max(1.f, x(0))", "", "`std::max`: write the name without `std::`: CUDA has it"),
         ("none", "", "fix the first error; the later errors may follow from it"),
         ("1", '#include "none.h"', "fix the first error; the later errors may follow from it"),
     ],
@@ -151,7 +155,7 @@ def test_emulation_names_the_package_of_a_header(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(errors.NotEmulatedError) as caught:
         opsmith.emulate(declared("1", "#include <cuda/std/none>"), torch.ones(1))
     assert (caught.value.hint or "").startswith(
-        "`<cuda/std/none>`: it is part of CCCL: `pip install nvidia-cuda"
+        "`<cuda/std/none>`: the header is part of CCCL: `pip install nvidia-cuda"
     )
 
 

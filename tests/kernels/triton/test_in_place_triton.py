@@ -104,8 +104,8 @@ def test_another_layout_is_rejected_unless_copies_are_allowed() -> None:
     whole, y = torch.zeros(3, 8), torch.ones(4, 3).T
     reason = kernel_of(strictly).value_refusal([whole[:, ::2], y])
     assert reason == (
-        "`x`, which it writes, is not contiguous, "
-        'and it takes only contiguous memory without `copies="allowed"`'
+        "`x`, which the kernel writes, is not contiguous, "
+        'but the kernel takes only contiguous memory without `copies="allowed"`'
     )
     assert kernel_of(strictly).value_refusal([whole, y]) is None
     assert kernel_of(copying).value_refusal([whole[:, ::2], y]) is None

@@ -99,7 +99,7 @@ def test_a_layout_that_is_wanted() -> None:
     assert kernel_of(pixel_sums).copies([x]) == ("`x`, which is not channels-last",)
     assert kernel_of(pixel_sums).copies([x.contiguous(memory_format=torch.channels_last)]) == ()
     assert (
-        kernel_of(pixel_sums).value_refusal([x[0]]) == "`x` has 3 dimensions, and channels-last is for 4 or 5"
+        kernel_of(pixel_sums).value_refusal([x[0]]) == "`x` has 3 dimensions, but channels-last is for 4 or 5"
     )
 
 
@@ -244,9 +244,9 @@ def test_what_it_does_not_take_is_refused_with_a_reason() -> None:
     assert kernel.refusal([torch.ones(2, 3)]) is None
     assert (
         kernel.refusal([torch.ones(2, 3, dtype=torch.float64)])
-        == "`x` is float64, and it takes bfloat16 or float16 or float32"
+        == "`x` is float64, but the kernel takes bfloat16 or float16 or float32"
     )
-    assert kernel.refusal([torch.ones(3)]) == "`x` has 1 dimensions, and it takes 2"
+    assert kernel.refusal([torch.ones(3)]) == "`x` has 1 dimension, but the kernel takes 2"
     wide = torch.empty_strided((2, 2), (2**31, 1), device="meta")
     assert (
         kernel.refusal([wide])

@@ -242,9 +242,9 @@ def test_samples_that_the_kernel_does_not_take_are_refused() -> None:
         list(triton_usage(kernel_of(operator), ["sm_80"]))
     assert caught.value.message().splitlines() == [
         "triton_ahead::untaken: its Triton kernel takes none of the samples, so nothing is compiled",
-        "  got: `x` is complex64, and it takes bfloat16 or float16",
+        "  got: `x` is complex64, but the kernel takes bfloat16 or float16",
         f"  where: {kernel_of(operator).where}",
-        "  hint: yield arguments that the kernel takes from `@operator.samples`; only floating-point tensors "
+        "  hint: in `@operator.samples`, yield arguments that the kernel takes; only floating-point tensors "
         "are cast to the dtypes of the kernel",
     ]
 

@@ -109,7 +109,7 @@ def test_a_parameter_that_nothing_fills() -> None:
         "with the ending `_ptr`, `_numel`, `_size_0` or `_stride_0`, or a name in `constants=`",
         "  got: `N`",
         f"  where: {place()}",
-        "  hint: rename it, or give it: `constants={'N': ...}`",
+        "  hint: rename the parameter, or give its value: `constants={'N': ...}`",
     ]
 
 
@@ -217,7 +217,7 @@ def test_sizes_of_a_result_with_other_dimensions() -> None:
     assert (
         caught.value.problem == "the result that the Triton kernel writes differs from the reference's result"
     )
-    assert (caught.value.expected, caught.value.got) == ("1 dimensions", "sizes or strides of 2")
+    assert (caught.value.expected, caught.value.got) == ("1 dimension", "sizes or strides of 2 dimensions")
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ def shipped_headers(kernel: BuiltKernel[Any], package: Path, headers: Mapping[st
                 argument="include_dirs",
                 expected=f"headers in {root}, or installed headers",
                 got=str(path),
-                hint="copy it into the package, where opsmith notices an edit of it, and users have it",
+                hint="copy the header into the package, because users need it and opsmith must notice its "
+                "edits",
             )
     return dict(sorted(found.items()))
 

@@ -207,7 +207,7 @@ def check_parameters(
                 continue
             hint = f"write `{shown[names.index(name)]} {name}`"
             if (taken.type, taken.optional, right.written) == (right.type, right.optional, False):
-                hint += f": the kernel may only read `{name}`, since `mutates=` does not name it"
+                hint += f": the kernel may only read `{name}`, because `mutates=` does not name it"
         expected = ", ".join(map(" ".join, zip(shown, names, strict=True)))
         raise kernel.error(
             errors.KernelSignatureError,
@@ -288,7 +288,8 @@ def check_written(
             errors.KernelSignatureError,
             f"the result that the {kernel.language} kernel writes differs from the reference's result",
             argument=name,
-            expected=f"{dtype_name(result.dtype)} of {len(result.shape)} dimensions",
+            expected=f"{dtype_name(result.dtype)} of {len(result.shape)} "
+            f"dimension{'s' * (len(result.shape) != 1)}",
             got=str(view),
             hint="change the view, or leave the dtype out of `dtypes=`",
         )
@@ -343,7 +344,7 @@ def choose_candidate(
         mismatches.append(mismatch)
     *_, found, _ = max(mismatches)  # from the instance that takes most of the arguments
     taken = " or ".join(dict.fromkeys(takes for *_, value, takes in mismatches if value == found))
-    return f"{found}, and it takes {taken}"
+    return f"{found}, but the kernel takes {taken}"
 
 
 def _mismatch(
@@ -355,7 +356,8 @@ def _mismatch(
             if tensor.dtype != parameter.dtype:
                 return index, False, f"`{name}` is {dtype_name(tensor.dtype)}", dtype_name(parameter.dtype)
             if parameter.dim is not None and tensor.dim() != parameter.dim:
-                return index, True, f"`{name}` has {tensor.dim()} dimensions", str(parameter.dim)
+                found = f"`{name}` has {tensor.dim()} dimension{'s' * (tensor.dim() != 1)}"
+                return index, True, found, str(parameter.dim)
             if parameter.written and not (copies_back or has_layout(tensor, parameter.layout)):
                 return index, True, *layout_refusal(name, parameter.layout)
     return None
@@ -363,7 +365,10 @@ def _mismatch(
 
 def layout_refusal(name: str, layout: str) -> tuple[str, str]:
     """Return the found and the accepted layout of an argument that a kernel writes into."""
-    return f"`{name}`, which it writes, is not {layout}", f'only {layout} memory without `copies="allowed"`'
+    return (
+        f"`{name}`, which the kernel writes, is not {layout}",
+        f'only {layout} memory without `copies="allowed"`',
+    )
 
 
 def copy_reason(name: str, layout: str, *, written: bool) -> str:
@@ -432,7 +437,7 @@ def dtype_refusal(names: Sequence[str], values: Sequence[Any], dtypes: Sequence[
     if not dtypes or not found or any(dtype in dtypes for dtype in found.values()):
         return None
     what = " and ".join(f"`{name}` is {dtype_name(dtype)}" for name, dtype in found.items())
-    return f"{what}, and it takes {' or '.join(map(dtype_name, dtypes))}"
+    return f"{what}, but the kernel takes {' or '.join(map(dtype_name, dtypes))}"
 
 
 def device_refusal(values: Sequence[Any]) -> str | None:

@@ -59,7 +59,10 @@ class CppAhead(Ahead):
         """Return the kernel as an object to link."""
         arguments, unsized = cpp_arguments(kernel), ""
         if kernel.operator.specification.schema.results and not kernel.computes_sizes:
-            unsized = "only Python knows the sizes of its results: give it `shapes=`, or `sizes` in C++"
+            unsized = (
+                "only Python knows the sizes of its results: give the operator `shapes=`, "
+                "or its kernel `sizes` in C++"
+            )
         return LinkedKernel(arguments, partial(kernel.library_object, targets[0]), unsized)
 
     def origin(self, kernel: CppKernel) -> str:
@@ -88,9 +91,9 @@ def _refuse_instructions(kernel: CppKernel) -> None:
             errors.UsageError,
             f"its kernel in C++ has the flag `{flag}`, which some processors of a level do not support",
             argument="flags",
-            expected="the instructions of the levels that `opsmith build` is given",
+            expected="only instructions of the levels that are built",
             got=flag,
-            hint="leave it out; `-march=` of a kernel is replaced by the level",
+            hint="leave the flag out; the level replaces `-march=` of a kernel",
         )
 
 

@@ -267,7 +267,7 @@ class KernelCompiler:
             raise self._refused(error.printed, own_headers(self.source)) from None
         except OSError as error:
             raise errors.CacheError(
-                "a kernel cannot be built, as no temporary file can be written",
+                "a kernel cannot be built, because no temporary file can be written",
                 operator=self.operator,
                 expected="free space in the directory for temporary files",
                 got=str(error),
@@ -306,7 +306,7 @@ def kernel_toolchain() -> Toolchain:
             f"C++ kernels are not built on {sys.platform} yet",
             expected="Linux",
             got=sys.platform,
-            hint="keep the kernel, and the reference computes the operator here; or add a kernel in Python",
+            hint="keep the kernel: here the reference computes the operator. Or add a kernel in Python",
         )
     return find_toolchain()
 

@@ -300,7 +300,7 @@ class CppKernel(PlannedKernel[CppSource]):
             raise self.error(
                 errors.KernelSignatureError,
                 "`sizes` of the C++ kernel does not return the sizes of the operator's results",
-                expected=f"{count} values of type Shape, from a function of all arguments",
+                expected=f"{count} value{'s' * (count != 1)} of type Shape, from a function of all arguments",
                 got=f"{library.sized}",
                 hint="give `sizes` the kernel's parameters, without the parameters of results"
                 if count

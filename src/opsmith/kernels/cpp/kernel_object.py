@@ -76,16 +76,16 @@ def _make_local(directory: Path, table: str) -> None:
     program = _objcopy()
     if program is None:
         raise errors.ToolchainError(
-            "a kernel cannot be linked without `objcopy`, which comes with GNU's linker",
+            "linking a kernel needs `objcopy`, which comes with GNU's linker",
             expected="`objcopy` in PATH",
             got="no program with this name",
-            hint="install it; on Debian or Ubuntu with `apt-get install binutils`",
+            hint="install GNU binutils; on Debian or Ubuntu with `apt-get install binutils`",
         )
     command = [program, f"--redefine-sym={TABLE}={table}", f"--keep-global-symbol={table}", "alone.o", OBJECT]
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise _objcopy_error(f"it did not end within {LIMIT_S} s") from error
+        raise _objcopy_error(f"`objcopy` did not end within {LIMIT_S} s") from error
     if done.returncode:
         raise _objcopy_error(done.stderr.decode(errors="replace").strip())
 
@@ -95,5 +95,5 @@ def _objcopy_error(got: str) -> errors.ToolchainError:
         "`objcopy` failed to make a kernel's symbols local",
         expected="GNU binutils 2.29 or later",
         got=got,
-        hint="install them; on Debian or Ubuntu with `apt-get install binutils`",
+        hint="install GNU binutils; on Debian or Ubuntu with `apt-get install binutils`",
     )

@@ -172,5 +172,5 @@ def no_template(source: CppSource, language: str, returns: str) -> errors.Kernel
         expected="`template <class T>` before the function",
         got=f"`{returns} {source.entry}(...)`",
         where=source.where,
-        hint="leave `dtypes=` out: the views in its parameters have dtypes",
+        hint="leave `dtypes=` out: the views in the function's parameters have dtypes",
     )

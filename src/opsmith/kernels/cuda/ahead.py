@@ -117,8 +117,8 @@ def shipped_cuda_headers(kernel: CudaKernel, package: Path) -> dict[str, str]:
     if computed:
         raise kernel.error(
             errors.UsageError,
-            "its kernel in CUDA includes a header whose name a macro makes",
-            expected="the name of each header in its directive, or in the definition of a macro",
+            "a macro computes the name of a header that its CUDA kernel includes",
+            expected="the name of each header in an `#include`, or in the definition of a macro",
             got=f"#include {computed[0]}",
             hint='write each name out: one `#include "..."` for each case',
         )

@@ -158,7 +158,8 @@ class GpuFunctions:
                     raise self._kernel.error(
                         errors.KernelError,
                         "the CUDA kernel cannot be loaded while a CUDA graph is captured",
-                        got="the first call of " + (f"its instance {instance}" if str(instance) else "it"),
+                        got="the first call of "
+                        + (f"its instance {instance}" if str(instance) else "the kernel"),
                         hint="call the operator once with arguments of this kind before the capture",
                     )
                 function = self.loaded[instance, index] = self._loaded(instance, index)
@@ -184,7 +185,7 @@ class GpuFunctions:
             found = _taken(driver, image.cubin)
             if isinstance(found, LoadedFunction):
                 return found
-            packaged.drop(path, f"the driver does not load it: {found}")  # too old a driver
+            packaged.drop(path, f"the driver does not load this file: {found}")  # too old a driver
             kernel.choose_anew()
         try:
             return self._compiled_and_loaded(instance, index)
@@ -219,5 +220,6 @@ class GpuFunctions:
             expected=f"a driver of CUDA {version} or later, or an NVRTC that is not newer than the driver",
             got=f"NVRTC of CUDA {version}, and a driver of CUDA {own or 'unknown'}, for {architecture}",
             hint=f"install a newer driver of NVIDIA, or `pip install nvidia-cuda-nvrtc-cu{major}`; if the "
-            "driver is no older than NVRTC, run `opsmith cache --clear`; until then the reference computes",
+            "driver is not older than NVRTC, run `opsmith cache --clear`; until then the reference computes "
+            "the operator",
         )

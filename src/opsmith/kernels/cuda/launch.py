@@ -329,7 +329,7 @@ def _outside_limits(
         got=f"{' x '.join(map(str, found))}, for {shapes}",
         hint="compute the grid from the results, which a kernel must fill completely"
         if rule.name.endswith("grid")
-        else "take a smaller number, and let each thread or block do more",
+        else "take a smaller number, and let each thread or block do more work",
     )
 
 

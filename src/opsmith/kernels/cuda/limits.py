@@ -64,17 +64,17 @@ class LaunchLimits:
                 errors.LaunchError,
                 "a block of the CUDA kernel needs more registers than a block may have",
                 argument="block",
-                expected=f"at most {self.threads} threads of {self.registers} registers each, which are "
-                f"{REGISTERS} together",
+                expected=f"at most {self.threads} threads of {self.registers} registers each: a block has "
+                f"{REGISTERS} registers",
                 got=threads,
-                hint=f"write `__launch_bounds__({geometry.threads})`, so that each thread takes fewer, "
-                "or a smaller `block=`",
+                hint=f"write `__launch_bounds__({geometry.threads})`: then each thread takes fewer "
+                "registers; or write a smaller `block=`",
             )
         return kernel.error(
             errors.LaunchError,
             "a block of the CUDA kernel needs more shared memory than the GPU has for one block",
             argument="shared",
             expected=f"at most {self.shared} bytes on {self.architecture}, static and dynamic together",
-            got=f"{self.static} bytes of static and {geometry.shared} of dynamic shared memory",
+            got=f"{self.static} bytes of static and {geometry.shared} bytes of dynamic shared memory",
             hint="let a block work on a smaller part at a time",
         )

@@ -41,7 +41,7 @@ def linked_cuda(kernel: CudaKernel, targets: Sequence[str]) -> LinkedKernel | st
     specification = kernel.operator.specification
     schema = specification.schema
     if schema.results and sizing_of(specification.shapes, schema) is None:
-        return "only Python knows the sizes of its results on a GPU: give it `shapes=`"
+        return "only Python knows the sizes of its results on a GPU: give the operator `shapes=`"
     arguments = cpp_arguments(kernel)
     try:
         rules = _encoded_rules(kernel, arguments)

@@ -260,7 +260,7 @@ class Nvrtc:
             f"NVRTC fails: nvrtc{name} returns {text}",
             expected="a complete NVRTC, of the same version as the files in its folder",
             got=" ".join(filter(None, [self.file.path, log.strip()])),
-            hint="install it again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
+            hint="install NVRTC again: `pip install --force-reinstall nvidia-cuda-nvrtc`",
         )
 
 

@@ -137,7 +137,7 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
     Example:
         >>> file = BuiltFile(operator="", language="CUDA", digest="", abi=1, target="sm_80")
         >>> gpu_misfit(file, "sm_86") is None, gpu_misfit(file, "sm_90")
-        (True, 'built for sm_80, and this GPU is sm_90')
+        (True, 'built for sm_80, but this GPU is sm_90')
     """
     match = _TARGET.fullmatch(built.target)
     if match is not None and not architecture:
@@ -149,7 +149,7 @@ def gpu_misfit(built: BuiltFile, architecture: str) -> str | None:
             fits = fits and number // 10 == wanted // 10
         if fits:
             return None
-    return f"built for {built.target}, and this GPU is {architecture or 'of NVIDIA'}"
+    return f"built for {built.target}, but this GPU is {architecture or 'of NVIDIA'}"
 
 
 def gpu_rank(built: BuiltFile) -> tuple[bool, int]:

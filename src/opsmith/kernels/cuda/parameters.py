@@ -181,7 +181,7 @@ def _merged(kernel: BuiltKernel[Any], name: str, one: CudaParameter, other: Cuda
             errors.KernelSignatureError,
             f"two launches of the CUDA kernel have contradictory views of `{name}`",
             argument=name,
-            expected=f"`{one}` in each, or `View<...>` in one of them",
+            expected=f"`{one}` in both launches, or `View<...>` in one of them",
             got=f"`{one}` and `{other}`",
             hint="give both kernels the same dtype, number of dimensions and layout",
         )
@@ -238,7 +238,7 @@ def _capacity_refusal(name: str, value: Any, parameter: CudaParameter) -> str | 
         bits = parameter.item * 8 - 1
         beyond = [each for each in items if not -(2**bits) <= each < 2**bits]
         if beyond:
-            return f"`{name}` is {beyond[0]}, and it takes an int of {bits + 1} bits"
+            return f"`{name}` is {beyond[0]}, but the kernel takes an int of {bits + 1} bits"
     return None
 
 

@@ -202,7 +202,7 @@ def _check_scratch(kernel: BuiltKernel[Any], name: str, layout: ResultLayout, vi
             f"the CUDA kernel's view does not match the scratch buffer `{name}`",
             argument=name,
             expected=f"`View` or `Contiguous` of {dtype_name(layout.dtype)}, of {len(layout.shape)} "
-            "dimensions",
+            f"dimension{'s' * (len(layout.shape) != 1)}",
             got=str(view),
             hint="change the view, or the sizes and the dtype in `scratch=`",
         )

@@ -241,9 +241,9 @@ def _check_passed(launches: Sequence[LaunchRules], made: Sequence[str]) -> None:
         raise errors.LaunchError(
             f"no launch of the CUDA kernel gets `{missing[0]}`",
             argument="launches",
-            expected=f"`{missing[0]}` among the names in one of them",
+            expected=f"`{missing[0]}` among the names in one of the launches",
             got=", ".join(f"`{each.call}`" for each in launches),
-            hint="name it in parentheses after the kernel that writes it",
+            hint=f"name `{missing[0]}` in parentheses after the kernel that writes it",
         )
 
 
@@ -294,7 +294,7 @@ def _initial_rules(
             got=", ".join(map(repr, declared)),
             hint="leave it out: an argument already has values"
             if is_argument
-            else "name a result as `results=` of the operator does; the only one is `result` without it",
+            else "use the names in the operator's `results=`; without `results=`, the only name is `result`",
         )
     return {
         name: launch_rule(f"initial[{name!r}]", value, operator, names, convert=real_number)
@@ -307,7 +307,7 @@ def _check_names(option: str, declared: Any, example: str) -> None:
         raise errors.LaunchError(
             f"`{option}=` of a CUDA kernel is not a dict by name",
             argument=option,
-            expected=f"a dict, as {example}",
+            expected=f"a dict, such as {example}",
             got=repr(declared),
             hint=f"write `{option}={example}`",
         )

@@ -114,7 +114,7 @@ def _source(found: FoundFunction, folder: str | None) -> CudaSource:
             expected="one type, which is the dtype; any number of `int` or `bool`, which are `constants=`",
             got=f"template <{' '.join(listed.split())}>",
             where=f"{found.path}:{found.at}",
-            hint="write one of the types out",
+            hint="keep one type, and write a concrete type instead of each other type",
         )
     return CudaSource(
         found.text,
@@ -157,6 +157,6 @@ CUDA = SourceLanguage(
     "cuda",
     "kernel",
     _KERNEL,
-    "`__global__ void {name}(...)`, of the arguments and then the results",
+    "`__global__ void {name}(...)`, whose parameters are the arguments and then the results",
     _kernels,
 )

@@ -15,17 +15,17 @@ _MISSING = re.compile(
 )
 _HINTS = {
     r"<c(?:math|stdint|stddef|assert|stdio|stdlib)>|<(?:math|stdint|stddef|assert|stdio|stdlib)\.h>": (
-        "leave it out: CUDA has functions of mathematics, `int64_t` and others, `assert`, `printf`, INFINITY "
-        "and NAN without it"
+        "leave the header out: without it, CUDA has functions of mathematics, types such as `int64_t`, "
+        "`assert`, `printf`, INFINITY and NAN"
     ),
-    r"<(?:cuda|cub|thrust|nv)/.*>": "it is part of CCCL: `pip install {package}`",
+    r"<(?:cuda|cub|thrust|nv)/.*>": "the header is part of CCCL: `pip install {package}`",
     r"M_\w+": "write the number, or a constant of `#include <math_constants.h>` such as CUDART_PI",
-    r"std::(?:max|min|size_t|printf)|std::math": "write it without `std::`: CUDA has it",
+    r"std::(?:max|min|size_t|printf)|std::math": "write the name without `std::`: CUDA has it",
     r"<(?:limits|cfloat|float\.h)>|std::numeric_limits|(?:FLT|DBL)_\w+": "write "
     "`#include <cuda/std/limits>`{brought}, and `cuda::std::numeric_limits`",
     r"<(?:climits|limits\.h)>|U?(?:CHAR|SHRT|INT|LONG|LLONG)_(?:MAX|MIN)": "write "
     "`#include <cuda/std/climits>`{brought}",
-    r"<[a-z_]+>|std::\w+": "NVRTC has no standard library of C++: it may be in `<cuda/std/...>`{brought}",
+    r"<[a-z_]+>|std::\w+": "NVRTC has no standard library of C++: `<cuda/std/...>` may have it{brought}",
 }
 """Hints for headers, members of `std` and names, by regular expressions that match these."""
 

@@ -39,8 +39,8 @@ def _usage(
         faults.append(f"a block has {threads} threads, and `__launch_bounds__` allows {cubin.max_threads}")
     if estimate == 0:
         faults.append(
-            f"no block of {threads} threads, {used.registers} registers each, and {shared} "
-            "bytes of shared memory fits on a multiprocessor"
+            f"a multiprocessor has no room for a block of {threads} threads, {used.registers} registers "
+            f"each, and {shared} bytes of shared memory"
         )
     return KernelUsage.of(
         kernel.operator.name,
@@ -93,9 +93,9 @@ def _without_sample(
         named = ", ".join(dtype_name(dtype) for dtype in dtypes if dtype is not None)
         raise kernel.error(
             errors.MissingSamplesError,
-            f"no sample gives sizes for its CUDA kernel{f' in {named}' if named else ''}, whose constants "
-            "depend on them",
-            hint="write a function under `@op.samples` that yields arguments which the kernel takes",
+            "the constants of its CUDA kernel depend on sizes, but no sample gives sizes"
+            f"{f' in {named}' if named else ''}",
+            hint="in `@op.samples`, yield arguments that the kernel takes",
         )
     instances = [*dict.fromkeys(each for dtype in dtypes for each in kernel.variant(dtype, fixed))]
     kernel.candidates(instances, architecture)

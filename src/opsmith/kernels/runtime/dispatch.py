@@ -226,8 +226,8 @@ def _take_number() -> int:
     if number < (most := runtime().opsmith_most_entries()):
         return number
     raise errors.ToolchainError(
-        "there is no free entry for another kernel that is called without Python",
-        expected=f"at most {most} operators in one process: one for each kernel, and one for each operator",
+        "no entry is free for another kernel that is called without Python",
+        expected=f"at most {most} entries in one process: one for each kernel, and one for each operator",
         got=f"{most}, all in use",
         hint="use fewer kernels in one process; until then the reference computes the operator",
     )

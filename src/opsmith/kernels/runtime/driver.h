@@ -32,8 +32,8 @@ class OpenDriver : public Driver {
       int status = 0;
       if (stream(device, &used) == 0 && capturing_ && !capturing_(used, &status) && status != 0)
         throw DriverError(
-            "it cannot be loaded while a CUDA graph is captured\n  hint: call the operator once with such arguments "
-            "before the capture");
+            "it cannot be loaded while a CUDA graph is captured\n  hint: call the operator once with arguments "
+            "of this kind before the capture");
       held = loaded(instance, gpu.capability);
     }
     if (launch.shared > held.dynamic && held.fixed + launch.shared > usual_shared) {

@@ -157,7 +157,9 @@ class Driver:
             opened = runtime().opsmith_driver((ctypes.c_void_p * len(functions))(*functions))
         if opened is None:
             lacks = (
-                f"the driver has no function `{absent[0]}`" if absent else "its part for CUDA is not loaded"
+                f"the driver has no function `{absent[0]}`"
+                if absent
+                else "torch's part for CUDA is not loaded"
             )
             raise errors.ToolchainError(
                 "no CUDA kernel can be launched",
@@ -200,7 +202,8 @@ def find_driver() -> Driver:
                 "the CUDA driver does not start",
                 expected="a GPU that this process can see",
                 got=str(error),
-                hint="see `nvidia-smi`, and CUDA_VISIBLE_DEVICES; until then the reference computes",
+                hint="check the output of `nvidia-smi`, and CUDA_VISIBLE_DEVICES; until a GPU is found, the "
+                "reference computes the operator",
             ) from None
     raise errors.ToolchainError(
         "there is no CUDA driver",
@@ -222,7 +225,7 @@ class TorchCuda:
     def unavailable(self) -> str | None:
         """Return why CUDA kernels cannot run on torch's `cuda` devices; None if they can."""
         if torch.version.hip is not None:
-            return "this torch is built for ROCm, and CUDA C++ is for NVIDIA's GPUs"
+            return "this torch is built for ROCm, but CUDA C++ is for NVIDIA's GPUs"
         return None
 
     def architecture(self, index: int) -> str:

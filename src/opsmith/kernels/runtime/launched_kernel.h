@@ -165,7 +165,8 @@ inline bool compute_initial(const LaunchedKernel& kernel, const CallScope& scope
     if (!found.defined() || (found.under != 1 && !is_floating(dtype)))
       return scope.whole("initial", each.program, filled.whole);
     if (!is_floating(dtype) && (found.over < least_of(dtype) || found.over > most_of(dtype)))
-      return scope.refuse("initial", "", std::to_string(found.over) + ", which no " + dtype_name(dtype) + " is");
+      return scope.refuse("initial", "",
+                          std::to_string(found.over) + ", which " + dtype_name(dtype) + " cannot represent");
     filled.whole = found.over;
     filled.number = double((long double)found.over / (long double)found.under);
     filled.exact = found.under == 1 && double(found.over) != (long double)found.over;

@@ -85,7 +85,7 @@ def _absence(package: Path | None, found: Found) -> str:
         return found.reason
     built = [file for file in found.folder.files if file.language == LANGUAGE]
     if not built:
-        return f"{found.folder.directory} has none"
+        return f"{found.folder.directory} does not have this library"
     if all(file.digest != runtime_digest() for file in built):
         return (
             f"this opsmith cannot use the library in {package}, which was built with opsmith "
@@ -99,8 +99,8 @@ def _missing(kernel: str, reason: str, error: errors.ToolchainError) -> errors.T
     return errors.ToolchainError(
         "the library between torch and all kernels is missing",
         expected="this library, built into opsmith or into the package of the kernel, or a C++ compiler",
-        got=f"the kernel is {kernel}, and fits; of the library between: {reason}; and "
-        f"it cannot be compiled: {error.problem}: {error.got}",
+        got=f"the kernel fits, and is {kernel}; {reason}; the library cannot be compiled: {error.problem}: "
+        f"{error.got}",
         hint="install a wheel of this opsmith with built kernels, or rebuild the package with this opsmith",
     )
 

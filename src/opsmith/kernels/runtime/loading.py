@@ -89,11 +89,13 @@ def refuse_other_library(linked: Sequence[Path]) -> None:
         others = others_of_name(each)
         if others and f" {each.resolve()}\n" not in loaded:
             raise errors.CompileError(
-                "a process loads one library of each name, and it has loaded a different one here",
+                "a process loads one library of each name, but it has loaded a different library of this "
+                "name",
                 argument="libraries",
                 expected=str(each),
                 got=str(others[0]),
-                hint="link the library again under a unique name, with `-Wl,-soname,` and its file's name",
+                hint="give the file of the library a unique name, and link it with `-Wl,-soname,` and this "
+                "name",
             )
 
 
@@ -124,7 +126,8 @@ def loadable(obtain: Callable[[], CacheEntry], exported: str) -> LibraryFile:
             got=str(error),
             hint=f"give the path of `{absent[1]}` in `libraries=`, or put its folder into LD_LIBRARY_PATH"
             if absent
-            else "check that every library it needs is installed, and that CXX is this machine's compiler",
+            else "check that every library that the kernel needs is installed, and that CXX is this "
+            "machine's compiler",
         ) from error
     return LibraryFile(path, entry.origin)
 

@@ -339,12 +339,12 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
                                                                                  const ort::ApiBase* base) {
   const ort::Api* api = base->get_api(ort::api_version);
   if (api == nullptr) {
-    const std::string text = "opsmith: this library needs ONNX Runtime 1.16 or later, and this is ";
+    const std::string text = "opsmith: this library needs ONNX Runtime 1.16 or later, but this is ";
     return base->get_api(1)->create_status(ort::FAIL, (text + base->version()).c_str());
   }
   if (const char* missing = missing_instruction(opsmith_nodes.needs)) {
     const std::string text = std::string("opsmith: this library was compiled for a processor with ") + missing +
-                             ", which this one lacks; package it on a machine of this kind";
+                             ", which this processor lacks; package the library on a machine of this kind";
     return api->create_status(ort::FAIL, text.c_str());
   }
   return guarded(*api, "opsmith", [&] { return register_all(*api, options); });

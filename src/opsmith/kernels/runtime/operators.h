@@ -101,11 +101,11 @@ class OperatorCall {
     if (std::none_of(signature_.begin(), signature_.end(), [](const Argument& each) { return each.written; })) return;
     if (shares_written(signature_, arguments_))
       throw refused("a tensor that it writes shares elements with another argument",
-                    {{"expected", "tensors that share no element"}, {"hint", "call it with a clone of one"}});
+                    {{"expected", "tensors that share no element"}, {"hint", "call it with a clone of one tensor"}});
     if (!may_write())
       throw refused("torch does not let it write into a tensor",
                     {{"expected", "a tensor that may be written here"},
-                     {"hint", "call it in inference mode, or on a clone, if the tensor was made in that mode"}});
+                     {"hint", "if the tensor was made in inference mode, call it in that mode, or on a clone"}});
   }
 
   struct Line {
@@ -164,7 +164,7 @@ class OperatorCall {
     if (found.size() == 0)
       throw refused("the library has no instance of its CUDA kernel for these sizes",
                     {{"got", missing},
-                     {"hint", "give the operator a sample of such sizes, and build the library anew"}});
+                     {"hint", "give the operator a sample of these sizes, and build the library again"}});
     return found;
   }
 
@@ -224,7 +224,7 @@ class OperatorCall {
                   {{"argument", name(furthest)},
                    {"expected", taken},
                    {"got", found},
-                   {"hint", "convert it; PyTorch with opsmith computes such a call by the reference"}});
+                   {"hint", "convert the argument; PyTorch with opsmith computes such a call by the reference"}});
   }
 
   // True if an instance takes all tensors; else the first tensor that it refuses, with its value and the accepted value.
@@ -253,7 +253,7 @@ class OperatorCall {
     every(signature_, arguments_, [&](const RawTensor& raw, size_t, size_t argument) {
       refuse_layout(raw, argument);
       if (signature_[argument].written && meets_itself(raw))
-        throw refused("several elements of `" + name(argument) + "` are one in memory",
+        throw refused("several elements of `" + name(argument) + "` share the same memory",
                       {{"argument", name(argument)},
                        {"expected", "a tensor that is not expanded"},
                        {"got", layout(raw)},
@@ -267,8 +267,8 @@ class OperatorCall {
     if (accepted == ANY_LAYOUT || has_layout(raw, CONTIGUOUS)) return;
     if (accepted == NESTED_LAYOUT && is_nested(raw)) return;
     const std::string wanted =
-        accepted == NESTED_LAYOUT ? "strides that fall, as of rows of a larger tensor" : "a contiguous tensor";
-    throw refused("the layout of its results follows from this argument's, which is known in Python alone",
+        accepted == NESTED_LAYOUT ? "strides that decrease, as in rows of a larger tensor" : "a contiguous tensor";
+    throw refused("only Python knows the layout of its results, which follows from the layout of this argument",
                   {{"argument", name(argument)},
                    {"expected", wanted},
                    {"got", layout(raw)},
@@ -292,10 +292,10 @@ class OperatorCall {
       Result result{written.dtype, {shape.sizes, shape.sizes + shape.dim}, {}, {}};
       const bool fits = written.dim < 0 || written.dim == shape.dim;
       if (!fits || !lay_out(result.sizes, result.strides, INT64_MAX / 16))  // its bytes, too, have 64 bits
-        throw refused("its kernel writes no result of the computed sizes",
-                      {{"expected", fits ? "sizes that memory holds" : dimensions(written.dim)},
+        throw refused("its kernel cannot write a result of the computed sizes",
+                      {{"expected", fits ? "sizes that fit into memory" : dimensions(written.dim)},
                        {"got", listed(shape.sizes, shape.dim)},
-                       {"hint", "look at the sizes of its tensors, and at `sizes` of its kernel"}});
+                       {"hint", "check the sizes of its tensors, and `sizes` of its kernel"}});
       if (written.layout == CHANNELS_LAST) result.written = strides_in(shape.dim, shape.sizes, CHANNELS_LAST);
       plan->results.push_back(std::move(result));
     }
@@ -328,9 +328,10 @@ class OperatorCall {
                       {"got", found},
                       {"hint", "export the model with dynamic axes"}});
     return refused("its tensors do not fit one another",
-                   {{"expected", *op_.shapes ? op_.shapes : "sizes for which its kernel knows those of the results"},
+                   {{"expected",
+                     *op_.shapes ? op_.shapes : "sizes from which its kernel computes the sizes of the results"},
                     {"got", found},
-                    {"hint", "look at the sizes of its tensors"}});
+                    {"hint", "check the sizes of its tensors"}});
   }
 
   const Operator& op_;

@@ -305,6 +305,6 @@ class LaunchedKernel(PlannedKernel[S]):
             errors.KernelError,
             problem,
             got=got,
-            hint="see its resources with `opsmith compile`; a fault of an earlier kernel may also appear "
-            "here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
+            hint="see the kernel's resources with `opsmith compile`; a fault of an earlier kernel may also "
+            "appear here: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer",
         )

@@ -116,7 +116,7 @@ class CallScope {
     return refuse(part, "", computed.defined()
                                 ? std::to_string(computed.over) + "/" + std::to_string(computed.under) +
                                       ", which is not a whole number"
-                                : "it divides by zero, exceeds 64 bits, or reads what the call does not have");
+                                : "it divides by zero, exceeds 64 bits, or reads a value that the call does not have");
   }
   // Stores the reason why there is no plan. Always returns false.
   template <class Text>

@@ -309,8 +309,8 @@ def _encoded(node: ast.expr, leaf: Callable[[ast.expr], Leaf | None]) -> tuple[P
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return joined("SELECT", test, body, orelse)
     raise NotEncodedError(
-        f"has `{ast.unparse(node)}`, which C++ does not compute: it takes whole numbers, flags and None of "
-        "arguments, and sizes of tensors and lists"
+        f"has `{ast.unparse(node)}`, which C++ does not compute: it takes arguments that are whole numbers, "
+        "flags or None, and sizes of tensors and lists"
     )
 
 

@@ -111,7 +111,7 @@ void compare(Record& record, const std::shared_ptr<const Plan>& known, const Arg
     const int64_t dim = int64_t(result.sizes.size());
     if (shapes[at].dim != dim || std::memcmp(shapes[at].sizes, result.sizes.data(), size_t(dim) * 8)) {
       std::string text = "`sizes` returns " + listed(shapes[at].sizes, shapes[at].dim) + " for result " +
-                         std::to_string(at) + ", where the reference gives " + listed(result.sizes.data(), dim);
+                         std::to_string(at) + ", but the reference returns " + listed(result.sizes.data(), dim);
       throw KernelThrew(record.make_error, text.c_str());
     }
     agrees &= result.strides == strides_in(dim, result.sizes.data(), CONTIGUOUS) &&

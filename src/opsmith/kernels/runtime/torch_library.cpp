@@ -125,9 +125,9 @@ bool call_registry(const std::string& name, std::initializer_list<std::string> g
 }
 
 std::string conflict(const Served& one, const std::string& other) {
-  return one.full_name + ": two parts of the process compute it, and are made of different sources\n  expected: " +
+  return one.full_name + ": two parts of the process compute it, but they are made of different sources\n  expected: " +
          "libraries and a Python package of the same kernels\n  got: " + file() + " and " + other +
-         "\n  hint: build the library anew from what the package is now, or load one of the two";
+         "\n  hint: build the library again from the current package, or load only one of the two";
 }
 
 void contest(Served& each, const std::string& message) {
@@ -180,10 +180,11 @@ void compute(Served& each, const ServedDevice& on, uint64_t* stack) {
     static const char* const missing = missing_instruction(opsmith_served.needs);  // CPUID is slow, above all in a VM
     if (missing != nullptr)
       throw Refused(each.full_name + ": its kernel was compiled for a processor with " + missing +
-                    ", which this one lacks\n  got: " + file() + "\n  hint: build the library for this processor");
+                    ", which this processor lacks\n  got: " + file() +
+                    "\n  hint: build the library for this processor");
   } else if (arguments.several_devices) {
     throw call.refused("its tensors are on several devices",
-                       {{"expected", "all on one GPU"}, {"hint", "move them to the same device"}});
+                       {{"expected", "all tensors on one GPU"}, {"hint", "move them to the same device"}});
   }
   arguments.device.index = std::max(arguments.device.index, 0);
   const auto plan = each.plans.obtain(arguments.words, [&] { return planned(call, on, arguments.device.index); });

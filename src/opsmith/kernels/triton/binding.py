@@ -108,7 +108,7 @@ def bind(
                 argument=name,
                 expected=f"a parameter `{name}` or `{name}_ptr`",
                 got=f"({', '.join(names)})",
-                hint="add it, and store there",
+                hint="add this parameter, and store the values there",
             )
     _check_tuning(source, schema, bounds, error)
     options = tuple(name for name in constants if name not in names)
@@ -129,7 +129,8 @@ def _check_tuning(
                 argument=bound.name,
                 expected="a tuning that restores the written arguments",
                 got=f"{len(source.configs)} configurations",
-                hint=f"write `triton.autotune(..., restore_value=[{bound.parameter!r}])`, or remove it",
+                hint=f"write `triton.autotune(..., restore_value=[{bound.parameter!r}])`, or remove "
+                "the decorator",
             )
 
 
@@ -178,7 +179,7 @@ def _bind_one(
         expected=f"the name of an argument or result ({_listed([*schema.names, *results])}), the name of a "
         "tensor with the ending `_ptr`, `_numel`, `_size_0` or `_stride_0`, or a name in `constants=`",
         got=f"`{name}`",
-        hint=f"rename it, or give it: `constants={{{name!r}: ...}}`",
+        hint=f"rename the parameter, or give its value: `constants={{{name!r}: ...}}`",
     )
 
 
@@ -197,7 +198,7 @@ def _tensors(
                 argument=name,
                 expected=", ".join(f"{name}_stride_{each}" for each in range(dim or 0)),
                 got=", ".join(f"{name}_stride_{each}" for each in sorted(strides)),
-                hint="take all strides, or none: then the tensor is contiguous",
+                hint="take all strides; or take no strides, if the tensor may be contiguous",
             )
         layout = layouts.get(name, "any" if strides else "contiguous")
         tensors[name] = Parameter("Tensor", written=name in written, dim=dim, layout=layout)
@@ -208,8 +209,8 @@ def _tensors(
                 argument="layouts",
                 expected=f"`contiguous` or `channels-last` for one of {_listed(tensors)}",
                 got=f"{layout!r} for `{name}`",
-                hint="leave it out: if the kernel takes a tensor's strides, the tensor may have any strides; "
-                "other tensors are made contiguous",
+                hint="leave the entry out: if the kernel takes a tensor's strides, the tensor may have any "
+                "strides; other tensors are made contiguous",
             )
     return tensors
 

@@ -192,18 +192,24 @@ class TritonKernel(LaunchedKernel[TritonSource]):
             for tensor in tensors_in([value]):
                 if not self._takes(tensor.dtype):
                     taken = " or ".join(sorted(map(dtype_name, self.dtypes)))
-                    return f"`{name}` is {dtype_name(tensor.dtype)}, and it takes {taken}"
+                    return f"`{name}` is {dtype_name(tensor.dtype)}, but the kernel takes {taken}"
             wanted = self.binding.tensors.get(name)
             if wanted is None or value is None:
                 continue
             if wanted.dim not in (None, value.dim()):
-                return f"`{name}` has {value.dim()} dimensions, and it takes {wanted.dim}"
+                return (
+                    f"`{name}` has {value.dim()} dimension{'s' * (value.dim() != 1)}, but the kernel "
+                    f"takes {wanted.dim}"
+                )
             if wanted.layout == "channels-last" and value.dim() not in CHANNELS_LAST:
-                return f"`{name}` has {value.dim()} dimensions, and channels-last is for 4 or 5"
+                return (
+                    f"`{name}` has {value.dim()} dimension{'s' * (value.dim() != 1)}, but channels-last "
+                    "is for 4 or 5"
+                )
             copied = needs_copy(value, wanted)
             if name in schema.written and copied and not self.copies_back:
                 found, taken = layout_refusal(name, wanted.layout)
-                return f"{found}, and it takes {taken}"
+                return f"{found}, but the kernel takes {taken}"
             if (value.numel() if copied else extent_of(value)) > MAX_EXTENT:
                 return _uncounted(name)
         return None
@@ -493,7 +499,7 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                     argument="grid",
                     expected=f"at most {limit} in dimension {dim}",
                     got=f"{programs}",
-                    hint="put the larger number first, or let each program do more",
+                    hint="put the larger number first, or let each program do more work",
                 )
         name = next((name for name, result in results.items() if result.numel()), None)
         if name is not None and not all(programs):
@@ -514,8 +520,8 @@ class TritonKernel(LaunchedKernel[TritonSource]):
                 errors.KernelSignatureError,
                 "the result that the Triton kernel writes differs from the reference's result",
                 argument=name,
-                expected=f"{len(layout.shape)} dimensions",
-                got=f"sizes or strides of {wanted.dim}",
+                expected=f"{len(layout.shape)} dimension{'s' * (len(layout.shape) != 1)}",
+                got=f"sizes or strides of {wanted.dim} dimension{'s' * (wanted.dim != 1)}",
                 hint="take the sizes and strides of as many dimensions as the result has",
             )
         if type(count) is int and count > MAX_EXTENT:  # not a compiler's symbol

@@ -197,4 +197,4 @@ def _packed(kind: Any, value: Any, name: str) -> bytes:
     if whole is not None and isinstance(value, int):
         with suppress(OverflowError):
             return int(value).to_bytes(max(int(whole[2]) // 8, 1), "little", signed=whole[1] == "i")
-    raise NoPlanError(f"`{name}` is {kind}, and gets {value!r}")
+    raise NoPlanError(f"`{name}` is {kind}, but gets {value!r}")

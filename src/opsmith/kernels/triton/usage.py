@@ -90,7 +90,7 @@ def specializations(kernel: TritonKernel, calls: SampleValues | None = None) -> 
             errors.MissingSamplesError,
             "its Triton kernel takes none of the samples, so nothing is compiled",
             got="; ".join(dict.fromkeys(reasons)) or "no samples",
-            hint=f"yield arguments that the kernel takes from `@{specification.variable}.samples`; only "
+            hint=f"in `@{specification.variable}.samples`, yield arguments that the kernel takes; only "
             "floating-point tensors are cast to the dtypes of the kernel",
         )
     return list(found.values())

@@ -37,7 +37,7 @@ class DecoderSizes:
         for name, size in given.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"DecoderSizes expects of `{name}` a whole number of at least 1, got {size!r}; "
+                    f"DecoderSizes expects `{name}` to be a whole number of at least 1, got {size!r}; "
                     "choose different sizes: `DecoderSizes(width=96, layers=3, heads=3)`"
                 )
         if self.width % (2 * self.heads):

@@ -6,9 +6,9 @@ void begin_decode_step(View<T, 2> x, View<T, 2> residual, View<int64_t, 1> posit
   OPSMITH_CHECK(block_size > 0, "block_size is %lld", (long long)block_size);
   for (int64_t n = 0; n < count; n++) {
     OPSMITH_CHECK(tokens(n) >= 0 && tokens(n) < embedding.size(0), "token %lld of sequence %lld is not in the embedding, "
-                  "which has %lld", (long long)tokens(n), (long long)n, (long long)embedding.size(0));
+                  "which has %lld tokens", (long long)tokens(n), (long long)n, (long long)embedding.size(0));
     OPSMITH_CHECK(lengths(n) >= 0 && lengths(n) < block_table.size(1) * block_size,
-                  "sequence %lld has %lld tokens, and its %lld blocks hold no more", (long long)n,
+                  "sequence %lld has %lld tokens, but its %lld blocks hold no more tokens", (long long)n,
                   (long long)lengths(n), (long long)block_table.size(1));
     OPSMITH_CHECK(block_table(n, lengths(n) / block_size) >= 0, "sequence %lld has no block for one more token",
                   (long long)n);

@@ -58,7 +58,7 @@ class Involution2d(nn.Module):
         for name, number in numbers.items():
             _expect(is_count(number), name, "a whole number of at least 1", repr(number))
         _expect(
-            kernel_size % 2 == 1, "kernel_size", "an odd number, so that a kernel has a middle", kernel_size
+            kernel_size % 2 == 1, "kernel_size", "an odd number, because a kernel needs a middle", kernel_size
         )
         _expect(channels % reduction == 0, "reduction", f"a divisor of channels={channels}", reduction)
         self.channels, self.kernel_size, self.stride = channels, kernel_size, stride
@@ -92,7 +92,7 @@ def is_count(number: object) -> bool:
 def _groups(channels: int, groups: int | None, channels_per_group: int | None) -> int:
     """Return G, from the argument that was given."""
     if groups is not None and channels_per_group is not None:
-        _expect(False, "groups", "either `groups` or `channels_per_group`", "both")
+        _expect(False, "groups", "None if `channels_per_group` is given", "both")
     name = "groups" if groups is not None else "channels_per_group"
     given = groups if groups is not None else channels_per_group
     number: Any = CHANNELS_PER_GROUP if given is None else given
@@ -104,6 +104,6 @@ def _groups(channels: int, groups: int | None, channels_per_group: int | None) -
 def _expect(holds: bool, argument: str, expected: str, got: object) -> None:
     if not holds:
         raise ValueError(
-            f"Involution2d expects of `{argument}` {expected}, got {got}; "
+            f"Involution2d expects `{argument}` to be {expected}, got {got}; "
             "choose other numbers: `Involution2d(64, kernel_size=7, stride=1, channels_per_group=16)`"
         )

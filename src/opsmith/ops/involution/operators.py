@@ -267,7 +267,7 @@ def _output_size(
     )
     if any(side < 1 for side in (*size, *kernel, height, width)):  # `min` would fix dynamic sizes
         raise ValueError(
-            f"{operator}: expected an image that with its padding is at least as large as the kernel, got "
+            f"{operator}: expected an image that is, with padding, at least as large as the kernel, got "
             f"H, W = {list(size)}, padding {padding}, Kh, Kw = {list(kernel)}, dilation {dilation}; "
             "use a larger padding, or a smaller kernel or dilation"
         )
@@ -295,5 +295,5 @@ def _expect_shape(operator: str, layout: str, tensor: Tensor, shape: Sequence[in
     if tensor.shape != tuple(shape):
         raise ValueError(
             f"{operator}: expected {layout} = {list(shape)}, got {list(tensor.shape)}; "
-            "this shape follows from the other arguments: change it or these arguments"
+            "this shape follows from the other arguments: change this shape or the other arguments"
         )

@@ -78,7 +78,7 @@ def kernel_access(
             errors.MissingSamplesError,
             "its kernel in CUDA C++ takes none of the samples, so nothing is run",
             got="; ".join(refused) or "no samples",
-            hint=f"yield arguments that the kernel takes from `@{name}.samples`",
+            hint=f"in `@{name}.samples`, yield arguments that the kernel takes",
         )
     return [
         KernelAccess(

@@ -162,7 +162,7 @@ def emulated_libraries(
             "CUDA kernels run on the CPU only under Linux",
             operator=operator,
             got=f"the platform {sys.platform}",
-            hint="run them under Linux, for example in a container",
+            hint="run the kernels under Linux, for example in a container",
         )
     toolchain = kernel_toolchain()
     groups = in_groups(sorted(instances, key=str), processors())

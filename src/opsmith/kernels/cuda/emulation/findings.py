@@ -29,8 +29,8 @@ _PRECEDENCE = (
 _ENDING = (Kind.CRASH, Kind.STACK_OVERFLOW, Kind.OUT_OF_MEMORY)
 """Kinds of reports that end the process of the runtime."""
 
-_POINTER = "see that the pointer is one of a parameter, and the offset within its tensor"
-_SMALLER = "try it on smaller tensors"
+_POINTER = "check that the pointer comes from a parameter, and that the offset is within the tensor"
+_SMALLER = "try smaller tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _beyond_shared_variable(reader: ReportReader, report: Report) -> EmulationFi
         words = "before its first variable"
     else:
         beyond = report.offset - variable.offset - variable.size
-        distance = "beyond" if beyond < 0 else "just behind" if not beyond else f"{beyond} bytes behind"
+        distance = "beyond" if beyond < 0 else "just after" if not beyond else f"{beyond} bytes after"
         words = f"{distance} the end of `{variable.name}`, which has {variable.size} bytes"
     message = f"{thread_words(report)} {verb(report.write)} {report.size} bytes of shared memory {words}"
     hint = "compare the index with the size of the array, or make the array larger"
@@ -123,16 +123,18 @@ def _race(reader: ReportReader, report: Report) -> EmulationFinding:
     same_block = str(report.block) == str(report.other_block)
     block = "the same block" if same_block else f"block {report.other_block}"
     message = (
-        f"{thread_words(report)} {reader.memory(report, verb(report.write))}, which thread "
-        f"{report.other_thread} of {block} {verb(report.other_write)} at {other.where}, and nothing "
-        "orders the two accesses"
+        f"{thread_words(report)} {reader.memory(report, verb(report.write))}; thread {report.other_thread} "
+        f"of {block} {verb(report.other_write)} the same memory at {other.where}, and nothing orders the "
+        "two accesses"
     )
     if not same_block:
-        hint = "blocks run in any order: let one block alone write an element, or use atomics"
+        hint = "blocks run in any order: let only one block write an element, or use atomics"
     elif report.write and report.other_write and other.where == reader.lines.at(report.pc).where:
-        hint = "let one thread write the element, as by `if (threadIdx.x == 0)`, or use atomics"
+        hint = "let one thread write the element, for example by `if (threadIdx.x == 0)`, or use atomics"
     else:
-        hint = "put `__syncthreads()` between the two, or `__syncwarp()` where all threads are of one warp"
+        hint = (
+            "put `__syncthreads()` between the two accesses, or `__syncwarp()` if all threads are in one warp"
+        )
     return _finding(reader, report, "race", message, hint, other)
 
 
@@ -140,16 +142,16 @@ def _misaligned(reader: ReportReader, report: Report) -> EmulationFinding:
     name = re.sub(r"\b(?:struct|class) |'", "", text_of(report))
     place = f" {reader.memory(report, size=False)}" if report.region >= IN_SHARED else " an address"
     what = f" as `{name}`" if name else ""
-    message = f"{thread_words(report)} uses{place}{what}, which must lie at a multiple of {report.size} bytes"
-    hint = "use a wide type only where the address is a multiple of its size: not in a slice or an odd row"
+    message = f"{thread_words(report)} uses{place}{what}, which must be aligned to {report.size} bytes"
+    hint = "use a wide type only at an address that is a multiple of its size, not in a slice or an odd row"
     return _finding(reader, report, "misaligned", message, hint)
 
 
 def _divergent_barrier(reader: ReportReader, report: Report) -> EmulationFinding:
     other = reader.lines.at(0, report.file, report.other_line)
     message = (
-        f"{thread_words(report)} waits at this barrier, and thread {report.other_thread} of the same "
-        f"block at {other.where}"
+        f"{thread_words(report)} waits at this barrier, but thread {report.other_thread} of the same "
+        f"block waits at {other.where}"
     )
     hint = "let all threads of a block reach the same `__syncthreads()`: put it outside of conditions"
     return _finding(reader, report, "divergent-barrier", message, hint, other)
@@ -162,14 +164,14 @@ def _barrier_after_exit(reader: ReportReader, report: Report) -> EmulationFindin
     if report.other_write or went_around or not _returns_before(reader.source, place):
         message = (
             f"thread {report.other_thread} of block {report.block}"
-            + (f" and {_threads(others)} more end" if others else " ends")
-            + f" without reaching this barrier{' again' if report.other_write else ''}, at which "
-            f"{thread_words(report)} waits"
+            + (f" and {others} other thread{'s' if others > 1 else ''} end" if others else " ends")
+            + f" without reaching this barrier{' again' if report.other_write else ''}; "
+            f"{thread_words(report)} waits there"
         )
         hint = "let all threads of a block reach each `__syncthreads()`: put it outside of conditions"
         return _finding(reader, report, "divergent-barrier", message, hint)
     message = f"{_threads(report.size)} of block {report.block} returned before this barrier"
-    return _finding(reader, report, NOTE, message, "prefer a condition around the work to a `return`")
+    return _finding(reader, report, NOTE, message, "use a condition around the work instead of a `return`")
 
 
 def _threads(count: int) -> str:
@@ -203,7 +205,7 @@ def _deadlock(reader: ReportReader, report: Report) -> EmulationFinding:
     other = reader.lines.at(0, report.file, report.other_line) if report.other_line else None
     waits = f"; thread {report.other_thread} waits at {other.where}" if other else ""
     message = f"{thread_words(report)} waits for lanes of its mask that do not come{waits}"
-    hint = "name in the mask the lanes that take part, and no others"
+    hint = "the mask must name the lanes that take part, and no others"
     return _finding(reader, report, "divergent-barrier", message, hint, other)
 
 
@@ -211,10 +213,10 @@ def _not_written(reader: ReportReader, report: Report) -> EmulationFinding:
     given = reader.tensor(report)
     first = index_of(given.tensor, report.offset)
     message = (
-        f"it does not write {report.count} of {given.tensor.numel()} elements of `{given.label}` "
-        f"{list(given.tensor.shape)}, the first at {first}"
+        f"the kernel does not write {report.count} of {given.tensor.numel()} elements of `{given.label}` "
+        f"{list(given.tensor.shape)}; the first is at {first}"
     )
-    hint = "let the grid cover all elements, and write each"
+    hint = "let the grid cover all elements, and write each element"
     return EmulationFinding(
         "uninitialized", message, reader.source.where, label=given.label, hint=hint, kind=Kind.NOT_WRITTEN
     )
@@ -224,10 +226,10 @@ def _ended_process(source: CudaSource, status: int) -> EmulationFinding:
     """Return the finding for a process that ended in a launch without a report of the runtime."""
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGKILL:
-        message = "the process in which it ran was killed, as where memory runs out"
+        message = "the process that ran the kernel was killed, for example because memory ran out"
         return EmulationFinding(SKIPPED, message, source.where, hint=_SMALLER, kind=Kind.OUT_OF_MEMORY)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    message = f"the process in which it ran ended {how}"
+    message = f"the process that ran the kernel ended {how}"
     cause = "raises" if code in (0, -signal.SIGABRT) else "out-of-bounds"
     return EmulationFinding(cause, message, source.where, kind=Kind.CRASH)
 
@@ -239,11 +241,11 @@ MESSAGES: dict[Kind, Message] = {
     Kind.BETWEEN_ELEMENTS: _says(
         "out-of-bounds",
         "{who} {uses} {size} bytes between the elements of {tensor}, whose strides are {strides}",
-        "index a view by `x(i, j)`, which knows its strides, or take it as `Contiguous`",
+        "index the view by `x(i, j)`, which uses its strides, or declare the view as `Contiguous`",
     ),
     Kind.INPUT_WRITTEN: _says(
         "mutates-input",
-        "{who} {accesses}, which is an input",
+        "{who} {accesses}, but {holder} is an input",
         "write into a result, or declare the operator to write in place",
     ),
     Kind.NO_MEMORY: _says("out-of-bounds", "{who} {uses} {size} bytes far from any tensor", _POINTER),
@@ -252,8 +254,8 @@ MESSAGES: dict[Kind, Message] = {
     ),
     Kind.SHARED_OUT_OF_BOUNDS: _says(
         "out-of-bounds",
-        "{who} {uses} {size} bytes of dynamic shared memory at byte {offset}, and a block has {shared}",
-        "give the launch more by `shared=`",
+        "{who} {uses} {size} bytes of dynamic shared memory at byte {offset}, but a block has {shared} bytes",
+        "give the launch more shared memory by `shared=`",
     ),
     Kind.ARRAY_INDEX: _says(
         "out-of-bounds",
@@ -268,8 +270,8 @@ MESSAGES: dict[Kind, Message] = {
     Kind.UNINITIALIZED_RESULT: _says(
         "uninitialized",
         "{who} {reads}, which no thread has written",
-        "memory is not zero before the launch: write each element before it is read, or name it in "
-        "`initial=`",
+        "memory is not zero before the launch: write each element before it is read, or name the "
+        "tensor in `initial=`",
     ),
     Kind.RACE: _race,
     Kind.MISALIGNED: _misaligned,
@@ -283,8 +285,8 @@ MESSAGES: dict[Kind, Message] = {
     ),
     Kind.NOT_IN_MASK: _says(
         "divergent-barrier",
-        "{who} is lane {size}, which its own mask does not name",
-        "name in the mask each lane that takes part",
+        "{who} is lane {size}, but its own mask does not name this lane",
+        "the mask must name each lane that takes part",
     ),
     Kind.NOT_WRITTEN: _not_written,
     Kind.UNDEFINED: _says("undefined", "{who}: {text}"),
@@ -292,31 +294,32 @@ MESSAGES: dict[Kind, Message] = {
     Kind.ENDLESS: _says(
         "endless",
         "{who} does not end: it was in this line when it was stopped",
-        "see that the loop's condition becomes false, and that what it waits for is written",
+        "check that the loop's condition becomes false; if the loop waits for a value, check that a thread "
+        "writes it",
     ),
-    Kind.TOO_LONG: _says(SKIPPED, "the launch takes more steps than are emulated", _SMALLER),
+    Kind.TOO_LONG: _says(SKIPPED, "the launch takes more steps than the emulation runs", _SMALLER),
     Kind.WAITS_FOR_BLOCK: _says(
         SKIPPED,
-        "{who} waits for another block, and blocks run one after the other here",
-        "launch two kernels in place of a barrier of the grid",
+        "{who} waits for another block, but here blocks run one after the other",
+        "launch two kernels instead of a barrier of the grid",
     ),
     Kind.CRASH: _says(
         "out-of-bounds",
-        "{who} uses memory that is not there, and the process ends",
-        "see that the pointer is valid",
+        "{who} uses memory that does not exist, and the process ends",
+        "check that the pointer is valid",
     ),
     Kind.STACK_OVERFLOW: _says(
         "out-of-bounds",
-        "{who} needs more of the stack than there is: 192 KiB here",
+        "{who} needs more stack than the emulation has: 192 KiB",
         "end the recursion, or keep large arrays in shared memory",
     ),
     Kind.UNORDERED_SUM: _says(
         NOTE,
-        "several threads add floating-point numbers to one element of {holder} in no fixed order, and each "
-        "order rounds otherwise",
-        "say so by `deterministic=False` in `op.kernel(...)`",
+        "several threads add floating-point numbers to one element of {holder} in no fixed order, and "
+        "each order rounds differently",
+        "declare `deterministic=False` in `op.kernel(...)`",
     ),
     Kind.BEYOND_SHARED_VARIABLE: _beyond_shared_variable,
-    Kind.OUT_OF_MEMORY: _says(SKIPPED, "this machine has no memory for the launch", _SMALLER),
+    Kind.OUT_OF_MEMORY: _says(SKIPPED, "this machine has too little memory for the launch", _SMALLER),
 }
 """Function that makes a finding, by kind of report."""

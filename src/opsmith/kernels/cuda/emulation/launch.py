@@ -338,7 +338,7 @@ def _run_in_child(prepared: Sequence[_PreparedLaunch], records: Any) -> int:
             raise errors.ToolchainError(
                 "no process can be forked for a CUDA kernel on the CPU",
                 got=error.strerror,
-                hint="run it where memory and the number of processes suffice",
+                hint="free memory, or raise the limit of the number of processes",
             ) from error
     if child == 0:
         try:

@@ -127,8 +127,8 @@ def _element_words(given: LaunchTensor, offset: int) -> str:
         return f"memory before {name}: {_items(-offset, item)} before its first element"
     if offset >= extent * item:
         beyond = offset - extent * item
-        return f"memory behind {name}: " + (
-            "just after its last element" if not beyond else f"{_items(beyond, item)} further than its end"
+        return f"memory after {name}: " + (
+            "just after its last element" if not beyond else f"{_items(beyond, item)} after its end"
         )
     return f"{name} at element {index_of(tensor, offset)}"
 

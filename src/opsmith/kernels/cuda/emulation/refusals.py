@@ -77,8 +77,8 @@ def refused(
         or (
             "check that the header is in the kernel's folder, or is installed"
             if _HEADER_MISSING.search(got) and not named
-            else "put code that only a GPU can run between `#ifdef __CUDA_ARCH__` and `#else`, and after it "
-            "plain C++ that does the same"
+            else "put code that only a GPU can run after `#ifdef __CUDA_ARCH__`, and equivalent plain C++ "
+            "after `#else`"
         ),
     )
 

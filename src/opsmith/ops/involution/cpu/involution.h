@@ -79,7 +79,7 @@ inline Axes fitted(const Axis& down, const Axis& across, int64_t channels, int64
 }
 
 inline void expect_same(int64_t one, int64_t other) {
-  OPSMITH_CHECK(one == other, "the tensors have other sizes than one another: %lld and %lld", (long long)one,
+  OPSMITH_CHECK(one == other, "the tensors have different sizes: %lld and %lld", (long long)one,
                 (long long)other);
 }
 

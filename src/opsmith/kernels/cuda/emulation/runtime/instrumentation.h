@@ -105,7 +105,7 @@ static void undefined(Kind kind, const Source& at, const char* text, uint64_t pc
 }
 void __ubsan_handle_out_of_bounds(Source* at, void*) { undefined(ARRAY_INDEX, *at, "", PC); }
 void __ubsan_handle_shift_out_of_bounds(Source* at, void*, void*) {
-  undefined(UNDEFINED, *at, "it shifts by a number of bits that is negative, or as large as the number's own", PC);
+  undefined(UNDEFINED, *at, "it shifts by a negative number of bits, or by at least the number's width", PC);
 }
 void __ubsan_handle_divrem_overflow(Source* at, void*, void*) {
   undefined(UNDEFINED, *at, "it divides a whole number by zero", PC);
