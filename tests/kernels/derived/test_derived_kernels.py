@@ -80,10 +80,11 @@ def test_an_explanation_names_the_saved_values() -> None:
     explained = normalised.explain(leaf(16, 64), leaf(64))
     assert explained.forward.startswith("kernel for cpu (derived from the reference), ")
     assert explained.gradients["x"].startswith("backward of the kernel, ")
-    assert explained.saved == ("x", "weight", "hidden result 0")
+    assert explained.saved == ("x", "weight", "a hidden result [16, 1] in float32 (64 bytes)")
     assert (explained.recomputes, explained.ordinary) == (False, False)
     assert explained.copies == ()
     strided = normalised.explain(leaf(64, 16).t(), leaf(64))
+    assert strided.saved == explained.saved
     assert strided.copies == ("`x`: it is not contiguous",)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -39,6 +40,15 @@ def read_conditions(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def read_sizes(text: str) -> str:
+    """Return the sizes of a tensor as an expression over `t0.shape[0]`, ...
+
+    Args:
+        text: The sizes in Python, as Inductor writes them.
+    """
+    return ast.unparse(_Sizes().visit(ast.parse(text, mode="eval")))
+
+
 def exact_sizes(tensors: Sequence[Tensor]) -> list[str]:
     """Return the condition that all sizes are the sizes of these tensors."""
     return [f"t{at}.shape == {tuple(each.shape)}" for at, each in enumerate(tensors)]
@@ -46,11 +56,15 @@ def exact_sizes(tensors: Sequence[Tensor]) -> list[str]:
 
 def holds(conditions: Iterable[Expression], tensors: Sequence[Tensor]) -> bool:
     """Return True if the sizes of tensors meet all conditions."""
-    values = {f"t{at}": each for at, each in enumerate(tensors)}
     try:
-        return all(each.value(values) for each in conditions)
+        return all(evaluated(each, tensors) for each in conditions)
     except ExpressionError:  # for example a division by a size of zero
         return False
+
+
+def evaluated(expression: Expression, tensors: Sequence[Tensor]) -> Any:
+    """Evaluate an expression over the sizes of tensors."""
+    return expression.value({f"t{at}": each for at, each in enumerate(tensors)})
 
 
 def _is_trivial(part: ast.expr) -> bool:

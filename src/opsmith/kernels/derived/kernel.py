@@ -16,7 +16,7 @@ from opsmith import errors
 from opsmith.core.call_arguments import tensors_in
 from opsmith.core.kernels import BuiltKernel
 from opsmith.core.location import innermost, where
-from opsmith.core.tensors import replace_tensors
+from opsmith.core.tensors import map_tensors, replace_tensors
 from opsmith.kernels.common.dtypes import dtype_name
 from opsmith.kernels.derived.variant import Traced, Variant, build_variant
 from opsmith.kernels.languages import Declaration
@@ -92,7 +92,8 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         variant = self._variant(values)
         if isinstance(variant, str):
             return self.operator.reference(*args, **kwargs)
-        returned = iter(variant([each.contiguous() for each in tensors_in(values)]))
+        tensors = tensors_in(values)
+        returned = iter(variant([each if each.is_contiguous() else each.contiguous() for each in tensors]))
         results = [
             None if form is None else next(returned) if form < 0 else [next(returned) for _ in range(form)]
             for form in variant.facts.forms
@@ -134,7 +135,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         )
 
     def saved(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Return the values that the backward of a call needs, with the bytes of hidden results."""
+        """Return the values that the backward of a call needs, with the sizes and bytes of hidden results."""
         variant = self._variant([*values])
         if isinstance(variant, str):
             return ()
@@ -145,7 +146,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         ]
         found = [names[at] for kind, at in variant.facts.taken if kind == "input"]
         found += [f"result {at}" for kind, at in variant.facts.taken if kind == "result"]
-        return (*found, *(f"hidden result {at}" for at in range(variant.facts.hidden)))
+        return (*found, *variant.hidden_results(tensors_in([*values])))
 
     def origin_of(self, values: Sequence[Any]) -> str:
         """Return where the libraries for a call came from."""
@@ -154,15 +155,16 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
 
     def _variant(self, values: list[Any]) -> Variant | str:
         """Return the variant for a call; it is built if there is none. A text says why there can be none."""
-        tensors = tensors_in(values)
-        needed = self._needed(tensors)
-        sizes = tuple(each.shape for each in tensors)
-        kind = (needed, *_kind(values))
-        found = self._known.get((kind, sizes))
+        differentiates = torch.is_grad_enabled() and not self.operator.specification.gradients.given
+        call = _call(values, differentiates)
+        found = self._known.get(call)
         if found is not None:
             return found
+        tensors = tensors_in(values)
         if any(each.numel() == 0 for each in tensors):
             return "a tensor has no elements"
+        needed = tuple(at for at, each in enumerate(tensors) if differentiates and each.requires_grad)
+        kind = (needed, *_kind(values))
         with self._lock:
             for variant in self._variants.get(kind, ()):
                 if variant.fits(tensors):
@@ -174,13 +176,8 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
                 variant = built
             if len(self._known) >= MOST_SIZES:
                 self._known.clear()
-            self._known[kind, sizes] = variant
+            self._known[call] = variant
         return variant
-
-    def _needed(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        if not torch.is_grad_enabled() or self.operator.specification.gradients.given:
-            return ()
-        return tuple(at for at, each in enumerate(tensors) if each.requires_grad)
 
     def _built(
         self, kind: Kind, values: list[Any], tensors: Sequence[Tensor], needed: tuple[int, ...]
@@ -194,7 +191,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         specification = self.operator.specification
         variants = self._variants.setdefault(kind, [])
         parts = {
-            "kernel": "derived, 2",
+            "kernel": "derived, 3",
             "operator": specification.name,
             "reference": source_hash(specification.reference),
             "kind": repr(kind),
@@ -202,9 +199,10 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
             "compiler": toolchain.identity,
             "processor": cpu_model(),
         }
+        without_data = map_tensors(lambda tensor: torch.empty((), device="meta"), values)
         while self._count < MOST_VARIANTS:
             forms: list[int | None] = []
-            traced = partial(self._traced, values, forms)
+            traced = partial(self._traced, without_data, forms)  # it is kept, but the tensors must not be
             build = partial(self._build, traced, forms, tensors, needed, toolchain.command[0])
             entry = cache_on_disk().obtain({**parts, "number": str(len(variants))}, build)
             variant = Variant(
@@ -268,6 +266,22 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
             where=innermost(error, self.source.where),
             hint="compute with torch operations alone: `torch.where` in place of `if`, and no `.item()`",
         )
+
+
+def _call(values: Sequence[Any], differentiates: bool) -> tuple[Any, ...]:
+    """Facts of a call that choose its variant: its kind, and the sizes of its tensors."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found += (value.dtype, value.shape, differentiates and value.requires_grad)
+        elif isinstance(value, list | tuple):
+            found.append(_call(value, differentiates))
+        else:
+            found += (
+                type(value),
+                repr(value) if isinstance(value, float) else value,
+            )  # nan is not equal to nan
+    return tuple(found)
 
 
 def _kind(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,14 @@ from opsmith.core.formula import non_differentiable
 from opsmith.core.kernels import BuiltKernel, Kernel
 from opsmith.core.operator import Operator
 from opsmith.declaration import operator
-from opsmith.kernels.derived.conditions import CONDITIONS, exact_sizes, holds, read_conditions
+from opsmith.kernels.derived.conditions import (
+    CONDITIONS,
+    evaluated,
+    exact_sizes,
+    holds,
+    read_conditions,
+    read_sizes,
+)
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.compilation import EAGER
 
@@ -39,7 +47,7 @@ class Facts:
     Args:
         forms: For each result, -1 for a tensor, the length of a list, None for no tensor.
         differentiable: For each tensor that is returned, True if it has a gradient.
-        hidden: Number of hidden results.
+        hidden: For each hidden result, its dtype, and an expression for its sizes.
         taken: Values that the backward takes; see `FusedGraphs`.
         gradients: Positions of the tensors whose gradients the backward returns.
         conditions: Conditions on the sizes of the tensors.
@@ -48,7 +56,7 @@ class Facts:
 
     forms: list[int | None]
     differentiable: list[bool]
-    hidden: int
+    hidden: list[tuple[str, str]]
     taken: list[tuple[str, int]]
     gradients: list[int]
     conditions: list[str]
@@ -77,7 +85,7 @@ def build_variant(
     facts = Facts(
         forms,
         [*graphs.differentiable],
-        graphs.hidden,
+        [(dtype, read_sizes(sizes)) for dtype, sizes in graphs.hidden],
         [*graphs.taken],
         [*graphs.gradients],
         conditions,
@@ -130,6 +138,15 @@ class Variant:
         results = self.operator(*tensors)
         return [results] if isinstance(results, Tensor) else [*results]
 
+    def hidden_results(self, tensors: Sequence[Tensor]) -> list[str]:
+        """Return the sizes, dtype and bytes of each hidden result in a call with these tensors."""
+        found = []
+        for dtype, text in self.facts.hidden:
+            sizes = evaluated(parse(text, CONDITIONS), tensors)
+            size = getattr(torch, dtype).itemsize * math.prod(sizes)
+            found.append(f"a hidden result {[*sizes]} in {dtype} ({size} bytes)")
+        return found
+
     @cached_property
     def _graphs(self) -> Any:
         """The graphs, derived again in this process: for fake tensors and for second-order gradients."""
@@ -145,7 +162,7 @@ class Variant:
         facts = self.facts
         inputs = [f"t{at}" for at in range(len(self._dtypes))]
         results = [f"y{at}" for at in range(len(facts.differentiable))]
-        hidden = [f"saved{at}" for at in range(facts.hidden)]
+        hidden = [f"saved{at}" for at in range(len(facts.hidden))]
         roles = {
             name: ... if has else non_differentiable
             for name, has in zip(results, facts.differentiable, strict=True)

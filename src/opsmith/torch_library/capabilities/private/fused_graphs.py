@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,8 @@ class FusedGraphs:
         backward: Takes the values in `taken`, then the gradients of the differentiable results; returns the
             gradients in `gradients`. None without gradients.
         differentiable: For each result, True if it has a gradient.
-        hidden: Number of hidden results.
+        hidden: For each hidden result, the name of its dtype, and its sizes in Python, with the sizes of the
+            tensors `L['t0']`, ... in them.
         taken: Values that the backward takes.
         gradients: Positions of the tensors whose gradients the backward returns.
         fakes: The tensors, with symbols for their sizes.
@@ -41,7 +43,7 @@ class FusedGraphs:
     forward: GraphModule
     backward: GraphModule | None
     differentiable: tuple[bool, ...]
-    hidden: int
+    hidden: tuple[tuple[str, str], ...]
     taken: tuple[Taken, ...]
     gradients: tuple[int, ...]
     fakes: tuple[Tensor, ...]
@@ -94,7 +96,7 @@ def _fused_graphs(
             )
             if not needed:
                 count = (False,) * len(_outputs(joint))
-                return FusedGraphs(joint, None, count, 0, (), (), tuple(fakes))
+                return FusedGraphs(joint, None, count, (), (), (), tuple(fakes))
             forward, backward = min_cut_rematerialization_partition(
                 joint, fakes, num_fwd_outputs=len(differentiable)
             )
@@ -113,7 +115,12 @@ def compile_graph(graph: GraphModule, path: Path, compiler: str) -> None:
     from torch._inductor import config
 
     inputs = tuple(each.meta["val"].detach() for each in _inputs(graph))
-    options = {"cpp.cxx": (None, compiler), "fx_graph_cache": False, "compile_threads": 1}
+    options = {
+        "cpp.cxx": (None, compiler),
+        "fx_graph_cache": False,
+        "compile_threads": 1,
+        "cpp.dynamic_threads": True,
+    }
     with config.patch(options), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Inductor calls deprecated names of torch
         torch._inductor.aot_compile(graph, inputs, options={"aot_inductor.output_path": str(path)})
@@ -209,7 +216,7 @@ def _parted(
         _return(forward, [*outputs[:count], *kept]),
         _return(backward, [each for each in gradients if each is not None]),
         differentiable,
-        len(hidden),
+        tuple(_described(each, fakes) for each in hidden),
         tuple(taken),
         tuple(at for at, each in enumerate(gradients) if each is not None),
         tuple(fakes),
@@ -218,6 +225,29 @@ def _parted(
 
 def _tensors(graph: GraphModule) -> list[Node]:
     return [each for each in _inputs(graph) if isinstance(each.meta["val"], Tensor)]
+
+
+def _owners(fakes: Sequence[Tensor]) -> dict[Any, tuple[int, int]]:
+    """The position of a tensor, and a dimension, for each symbol of a size."""
+    return {
+        size.node.expr: (at, dim)
+        for at, fake in reversed([*enumerate(fakes)])
+        for dim, size in enumerate(_sizes(fake))
+        if isinstance(size, torch.SymInt)
+    }
+
+
+def _described(node: Node, fakes: Sequence[Tensor]) -> tuple[str, str]:
+    """The dtype of a hidden result, and its sizes in Python."""
+    value, owners = node.meta["val"], _owners(fakes)
+    names = {str(symbol): "L['t{}'].size()[{}]".format(*owner) for symbol, owner in owners.items()}
+    sizes = ", ".join(
+        re.sub(r"\bs\d+\b", lambda found: names[found[0]], str(each.node.expr))
+        if isinstance(each, torch.SymInt)
+        else str(each)
+        for each in _sizes(value)
+    )
+    return str(value.dtype).removeprefix("torch."), f"({sizes},)" if sizes else "()"
 
 
 def _name_sizes(backward: GraphModule, taken: list[Taken], fakes: list[Tensor]) -> list[Taken]:
@@ -232,12 +262,7 @@ def _name_sizes(backward: GraphModule, taken: list[Taken], fakes: list[Tensor]) 
     sizes = [each for each in _inputs(backward) if not isinstance(each.meta["val"], Tensor)]
     if not sizes:
         return []
-    owners: dict[Any, tuple[int, int]] = {
-        size.node.expr: (at, dim)
-        for at, fake in reversed([*enumerate(fakes)])
-        for dim, size in enumerate(_sizes(fake))
-        if isinstance(size, torch.SymInt)
-    }
+    owners = _owners(fakes)
     symbols = {symbol for each in sizes for symbol in each.meta["val"].node.expr.free_symbols}
     wanted = sorted({owners[_shapes_of(fakes).replace(symbol)][0] for symbol in symbols})
     graph, added = backward.graph, []
