@@ -136,7 +136,7 @@ def test_tensors_are_drawn(opsmith: Callable[..., Result], file: Path, tmp_path:
         ("flat", 1, "has no graph: none of its inputs requires a gradient"),
         ("freed", 1, "the graph was freed: the tensors that `ExpBackward0` saved are gone"),
         ("nothing", 2, "must return an object that can be drawn"),
-        ("bare", 2, "it is drawn with the arguments of its first sample, but has none"),
+        ("bare", 2, "it is drawn with the arguments of its first sample, but it has no samples"),
         ("network", 2, "is a model, and its arguments are missing"),
         ("short", 2, "`inputs` do not fit the module: missing a required "),
         ("missing", 2, "has no operator `missing`"),

@@ -161,7 +161,7 @@ def test_a_file_that_differs_has_status_1(file: Path, opsmith: Callable[..., Res
     [
         ("", (), "must name an object to export"),
         (":nothing", (), "must return a model with its arguments"),
-        (":bare", (), "it is exported with the arguments of its first sample, but has none"),
+        (":bare", (), "it is exported with the arguments of its first sample, but it has no samples"),
         (":absent", (), "absent"),
         (":twice", ("--dynamic", "x=rows"), "`x=rows` must name a dynamic axis"),
         (":twice", ("--body", "outline"), "unknown form of an operator's body"),

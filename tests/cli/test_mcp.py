@@ -307,7 +307,7 @@ raising.samples(lambda make: [(make(3),)])
             "explain",
             ":bare",
             ("0",),
-            ("it is explained with the arguments of its first sample, but has none",),
+            ("it is explained with the arguments of its first sample, but it has no samples",),
         ),
     ],
 )

@@ -95,15 +95,13 @@ def line_of(text: str, part: str) -> str:
         pytest.param(
             RUNS,
             "return []",
-            "gives [] in `ToyOnCpu.launch`, where a list with at least one t "
-            "least onet least one run for each of 1 call is right",
+            "gives [] in `ToyOnCpu.launch`, where a list with at least one run for each of 1 call is right",
             id="no call",
         ),
         pytest.param(
             RUNS,
             "return [[] for _ in calls]",
-            "gives [[]] in `ToyOnCpu.launch`, where a list with at least one t "
-            "least onet least one run for each of 1 call is right",
+            "gives [[]] in `ToyOnCpu.launch`, where a list with at least one run for each of 1 call is right",
             id="no run",
         ),
         pytest.param(

@@ -61,7 +61,7 @@ def test_one_file_is_not_for_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert refusal(monkeypatch, BOTH, tmp_path / "page.html") == [
         f"`{tmp_path}/page.html` is one file, but there are 2 operators",
         "  argument: path",
-        "  expected: a folder, for an index and a page for each",
+        "  expected: a folder, for an index and a page for each operator",
         "  got: `paged::affine`, `paged::plain`",
         f"  hint: write `{tmp_path}/page`, or name one operator",
     ]

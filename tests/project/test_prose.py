@@ -60,6 +60,11 @@ OTHERS: dict[tuple[str, str], str] = {
     ("kernels/cuda/emulation/refusals.py", "first['text'].startswith('expected ')"): "words of g++",
     ("kernels/cuda/launch.py", "rule.name.endswith('grid')"): "a name in generated code",
     ("kernels/triton/compiler.py", "line.lstrip().startswith('def ')"): "Python",
+    ("checking/processes/child.py", "'fork' in str(error)"): "a message of torch",
+    (
+        "torch_library/capabilities/private/library_operators.py",
+        "name.startswith('Autograd')",
+    ): "a key of torch",
     ("checking/exceptions.py", "written.startswith('grad')"): "an argument of a formula",
 }
 """Words of others, which stand in messages of ours by chance."""

@@ -30,6 +30,7 @@ LOSSES = {
     "fake_tensors": "del torch._subclasses.fake_tensor.FakeTensorMode",
     # torch's own counter of operations, by which opsmith counts, cannot be imported afterwards.
     "dispatch_mode": "import torch.utils.flop_counter; del torch.utils._python_dispatch.TorchDispatchMode",
+    "fused_graphs": "import torch._functorch.partitioners as p; del p.min_cut_rematerialization_partition",
     "onnx_registry": "from torch.onnx._internal.exporter import _registration as r; "
     "del r.ONNXRegistry.from_torchlib",
     # Torch itself registers by the same function, with `file:line` as the place.

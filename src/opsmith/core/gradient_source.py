@@ -82,7 +82,8 @@ def _without_rule(specification: Specification, values: list[Any] | None) -> Gra
     if specification.opaque:
         return GradientSource("missing", "none: the operator is opaque and no formula is given")
     if runs_ordinary(specification, values):
-        kernel = None if values is None else kernel_of(specification, values)
+        own = (each for each in specification.kernels if each.differentiable)
+        kernel = next(own, None) if values is None else kernel_of(specification, values)
         if kernel is not None:
             return GradientSource("kernel", "backward of the kernel", kernel.where)
         return GradientSource("ordinary", "ordinary autograd of the reference")

@@ -61,7 +61,7 @@ class _OperatorGraphBuilder(CallGraphBuilder):
                 self.storages.own(tensor, "input", name)
         self._forward()
         sources = gradient_sources(specification, list(self._values.values()))
-        by_autograd = {source for source in sources.values() if source.kind in ("ordinary", "own")}
+        by_autograd = {source for source in sources.values() if source.kind in ("ordinary", "kernel", "own")}
         for source in by_autograd:  # the same formula for every input
             self._answer("every input", source)
         if not by_autograd:

@@ -84,6 +84,7 @@ _GRADIENT_ORIGINS: dict[Kind, Origin] = {
     "own": "its own",
     "missing": "missing",
     "stand-in": "derived",
+    "kernel": "derived",
     "ordinary": "derived",
     "reference": "derived",
 }

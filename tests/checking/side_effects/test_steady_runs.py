@@ -234,7 +234,7 @@ def test_a_write_on_derived_inputs_alone_hides_nothing_of_the_samples(
     assert (write.severity, write.follows) == (severity, None)
     (number,) = write.evidence["derived inputs alone"].split(", ")
     assert report.remarks == (
-        f"a call writes into an argument, or two runs differ, only on derived inputs (sample {number}): "
+        f"a call writes into an argument or two runs differ, but only on derived inputs (sample {number}): "
         "the other properties ran without these inputs",
     )
     assert found["gradient", cause].evidence["sample"].startswith("sample 0 ")

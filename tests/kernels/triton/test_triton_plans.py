@@ -529,7 +529,7 @@ def test_a_value_that_no_parameter_holds(launches: Launches) -> None:
     expected = [address(x), struct.pack("<b", -3), address(result), bytes(8), bytes(8)]
     assert launches.by_plan[0].parameters == expected
     kernel(x, 300)
-    assert kernel.by_triton == "`n` is i8, and gets 300"
+    assert kernel.by_triton == "`n` is i8, but gets 300"
     assert len(launches.by_triton) == 1
 
 

@@ -214,7 +214,7 @@ def _ends_at_one(subject: Subject, sample: Sample, argnum: int, norms: Tensor, o
         flat[argnum] = flat[argnum] * torch.where(chosen, norm / norms, 1.0)
         with Overlooking(), torch.no_grad():  # the properties report its exceptions for a sample
             found = [each.double().flatten() for each in subject.plain(sample)(flat) if is_inexact(each)]
-            return torch.cat(found).cpu()
+            return torch.cat(found).cpu() if found else None
         return None
 
     def slope(distance: float) -> float:

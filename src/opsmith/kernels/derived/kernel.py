@@ -191,10 +191,11 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         specification = self.operator.specification
         variants = self._variants.setdefault(kind, [])
         parts = {
-            "kernel": "derived, 3",
+            "kind": "derived",
             "operator": specification.name,
             "reference": source_hash(specification.reference),
-            "kind": repr(kind),
+            "call": repr(kind),
+            "format": "1",
             "torch": str(torch.__version__),
             "compiler": toolchain.identity,
             "processor": cpu_model(),
