@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from opsmith import config as environment
 from opsmith import errors
 from opsmith.build.cache import parts_of
 from opsmith.config import cache_directory
+from opsmith.core import collector
 from opsmith.kernels.cuda import nvrtc
 
 HERE = Path(__file__).parent
@@ -175,6 +177,17 @@ def _composite_operators_are_looked_up_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if look_up is not None:
             patch.setattr(export_utils, "_materialize_cpp_cia_ops", look_up_if_there_are_more)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_objects_are_not_counted() -> Iterator[None]:
+    """An import by a command asks whether objects are frozen, and Python counts all of them for the answer.
+
+    The suite freezes millions: each command would count for a quarter of a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "gc", SimpleNamespace(**{**vars(gc), "get_freeze_count": lambda: 1}))
         yield
 
 
