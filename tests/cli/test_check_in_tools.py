@@ -115,7 +115,7 @@ def check_of_the_action(tmp_path: Path, first_on_path: Path) -> subprocess.Compl
     assert action["runs"]["using"] == "composite"
     assert [step["shell"] for step in steps] == ["bash", "bash"]
     given = {name: each.get("default") for name, each in action["inputs"].items()} | {
-        "targets": "faulty.py",
+        "targets": "annotated.py",
         "options": shlex.join(FAST),
         "sarif": "check.sarif",
         "junit": "check.xml",
@@ -154,7 +154,7 @@ def test_the_command_of_the_action_annotates_each_fault_and_writes_its_files(
     opsmith: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step calls a `python` that says how it was called; the command runs in this process."""
-    file = write(TEXT, "faulty.py")
+    file = write(TEXT, "annotated.py")
     stub = tmp_path / "bin" / "python"
     stub.parent.mkdir()
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
@@ -171,7 +171,7 @@ def test_the_command_of_the_action_annotates_each_fault_and_writes_its_files(
 
 @pytest.mark.slow  # a process of its own imports torch
 def test_the_action_annotates_each_fault_and_writes_its_files(write: Write, tmp_path: Path) -> None:
-    file = write(TEXT, "faulty.py")
+    file = write(TEXT, "annotated.py")
     done = check_of_the_action(tmp_path, Path(sys.executable).parent)
     assert done.returncode == 1, done.stderr
     assert_annotated(done.stdout, str(file), tmp_path)
