@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ import torch
 import torch._export.utils as export_utils
 from conservative import OTHERWISE, REFUSED
 from torch.autograd import forward_ad
+from torch.export import decomp_utils, exported_program
 
 from opsmith import config as environment
 from opsmith import errors
 from opsmith.build.cache import parts_of
 from opsmith.config import cache_directory
+from opsmith.core import collector
 from opsmith.kernels.cuda import nvrtc
 
 HERE = Path(__file__).parent
@@ -83,14 +86,6 @@ def pytest_configure(config: pytest.Config) -> None:
 EXPORTS = re.compile(r"exporting/|test_export_command|test_tour_exported")
 
 
-def shares_a_fixture(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture that its module computes once, and two processes would compute twice."""
-    fixtures = getattr(item, "_fixtureinfo", None)
-    return fixtures is not None and any(
-        each[-1].scope == "module" for each in fixtures.name2fixturedefs.values() if each
-    )
-
-
 def thin_out(items: list[pytest.Item]) -> None:
     """Mark the cases of a long matrix as slow, but for each n-th, as its marker `every` says."""
     cases: dict[str, int] = {}
@@ -104,10 +99,7 @@ def thin_out(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep in one process what needs a warm-up, and what shares a module's fixture.
-
-    The first compile takes 15 seconds, the first export 5.
-    """
+    """Keep in one process what needs a warm-up: the first compile takes 15 seconds, the first export 5."""
     thin_out(items)
     for item in items:
         path = item.path.relative_to(HERE).as_posix()
@@ -117,8 +109,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("compile"))
         elif EXPORTS.search(path):
             item.add_marker(pytest.mark.xdist_group("exports"))
-        elif shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, but for those that a group keeps elsewhere.
+
+    They share the fixtures of their module. pytest-xdist goes through all that a process has done after each
+    test: ten thousand single tests take it fifteen seconds.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).partition("::")[0]
+
+    return ByFile(config, log)
 
 
 def set_objects_aside() -> None:
@@ -160,12 +168,25 @@ def pytest_sessionstart() -> None:
 def _composite_operators_are_looked_up_once() -> Iterator[None]:
     """An export by torch looks every composite operator up again for each namespace of operators.
 
-    The suite declares operators in 140 namespaces. Here they are looked up if there are more.
+    The suite declares operators in 140 namespaces. Here they are looked up if there are more, once an export.
     """
     look_up, known = getattr(export_utils, "_materialize_cpp_cia_ops", None), 0
+    collect, collecting = getattr(export_utils, "_collect_all_valid_cia_ops", None), False
+
+    def collect_after_one_look_up() -> Any:
+        nonlocal collecting
+        look_up_if_there_are_more()
+        collecting = True
+        try:
+            assert collect is not None
+            return collect()
+        finally:
+            collecting = False
 
     def look_up_if_there_are_more() -> None:
         nonlocal known
+        if collecting:
+            return
         registered = len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
         if registered != known:
             known = registered
@@ -175,6 +196,20 @@ def _composite_operators_are_looked_up_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if look_up is not None:
             patch.setattr(export_utils, "_materialize_cpp_cia_ops", look_up_if_there_are_more)
+            for module in (export_utils, decomp_utils, exported_program):
+                if getattr(module, "_collect_all_valid_cia_ops", None) is collect is not None:
+                    patch.setattr(module, "_collect_all_valid_cia_ops", collect_after_one_look_up)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_objects_are_not_counted() -> Iterator[None]:
+    """An import by a command asks whether objects are frozen, and Python counts all of them for the answer.
+
+    The suite freezes millions: each command would count for a quarter of a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collector, "gc", SimpleNamespace(**{**vars(gc), "get_freeze_count": lambda: 1}))
         yield
 
 

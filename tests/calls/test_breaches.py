@@ -32,7 +32,10 @@ DIRECT = [each for each in EXECUTORS.values() if each.way]
 
 
 def cells() -> Iterator[Any]:
-    """All breaches in all executors; of each kind one is fast in direct executors and half of the others."""
+    """All breaches in all executors.
+
+    Of each kind one is fast in direct executors; half of the kinds are in each other one, a quarter compiled.
+    """
     kinds: dict[str, list[str]] = {}
     for name in BREACHES:
         carrier, _, kind = name.partition("-")
@@ -43,7 +46,7 @@ def cells() -> Iterator[Any]:
             for position, name in enumerate(names):
                 if executor.chosen is not None and name not in executor.chosen:
                     continue
-                spread = bool(executor.way) or (at // 4 + row) % 2 == 0
+                spread = bool(executor.way) or (at // 4 + row) % (4 if executor.compiles else 2) == 0
                 first = spread and position == (at + row) % len(names)
                 slow = executor.chosen is not None or not first
                 marks = [pytest.mark.slow] * slow + [pytest.mark.compile] * executor.compiles

@@ -32,7 +32,11 @@ FIRST = "requires-grad"
 
 
 def cells() -> Iterator[Any]:
-    """All cells; fast are a diagonal, and the first context in direct executors and half of the others."""
+    """All cells.
+
+    Fast are a diagonal, and the first context: of all subjects in direct executors, of half of them in each
+    other one, of a quarter compiled.
+    """
     for at, name in enumerate(SUBJECTS):
         for row, executor in enumerate(EXECUTORS.values()):
             if executor.chosen is not None and name not in executor.chosen:
@@ -40,7 +44,8 @@ def cells() -> Iterator[Any]:
             contexts = [each for each in CONTEXTS if executor.contexts is None or each in executor.contexts]
             for column, context in enumerate(contexts):
                 chosen = not executor.compiles and (at + row + column) % len(SUBJECTS) == 0
-                first = context == FIRST and (bool(executor.way) or (at // 4 + row) % 2 == 0)
+                spread = bool(executor.way) or (at // 4 + row) % (4 if executor.compiles else 2) == 0
+                first = context == FIRST and spread
                 slow = executor.chosen is not None or not (first or chosen)
                 marks = [pytest.mark.slow] * slow + [pytest.mark.compile] * executor.compiles
                 yield pytest.param(

@@ -116,7 +116,7 @@ STEPS: dict[str, tuple[Any, list[Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [pytest.param("threshold", marks=pytest.mark.slow), "rounding", "argmax"])
 def test_a_surrogate_of_a_step_function_is_a_warning_that_says_how_to_declare_it(name: str) -> None:
     checked, samples, inputs = STEPS[name]
     report = gradient_of(checked, *samples, only=("gradient", "linearity"))
@@ -264,9 +264,12 @@ QUANTIZERS = {
     "nothing clipped": (Activates, (drawn(3, 4), torch.tensor(20.0))),
     "both results": (Passes, (-drawn(3).abs() - 0.2, drawn(3, seed=1).abs() + 1)),
 }
+DEAR = ("nothing clipped", "both results")
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+@pytest.mark.parametrize(
+    "name", ["learnt step", "clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in DEAR)]
+)
 def test_a_gradient_that_passes_straight_through_what_rounds_is_a_warning(name: str) -> None:
     checked, sample = QUANTIZERS[name]
     report = gradient_of(checked, sample)
@@ -275,6 +278,7 @@ def test_a_gradient_that_passes_straight_through_what_rounds_is_a_warning(name: 
     assert any("the gradient of a straight-through estimator" in each.message for each in report.warnings)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_special_values_accuse_no_quantizer_either(name: str) -> None:
     checked, sample = QUANTIZERS[name]

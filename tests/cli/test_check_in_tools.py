@@ -108,14 +108,14 @@ def test_the_page_shows_the_hook() -> None:
     assert shown == {name: value for name, value in hook().items() if name != "description"}
 
 
-def test_the_action_annotates_each_fault_and_writes_its_files(write: Write, tmp_path: Path) -> None:
-    file = write(TEXT, "faulty.py")
+def check_of_the_action(tmp_path: Path, first_on_path: Path) -> subprocess.CompletedProcess[str]:
+    """The second step of the action, by the `python` of a folder."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     steps = action["runs"]["steps"]
     assert action["runs"]["using"] == "composite"
     assert [step["shell"] for step in steps] == ["bash", "bash"]
     given = {name: each.get("default") for name, each in action["inputs"].items()} | {
-        "targets": "faulty.py",
+        "targets": "annotated.py",
         "options": shlex.join(FAST),
         "sarif": "check.sarif",
         "junit": "check.xml",
@@ -127,10 +127,10 @@ def test_the_action_annotates_each_fault_and_writes_its_files(write: Write, tmp_
     environment = {
         **os.environ,
         **inputs,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{first_on_path}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
     }
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", steps[1]["run"]],
         cwd=tmp_path,
         env=environment,
@@ -138,13 +138,43 @@ def test_the_action_annotates_each_fault_and_writes_its_files(write: Write, tmp_
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stderr
-    found = re.findall(r"^::error file=([^,]+),line=(\d+),title=\S+ .*%3A ([a-z-]+)::", done.stdout, re.M)
+
+
+def assert_annotated(stdout: str, file: str, folder: Path) -> None:
+    """The annotations of GitHub and the two files name each fault."""
+    found = re.findall(r"^::error file=([^,]+),line=(\d+),title=\S+ .*%3A ([a-z-]+)::", stdout, re.M)
     assert {(path, int(line), cause) for path, line, cause in found} == {
-        (str(file), line, cause) for line, cause in FAULTS.values()
+        (file, line, cause) for line, cause in FAULTS.values()
     }
-    assert len(json.loads((tmp_path / "check.sarif").read_text())["runs"][0]["results"]) == 3
-    assert 'failures="3"' in (tmp_path / "check.xml").read_text()
+    assert len(json.loads((folder / "check.sarif").read_text())["runs"][0]["results"]) == 3
+    assert 'failures="3"' in (folder / "check.xml").read_text()
+
+
+def test_the_command_of_the_action_annotates_each_fault_and_writes_its_files(
+    opsmith: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step calls a `python` that says how it was called; the command runs in this process."""
+    file = write(TEXT, "annotated.py")
+    stub = tmp_path / "bin" / "python"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    stub.chmod(0o755)
+    called = check_of_the_action(tmp_path, stub.parent)
+    assert called.returncode == 7, called.stderr
+    dash_m, module, *words = called.stdout.splitlines()
+    assert (dash_m, module) == ("-m", "opsmith")
+    monkeypatch.chdir(tmp_path)
+    done = opsmith(*words)
+    assert done.exit_code == 1, done.output
+    assert_annotated(done.stdout, str(file), tmp_path)
+
+
+@pytest.mark.slow  # a process of its own imports torch
+def test_the_action_annotates_each_fault_and_writes_its_files(write: Write, tmp_path: Path) -> None:
+    file = write(TEXT, "annotated.py")
+    done = check_of_the_action(tmp_path, Path(sys.executable).parent)
+    assert done.returncode == 1, done.stderr
+    assert_annotated(done.stdout, str(file), tmp_path)
 
 
 def test_the_inputs_of_the_action_on_the_page_exist() -> None:

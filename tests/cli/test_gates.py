@@ -184,9 +184,9 @@ def test_a_kernel_that_ran_on_no_sample_is_named_and_fails_a_strict_check(
 @pytest.mark.parametrize(
     "chosen",
     [
-        "--only layouts",
         "--only gradient",
-        "--only forward,layouts",
+        pytest.param("--only layouts", marks=pytest.mark.slow),
+        pytest.param("--only forward,layouts", marks=pytest.mark.slow),
         pytest.param("--only linearity,vmap --only layouts", marks=pytest.mark.slow),
         pytest.param("--only layouts --isolate", marks=pytest.mark.slow),
         pytest.param("--skip forward", marks=pytest.mark.slow),

@@ -18,8 +18,10 @@ COMPILING = {"tutorial.md", "from-autograd-function.md", "from-custom-op.md"}
 SLOW = {
     "benchmarking.md",
     "capabilities.md",
+    "cheat-sheet.md",
     "cuda-kernels.md",
     "from-autograd-function.md",
+    "from-load-inline.md",
     "from-raw-kernel.md",
     "from-triton-op.md",
     "gallery.md",

@@ -46,8 +46,29 @@ def _examples() -> dict[str, doctest.DocTest]:
 
 EXAMPLES = _examples()
 
+SLOW = {
+    "opsmith.benchmarking.benchmarker.benchmark",
+    "opsmith.checking.properties.torch.compile.load_compiler",
+    "opsmith.core.aspects.Aspects.require_kernel",
+    "opsmith.exporting.export.export_onnx",
+    "opsmith.exporting.runtime.load",
+    "opsmith.kernels.cuda.emulation.access_model.kernel_access",
+    "opsmith.kernels.cuda.emulation.call.emulate",
+    "opsmith.surveying.surveyor.survey",
+    "opsmith.testing.assert_correct",
+    "opsmith.testing.emulation.emulated_cuda",
+}
+"""Examples that take longer than all others together: they check, survey, measure, compile or export."""
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+
+def test_the_slow_examples_are_examples() -> None:
+    assert {*EXAMPLES} >= SLOW
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(EXAMPLES)],
+)
 def test_the_example_is_true(name: str) -> None:
     test = EXAMPLES[name]
     report: list[str] = []

@@ -23,8 +23,9 @@ SLOW = {
     *("out-of-bounds", "undefined", "uninitialized", "misaligned", "divergent-barrier", "race", "endless"),
     *("not-refused", "resources", "narrow-index"),
     *("cuda", "triton", "compile", "export", "opcheck", "properties/resources", "sanitized"),
+    *("half-written", "layout", "nonlinear-grad", "overwritten", "kernel-mismatch"),
 }
-"""Rules whose example takes seconds: it builds kernels, exports or compiles."""
+"""Rules whose example takes longest: it builds kernels, exports, compiles or checks much."""
 
 NEEDS = {"triton": "triton"}
 """Packages without which an example does not run."""

@@ -90,7 +90,14 @@ print(*{name.partition("::")[0] for name in names})
 """
 
 
-def test_no_operator_is_declared_in_a_namespace_of_torch() -> None:
+@pytest.mark.parametrize("space", ["aten", "prims", "c10d", "quantized"])
+def test_no_operator_is_declared_in_a_namespace_of_torch(space: str) -> None:
+    with pytest.raises(errors.NameFormatError, match=f"`{space}` cannot be part of an operator's name"):
+        opsmith.operator(f"{space}::opsmith_twice")
+
+
+@pytest.mark.slow  # a process of its own imports torch alone
+def test_no_operator_is_declared_in_any_namespace_of_torch() -> None:
     found = subprocess.run([sys.executable, "-c", NAMESPACES], check=True, capture_output=True, text=True)
     spaces = found.stdout.split()
     assert {"aten", "prims", "c10d", "quantized"} <= {*spaces}

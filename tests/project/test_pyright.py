@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 pytest.importorskip("pyright", reason="pyright is not installed, as in the environments of other torches")
 
 
+@pytest.mark.slow  # the part `types` runs pyright on the right code
 def test_a_wrong_type_is_found(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(

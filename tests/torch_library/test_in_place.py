@@ -311,8 +311,17 @@ def both(x: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("function", [parts, total, both])
+@pytest.mark.parametrize(
+    ("function", "recorded"),
+    [
+        (parts, False),
+        (total, True),
+        (both, False),
+        pytest.param(parts, True, marks=pytest.mark.slow),
+        pytest.param(total, False, marks=pytest.mark.slow),
+        pytest.param(both, True, marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_code_returns_lists_beside_a_write(
     function: Callable[..., Any], recorded: bool, name: str, fresh_compiler: None
 ) -> None:

@@ -347,6 +347,7 @@ def test_each_way_of_a_call_is_refused_once(form: str, way: str, deterministic: 
             WAYS[way](call, x)
 
 
+@pytest.mark.every(2)
 @pytest.mark.xdist_group("nondeterminism")
 @pytest.mark.parametrize("way", ["eager", "vmap", "graph"])
 @pytest.mark.parametrize("form", ["reference", "inlined", "hidden", "class", "in place"])

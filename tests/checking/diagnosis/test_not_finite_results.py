@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_finding_names_both_numbers_and_explains_the_others(case: str) -> None:
     reference, kernel, sample, got, right = CASES[case]

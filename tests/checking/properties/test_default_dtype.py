@@ -80,6 +80,7 @@ def test_a_right_gradient_passes_with_a_warning_about_digits(function: Any, samp
     }, report
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("function", "samples"), [(RootOff, ROOTS), (SettledOff, SETTLED)], ids=["root", "settled"]
 )

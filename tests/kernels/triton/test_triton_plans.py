@@ -133,6 +133,7 @@ def test_each_byte_of_each_parameter(name: str, launches: Launches) -> None:
     assert record().stream == STREAM
 
 
+@pytest.mark.slow  # a process of its own imports torch and Triton, and compiles Triton's launcher
 @pytest.mark.skipif(
     not Path(sysconfig.get_paths()["include"], "Python.h").exists(), reason="there are no headers of Python"
 )
