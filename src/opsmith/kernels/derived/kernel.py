@@ -160,7 +160,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
         found = self._known.get(call)
         if found is not None:
             return found
-        tensors = tensors_in(values)
+        tensors = [each.contiguous() for each in tensors_in(values)]  # a library takes no other layout
         if any(each.numel() == 0 for each in tensors):
             return "a tensor has no elements"
         needed = tuple(at for at, each in enumerate(tensors) if differentiates and each.requires_grad)
@@ -195,7 +195,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
             "operator": specification.name,
             "reference": source_hash(specification.reference),
             "call": repr(kind),
-            "format": "1",
+            "format": "2",
             "torch": str(torch.__version__),
             "compiler": toolchain.identity,
             "processor": cpu_model(),
