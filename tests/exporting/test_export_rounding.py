@@ -69,7 +69,7 @@ def test_the_bound_of_an_output_is_that_of_the_coarsest_type() -> None:
     assert not off_by(16 * 2**-11, coarsest=torch.float16).close
     assert off_by(12 * 2**-24, torch.float64, torch.float32).close
     assert not off_by(12 * 2**-24, torch.float64, torch.float64).close
-    assert "of float16" in off_by(0.0, torch.float16, torch.float32).reason
+    assert "in float16" in off_by(0.0, torch.float16, torch.float32).reason
     whole = torch.ones(3, dtype=torch.int64)
     assert closeness(whole, whole, 9, torch.float16).close
     assert not closeness(whole + 1, whole, 9, torch.float16).close
