@@ -23,7 +23,7 @@ from opsmith.kernels.languages import Declaration
 from opsmith.torch_library import capabilities
 from opsmith.torch_library.contract import Contract
 
-MOST_VARIANTS = 32
+MOST_VARIANTS = 64
 """Maximum number of kinds of calls, and of ranges of sizes, for which one kernel is compiled."""
 MOST_SIZES = 4096
 """Maximum number of sizes of calls that are kept with their variant."""
@@ -195,7 +195,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
             "operator": specification.name,
             "reference": source_hash(specification.reference),
             "call": repr(kind),
-            "format": "2",
+            "format": "4",
             "torch": str(torch.__version__),
             "compiler": toolchain.identity,
             "processor": cpu_model(),

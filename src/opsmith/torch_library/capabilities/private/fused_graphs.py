@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +109,8 @@ def compile_graph(graph: GraphModule, path: Path, compiler: str) -> None:
 
     Args:
         graph: A graph of `fused_graphs`.
-        path: File of the library.
+        path: File of the library. A file of the same name with `.json` describes the operations that eager
+            kernels compute, if there are any.
         compiler: Program that compiles C++.
     """
     import torch._inductor
@@ -122,8 +124,15 @@ def compile_graph(graph: GraphModule, path: Path, compiler: str) -> None:
         "cpp.dynamic_threads": True,
     }
     with config.patch(options), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Inductor calls deprecated names of torch
-        torch._inductor.aot_compile(graph, inputs, options={"aot_inductor.output_path": str(path)})
+        # Inductor calls deprecated names of torch, and warns of complex numbers, which eager kernels compute.
+        warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            library = Path(scratch, path.name)
+            torch._inductor.aot_compile(graph, inputs, options={"aot_inductor.output_path": str(library)})
+            library.rename(path)
+            for described in Path(scratch).glob("*.json"):
+                if not described.stem.endswith("_metadata"):
+                    described.rename(path.with_suffix(".json"))  # of operations that eager kernels compute
 
 
 def load_graph(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
@@ -171,8 +180,25 @@ def _storage(node: Node) -> int:
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else 0
 
 
+def _whole(node: Node) -> Node:
+    """The value of which a node is an alias."""
+    aliases = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+    while node.target in aliases and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _own_memory(nodes: Sequence[Node], others: Sequence[Node]) -> list[Node]:
+    """Return the nodes; a copy of each that is a view of another one, which an operator must not return."""
+    memory = {_storage(each) for each in others}
+    found = []
+    for node in nodes:
+        found.append(_copied(node) if _storage(node) in memory else node)
+        memory.add(_storage(node))
+    return found
+
+
 def _copied(node: Node) -> Node:
-    """Return a copy of a view of an input, which an operator must not return."""
     with node.graph.inserting_after(node):
         copy = node.graph.call_function(torch.ops.aten.clone.default, (node,))
     copy.meta["val"] = node.meta["val"].clone()
@@ -192,29 +218,18 @@ def _parted(
 ) -> FusedGraphs:
     """Give the graphs their final inputs and outputs: tensors alone, each saved value once."""
     outputs, count = _outputs(forward), len(differentiable)
-    inputs = {each.name: at for at, each in enumerate(_inputs(forward))}
-    results = {each.name: at for at, each in reversed([*enumerate(outputs[:count])])}
-    hidden = [
-        each
-        for each in outputs[count:]
-        if isinstance(each.meta["val"], Tensor) and each.name not in {**inputs, **results}
-    ]
-    hidden = list({each.name: each for each in hidden}.values())
-    memory = {_storage(each) for each in _inputs(forward)}
-    tables: tuple[tuple[Literal["input", "result", "hidden"], dict[str, int]], ...] = (
-        ("input", inputs),
-        ("result", results),
-        ("hidden", {each.name: at for at, each in enumerate(hidden)}),
-    )
-    taken: list[Taken] = []
-    for each in _tensors(backward)[: -sum(differentiable)]:
-        taken.append(next((kind, table[each.name]) for kind, table in tables if each.name in table))
+    saved = {each.name: _whole(each) for each in outputs[count:] if isinstance(each.meta["val"], Tensor)}
+    places: dict[Node, Taken] = {each: ("result", at) for at, each in enumerate(outputs[:count])}
+    places |= {each: ("input", at) for at, each in enumerate(_inputs(forward))}
+    hidden = [each for each in dict.fromkeys(saved.values()) if each not in places]
+    places |= {each: ("hidden", at) for at, each in enumerate(hidden)}
+    taken = [places[saved[each.name]] for each in _tensors(backward)[: -sum(differentiable)]]
     taken = [*_name_sizes(backward, taken, fakes), *taken]
     gradients = [each if isinstance(each, Node) else None for each in _outputs(backward)]
-    kept = [_copied(each) if _storage(each) in memory else each for each in hidden]
+    given = [*_inputs(forward), *outputs[:count]]
     return FusedGraphs(
-        _return(forward, [*outputs[:count], *kept]),
-        _return(backward, [each for each in gradients if each is not None]),
+        _return(forward, [*outputs[:count], *_own_memory(hidden, given)]),
+        _return(backward, _own_memory([each for each in gradients if each is not None], _tensors(backward))),
         differentiable,
         tuple(_described(each, fakes) for each in hidden),
         tuple(taken),
