@@ -206,7 +206,7 @@ def refusal(subject: Subject, sample: Sample, change: Variation) -> str | Failur
         if _kinds(after) != _kinds(before) and subject.specification.schema.always_tensors:
             return f"it returns {_kinds(after)}, but its declaration says {_kinds(before)}"
         if not (subject.draws or all(own for _, own in drawing_operations(subject, sample))):
-            return "it draws random numbers, which no sample does"
+            return "it draws random numbers, but the samples draw none"
         if sum(each.numel() for each in after if isinstance(each, Tensor)) > MOST_RESULTS:
             return f"its results have more than {MOST_RESULTS} elements"
         had_nan, has_nan = (any(map(_has_nan, results)) for results in (before, after))

@@ -112,7 +112,7 @@ class DerivedKernel(BuiltKernel[ReferenceSource]):
             return "the arguments contain no tensor"
         for each in tensors:
             if type(each) not in (Tensor, torch.nn.Parameter) or each.layout is not torch.strided:
-                return "it takes tensors with data alone, and not in a trace"
+                return "it takes only tensors with data, outside of a trace"
             if each.dtype not in (self._dtypes or DTYPES):
                 return f"it does not take {dtype_name(each.dtype)}"
         if capabilities.innermost_transform() is not None or capabilities.forward_mode_active():

@@ -260,7 +260,7 @@ class GraphKernel(BuiltKernel[GraphSource]):
     def refusal(self, values: Sequence[Any]) -> str | None:
         """Take every call with data: its variant has chosen it."""
         with_data = all(type(each) in EAGER for each in values)
-        return None if with_data else "it takes tensors with data alone"
+        return None if with_data else "it takes only tensors with data"
 
     def copies(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Return no tensor: the variant has copied them."""

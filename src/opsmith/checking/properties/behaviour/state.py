@@ -138,7 +138,7 @@ def _draws(calls: InterleavedCalls) -> bool:
 KEPT_HINT = "Keep the data of a call on its own context, or take it as an argument"
 
 MODE_HINT = (
-    "No other call came before: the mode is the cause. A forward that differentiates inside needs "
+    "No other call came before: the mode is the cause. A forward that computes gradients needs "
     "`torch.enable_grad()`, and clones that are made under `torch.inference_mode(False)`"
 )
 
