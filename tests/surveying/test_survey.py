@@ -351,7 +351,7 @@ def test_a_second_order_that_is_refused_is_mended_by_a_reference_alone() -> None
     (reason,) = found.reasons
     assert reason.startswith("no forward mode and no second order: `CubedOnce.backward` is marked with")
     assert reason.endswith(
-        "give `reference=`, the same mathematics in plain PyTorch: then the operator derives it"
+        "give `reference=`, the same mathematics in plain PyTorch: the operator then derives the missing part"
     )
     operator = opsmith.adopt(CubedOnce, "surveying::cubed_once", reference=lambda x: x**3)
     assert torch.func.hessian(lambda x: operator(x).sum())(torch.tensor([2.0])).item() == 12.0

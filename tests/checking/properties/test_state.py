@@ -297,10 +297,10 @@ def test_what_a_mode_alone_makes_raise_keeps_nothing() -> None:
     (failure,) = opsmith.check(checked, samples=samples, effort="quick", only=["state"]).errors
     assert (
         "the same call alone succeeds. No other call came before: the mode is the cause. A forward that "
-        "differentiates inside needs `torch.enable_grad()`, and clones that are made under "
+        "computes gradients needs `torch.enable_grad()`, and clones that are made under "
         "`torch.inference_mode(False)`"
     ) in failure.message
     assert (
-        "No other call came before: the mode is the cause. A forward that differentiates inside needs "
+        "No other call came before: the mode is the cause. A forward that computes gradients needs "
         "`torch.enable_grad()`, and clones that are made under `torch.inference_mode(False)`"
     ) in failure.message
