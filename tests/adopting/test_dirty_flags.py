@@ -266,7 +266,7 @@ class Swaps(Function):
         (
             "second",
             "marks different arguments as dirty",
-            "not which one: adopt two classes; or let",
+            "it cannot decide which argument is written: adopt two classes; or let",
         ),
     ],
 )

@@ -245,8 +245,9 @@ def test_a_size_whose_calls_would_take_too_long_is_grown_less() -> None:
     assert elements(smaller.sample.flat) == 49152
     assert smaller.sample.flat[0].shape == smaller.sample.flat[1].shape
     assert remarks == [
-        f"{smaller.label} instead of {large.label}, for which a call was expected to take 1.0 s; "
-        "to measure that size, give it with `sizes=` or `samples=`"
+        f"measured {smaller.label} instead of {large.label}: a call with {large.label} was expected to take "
+        f"1.0 s; "
+        f"to measure {large.label}, give it with `sizes=` or `samples=`"
     ]
     # What it costs without elements is not multiplied.
     assert in_time((100, 0.3), (384, 0.3)) is large

@@ -268,7 +268,9 @@ def test_a_directory_of_another_user_is_refused(directory: Path, monkeypatch: py
     Cache(directory).obtain(PARTS, Builder())
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(errors.CacheError, match=f"it belongs to user {me}, and this is user {me + 1}"):
+    with pytest.raises(
+        errors.CacheError, match=f"it belongs to user {me}, but this process runs as user {me + 1}"
+    ):
         Cache(directory).obtain(PARTS, Builder())
 
 

@@ -66,7 +66,10 @@ def test_a_gradient_that_is_right_for_weights_that_sum_to_one_is_a_warning_for_o
     report = opsmith.check(SumsToOne, samples=[sample], only=["gradient", "values"])
     (failure,) = report.failures
     assert (failure.property, failure.input, failure.severity) == ("values", "x", "warning")
-    assert "`weights` holds 0 or -0, and no longer sums to one, but does in every sample: " in failure.message
+    assert (
+        "`weights` holds 0 or -0, and no longer sums to one, although it sums to one in every sample: "
+        in failure.message
+    )
 
 
 class ResizesItsBuffer(Function):

@@ -35,7 +35,7 @@ def learned_from(
     kwargs: dict[str, Any],
     observed: ObservedReturn | None = None,
 ) -> AdoptedFunction | None:
-    """Return the class with the types and results that a call shows added; None if none of them is new.
+    """Return the class, with the new types and results that a call shows; None if it shows nothing new.
 
     The author's `signature=` is never changed.
     """

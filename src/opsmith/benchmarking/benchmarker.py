@@ -199,8 +199,8 @@ def _in_time(
     if smaller is None:
         return size
     remarks.append(
-        f"{smaller.label} instead of {size.label}, for which a call was expected to take {expected:.1f} s; "
-        "to measure that size, give it with `sizes=` or `samples=`"
+        f"measured {smaller.label} instead of {size.label}: a call with {size.label} was expected to take "
+        f"{expected:.1f} s; to measure {size.label}, give it with `sizes=` or `samples=`"
     )
     return smaller
 

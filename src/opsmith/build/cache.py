@@ -385,7 +385,7 @@ def _fault(path: Path, *, shared: bool) -> str | None:
     state = path.lstat()
     owners = {os.geteuid(), *({0, Path(os.sep).lstat().st_uid} if shared else ())}
     if state.st_uid not in owners:
-        return f"it belongs to user {state.st_uid}, and this is user {os.geteuid()}"
+        return f"it belongs to user {state.st_uid}, but this process runs as user {os.geteuid()}"
     if stat.S_ISLNK(state.st_mode):  # the bits of its directory decide who may replace it, not its own bits
         return None
     if state.st_mode & OTHERS and not (shared and state.st_mode & stat.S_ISVTX):

@@ -210,7 +210,7 @@ NAME = "pyproject.toml"
 def _bad_entry(file: Path, got: str) -> errors.UsageError:
     return errors.UsageError(
         f"`accept` in the table `[tool.opsmith]` of {file} cannot be read",
-        expected="a list of tables with `operator`, `property`, `cause` and `reason`, and perhaps `input`",
+        expected="a list of tables with `operator`, `property`, `cause`, `reason` and, optionally, `input`",
         got=got,
         hint='write `accept = [{operator = "ns::op", property = "vmap", cause = "raises", reason = "..."}]`',
     )

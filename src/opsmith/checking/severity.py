@@ -180,7 +180,7 @@ def same_words(failure: Failure, before: Sequence[Failure]) -> Iterator[Failure]
 
 
 def wrong_gradient(failure: Failure, every: Sequence[Failure]) -> Iterator[Failure]:
-    """Explain failures of other properties about a gradient by a wrong gradient of the same input.
+    """Mark failures about a gradient that is known to be wrong as its consequences.
 
     A write into an input, or a result that is wrong for one layout of it, does not concern its gradient.
     """

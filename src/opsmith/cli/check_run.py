@@ -113,7 +113,7 @@ def check_in_turn(checked: Checking, command: Callable[..., Any]) -> None:
 
     Args:
         checked: The subjects.
-        command: The command, whose options messages name.
+        command: The command; messages name its options.
     """
     apart = checked.options["isolate"] is not False
     for at, each in enumerate(checked.subjects):
@@ -136,7 +136,7 @@ def check_at_once(checked: Checking, jobs: int, command: Callable[..., Any]) -> 
     Args:
         checked: The subjects.
         jobs: Number of processes.
-        command: The command, whose options messages name.
+        command: The command; messages name its options.
     """
 
     def task(subject: CheckSubject) -> Task:

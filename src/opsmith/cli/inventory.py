@@ -98,7 +98,7 @@ def _built_kernels() -> InventoryItem:
     return InventoryItem(
         "built kernels",
         f"for {', '.join(dict.fromkeys(found))}; {here}" if found else None,
-        "kernels of opsmith's own operators without a C++ compiler",
+        "kernels of opsmith's own operators, which need no C++ compiler",
         "install opsmith's wheel for this platform; with a C++ compiler they are built when called",
     )
 

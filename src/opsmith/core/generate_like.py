@@ -1,10 +1,9 @@
 """Generate tensors like a given tensor: new numbers, maybe a new shape, the same structure.
 
 The domain of an operator is known only from its samples. So numbers stay in the range of the given numbers;
-positive numbers stay positive, and whole numbers whole. Sorted, distinct and boolean tensors and permutations
-keep this property. Matrices stay orthogonal, symmetric, positive definite, triangular or diagonally dominant;
-rows that sum to one, or have length one, still do.
-"""
+positive numbers stay positive, and whole numbers whole. Sorted tensors stay sorted, and so do distinct
+values, booleans and permutations. Matrices stay orthogonal, symmetric, positive definite, triangular or
+diagonally dominant; rows that sum to one, or have length one, still do."""
 
 from __future__ import annotations
 

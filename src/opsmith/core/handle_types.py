@@ -115,7 +115,7 @@ _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class HidesOneTensor(Protocol):
-    """The decorator of a reference that returns tensors, any one of which `results=` may make hidden."""
+    """The decorator of a reference that returns tensors; `results=` may hide one of them."""
 
     @overload
     def __call__(self, reference: Callable[P, _Two], /) -> HidingOperator[P, Tensor, _Two]: ...

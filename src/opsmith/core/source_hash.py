@@ -60,7 +60,7 @@ NOT_IN_THE_KEY: dict[str, dict[str, str]] = {
     },
     "AdoptedFunction": {
         "facts": "runs of the class show it, and the code of the class is in the key",
-        "provenance": "the material of the other fields, with samples",
+        "provenance": "the other fields are made of it, and it holds samples",
     },
 }
 """Fields of our dataclasses that are not in the key of compiled code, by class, each with the reason. All

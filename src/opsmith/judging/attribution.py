@@ -19,7 +19,7 @@ class AboutOperatorError(Exception):
 
 
 def calls_operator(function: Call) -> Call:
-    """Mark a function that calls the operator: exceptions of compiled code in it are the operator's.
+    """Mark a function that calls the operator: compiled code in it raises exceptions of the operator.
 
     Example:
         >>> @calls_operator

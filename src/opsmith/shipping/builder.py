@@ -1,4 +1,4 @@
-"""Compilation of the kernels of a package for every target, into a folder that replaces the built ones."""
+"""Compilation of a package's kernels for every target, into a new folder that replaces the old folder."""
 
 from __future__ import annotations
 

@@ -256,7 +256,9 @@ CUT = (
 
 UNFINISHED = "adopt it with `samples=` of valid arguments, and run `opsmith.check` on the operator"
 
-DERIVED = "give `reference=`, the same mathematics in plain PyTorch: the operator then derives the missing part"
+DERIVED = (
+    "give `reference=`, the same mathematics in plain PyTorch: the operator then derives the missing part"
+)
 
 TITLES = {"second_order": "second order", "forward_mode": "forward mode"}
 

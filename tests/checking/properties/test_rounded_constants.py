@@ -26,5 +26,5 @@ def test_a_constant_of_float32_is_a_warning() -> None:
     found = {(each.property, each.cause, each.severity) for each in report.failures}
     assert found == {("gradient", "precision", "warning"), ("forward_mode", "precision", "warning")}
     messages = {each.property: each.message for each in report.failures}
-    assert "its error looks like a constant in float32" in messages["gradient"]
+    assert "the size of the error suggests a constant in float32" in messages["gradient"]
     assert "; its error looks like rounding to float32" in messages["forward_mode"]

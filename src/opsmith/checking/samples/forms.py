@@ -95,8 +95,8 @@ def _forms_of(every_sample: Sequence[Sample], function_class: Subject | None) ->
 
 
 NOT_ONE = {
-    1: "and no longer sums to one, but does in every sample",
-    2: "and no longer has norm one, but does in every sample",
+    1: "and no longer sums to one, although it sums to one in every sample",
+    2: "and no longer has norm one, although it has norm one in every sample",
 }
 
 FEW_DIGITS = 1e-5

@@ -148,7 +148,7 @@ BYTES = (0xFF, 0x41)
 
 
 def fill_freed_memory(tensors: Iterable[Any], byte: int) -> None:
-    """Return filled memory of the tensors' sizes to the allocators, also NumPy's, which torch cannot fill."""
+    """Allocate memory of the tensors' sizes, fill it and free it, by torch and by NumPy."""
     sizes = {
         (each.numel() * each.element_size(), each.device) for each in tensors if isinstance(each, Tensor)
     }

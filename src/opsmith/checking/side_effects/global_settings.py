@@ -197,7 +197,7 @@ def other_settings() -> Iterator[dict[str, tuple[Any, Any]]]:
 
 
 def restore_settings(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Restore the settings; return the value before and after of each changed one.
+    """Restore the settings; return the old and the new value of each changed setting.
 
     Example:
         >>> before = settings()

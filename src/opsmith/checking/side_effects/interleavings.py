@@ -207,7 +207,7 @@ def interrupted(calls: InterleavedCalls) -> Iterator[InterleavedAnswer]:
 
 
 def _stops(calls: InterleavedCalls, last: int) -> bool:
-    """Make a call in which an operation fails; return True if it has that many operations."""
+    """Make a call in which an operation fails; return True if it has at least `last` operations."""
     seen = 0
 
     def see(operator: Any, kwargs: dict[str, Any]) -> None:

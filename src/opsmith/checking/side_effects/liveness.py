@@ -157,7 +157,7 @@ def nodes(results: Sequence[Any], most: int | None = MOST_NODES) -> Iterator[Any
 
 
 def attribute_tensors(results: Sequence[Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors in attributes of the contexts of Functions, with the attribute's name."""
+    """Return the tensors that contexts of Functions hold as attributes, each with its attribute's name."""
     attributes = {
         name: value for node in nodes(results) for name, value in getattr(node, "__dict__", {}).items()
     }

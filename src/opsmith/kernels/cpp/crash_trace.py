@@ -105,7 +105,7 @@ def location_in(printed: str, sources: Sequence[CppSource]) -> tuple[str, str] |
 
 
 def _in_kernels(printed: str) -> list[tuple[Path, int]]:
-    """Return libraries and addresses of the frames in kernels; each address is moved back into its call."""
+    """Return libraries and addresses of the frames in kernels; each address is moved back to its call."""
     frames = [(Path(match["library"]), int(match["address"], 16) - 1) for match in _FRAME.finditer(printed)]
     return [(library, address) for library, address in frames if library.name == LIBRARY]
 

@@ -112,7 +112,7 @@ def refusing_cuts(
     torch. In forward mode, the results of operators without forward mode would be constants, too.
 
     Args:
-        subject: The operator of ours.
+        subject: Opsmith's operator.
         function: The formula, reference or method that runs in the context.
         what: Description of this function.
         derived: True if it is differentiated within the context.

@@ -275,7 +275,7 @@ def try_placements(
 
     Args:
         reference: Computes the results.
-        values: Argument values, all of whose tensors are DTensors.
+        values: Argument values; all tensors in them are DTensors.
         declared: Positions, among all tensors, of the tensors that it may write into.
         for_kernel: True to prove that a kernel may run on the shards, too.
 

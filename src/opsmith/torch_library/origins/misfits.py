@@ -84,8 +84,8 @@ def other_write(
         problem = "marks different arguments as dirty than when it was adopted: this needs a declaration"
         if name is not None and not set(new) <= set(marked):
             hint = (
-                "a flag can decide whether an argument is written, but not which one: adopt two classes; "
-                + copies
+                "a flag can decide whether an argument is written, but it cannot decide which argument is "
+                "written: adopt two classes; " + copies
             )
         elif name is not None:
             hint = f'call it once before it is traced, or declare it: `adopt(..., mutates=("{name}",))`'

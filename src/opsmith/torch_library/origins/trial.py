@@ -77,8 +77,8 @@ def refuse_other_metadata(adopted: AdoptedFunction, values: Sequence[Any], resul
         "its arguments, which compiled code cannot know",
         expected=str(expected),
         got=str(found),
-        hint="give the same mathematics in plain PyTorch: `adopt(..., reference=...)`, or call it outside "
-        "compiled code",
+        hint="give the same mathematics in plain PyTorch: `adopt(..., reference=...)`, or call the "
+        "operator outside of compiled code",
     )
 
 

@@ -480,7 +480,7 @@ def _described(wrong: Sequence[Attempt], shown: Attempt, found: Diagnosis) -> Fa
     off = max(each.off for each in wrong)
     narrow = _saved_in(shown) if failure.cause in (UNKNOWN, "precision") else None
     if narrow is not None:
-        words = f"it is right for the values that the forward saves in {dtype_name(narrow)}"
+        words = f"the forward saves values in {dtype_name(narrow)}; for these values the gradient is right"
         return replace(failure, cause="precision", message=f"{failure.message}; {words}")
     if off <= 2 * torch.finfo(torch.float32).eps and all(each.dtype == torch.float64 for each in wrong):
         return _rounding(shown, failure)
@@ -528,7 +528,7 @@ def _rounding(shown: Attempt, failure: Failure) -> Failure | Note:
     """
     subject = shown.subject
     if failure.cause == UNKNOWN and not subject.kind.own_forward:
-        message = f"{failure.message}; its error looks like a constant in float32"
+        message = f"{failure.message}; the size of the error suggests a constant in float32"
         return replace(failure, cause="precision", message=message)
     if failure.cause == "precision" or not subject.kind.own_forward:
         return failure

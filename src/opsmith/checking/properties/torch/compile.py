@@ -266,7 +266,7 @@ class Tracing:
 
 
 def refused(subject: Subject, error: BaseException, *before: BaseException) -> str | None:
-    """The reason of a refusal by torch or opsmith, from an error or its causes; None for a fault."""
+    """The reason why torch or opsmith refuses, from an error or its causes; None for a fault."""
     for each in (cause for one in (error, *before) for cause in chain(one)):
         if isinstance(each, errors.MissingFakeError):
             return f"there is no fake kernel: {each.hint}"

@@ -38,9 +38,10 @@ def traced(tensors: Sequence[Tensor]) -> bool:
 
 
 def source_in_trace(tensor: Tensor) -> tuple[Any, bool]:
-    """Return the node of a trace that Inductor reads for a tensor, and True if it drops a copy before it.
+    """Return the node of a trace that Inductor reads for a tensor, and True if Inductor drops a copy.
 
-    It drops operations that change no number, such as a clone, even if the copied tensor is written later.
+    Inductor drops operations that change no number, such as a clone, even if the copied tensor is written
+    later.
     Without a trace for Inductor the node is None.
     """
     passes, mode = sys.modules.get("torch._inductor.fx_passes.post_grad"), get_proxy_mode()
