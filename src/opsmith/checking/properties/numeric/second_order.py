@@ -98,7 +98,7 @@ RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 def _failure(
     gradients: SecondOrderGradients, argnum: int, claim: Claim, rounding: float, by: int, off: Difference
 ) -> Failure:
-    """The failure of one gradient, with verdicts on its derivatives with respect to inputs and grad_output."""
+    """The failure of one gradient, with verdicts on its derivatives by inputs and by grad_output."""
     verdicts: dict[str, str] = {}
     for each in gradients.by_each:
         derivative = claim.got[each]
