@@ -102,7 +102,9 @@ def recording() -> Iterator[Launches]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(triton.runtime.driver), "active", property(lambda self: stand_in))
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        patch.setattr(driver(), "load", noted)
+        patch.setattr(
+            type(driver()), "load", lambda self, image, name: noted(image, name)
+        )  # an instance would keep it
         driver_library().fake_on_launch(on_launch)
         yield found
     while _on_cpu:
