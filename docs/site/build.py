@@ -219,6 +219,7 @@ def main() -> None:
     sys.stdout.write(said)
     if done.returncode or "griffe: " in said:
         sys.exit("docs: a warning ends the build; it names the page, or the docstring")
+    (SITE / "404.html").unlink(missing_ok=True)  # its links work only where the site is the root of a host
     write_texts()
     print(f"The site is in {SITE.relative_to(ROOT)}: open index.html in a browser, from disk.")
 
